@@ -539,7 +539,11 @@ class TestWrongFiles:
         """Their files, without classes."""
         dataset = ps.VideoDataset([folder / "ant", folder / "bee", folder / "cat/d.mp4"], frames=2, shuffle="none")
         assert [os.path.relpath(dataset[row][1]["path"], folder) for row in range(4)] == list(LENGTHS)[:4]
-        for nothing, words in (([], "the list is empty"), (3, "a source is a path"), ([3], "a source is a path")):
+        for nothing, words in (
+            ([], "the list is empty"),
+            (3, "a source must be a path"),
+            ([3], "a source must be a path"),
+        ):
             with pytest.raises(ConfigError, match=words):
                 ps.VideoDataset(nothing)  # type: ignore[arg-type]
 

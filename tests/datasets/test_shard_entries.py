@@ -207,7 +207,7 @@ class TestOtherImages:
         with pytest.warns(UserWarning, match="entries") as given:
             assert torch.equal(epoch(images(ShardSet(shards)), batch_size=4), expected)
         assert len(given) == 1
-        assert "pixels are right, but take longer" in str(given[0].message)
+        assert "pixels are right, but decoding takes longer" in str(given[0].message)
         assert sum(used) == N - 1 - 7 - 1 - 1  # none of the first shard, and of two others all but one
 
     def test_truncated_while_it_is_open(self, shards: list[str]) -> None:

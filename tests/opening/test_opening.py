@@ -178,8 +178,8 @@ def test_messages_say_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("flat", r"a folder with 1 \.jpg file\. To be opened .* ps\.open\('train\.txt', root='flat', size="),
         ("flat/1.jpg", "a single image. Give the folder"),
         (["flat", "texts"], "a folder among several sources"),
-        ([], "the list is empty. Give a path"),
-        ("", "an empty name. Give a path"),
+        ([], "the list is empty. Pass a path"),
+        ("", "a name is empty. Pass a path"),
         ("*.nothing", r"no file matches \*\.nothing"),
         ("grpc://host:7000", r"metadata server\. Open it with RankServerDataset\('grpc://host:7000'"),
         ("memory://nowhere/images", r"no index\.json in it\. Images in folders of classes .* local disk only"),
@@ -202,7 +202,7 @@ def test_folders_of_splits_are_no_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [None, 5, ["a.txt", 5], b"a.txt"])
 def test_a_source_that_is_none(source: Any) -> None:
-    with pytest.raises(ConfigError, match="a source is a path or an address, as str or Path, or a list of these; got"):
+    with pytest.raises(ConfigError, match="a source must be a path or URL, as str or Path, or a list of these; got"):
         ps.open(source)
 
 

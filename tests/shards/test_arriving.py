@@ -469,7 +469,7 @@ def test_a_shard_that_is_replaced_is_an_error(shards: Shards, server: Any) -> No
         assert sorted(flat(batches(fresh))) == [99999] * len(COUNTS)
     Cache(shards.folder / "cache").clear()
     loader = ps.DataLoader(pickle.loads(pickle.dumps(loader.dataset)), batch_size=4)
-    with pytest.raises(StorageChangedError, match=r"s-0\d\d\.\S+ was changed"):
+    with pytest.raises(StorageChangedError, match=r"s-0\d\d\.\S+ changed"):
         batches(loader)
 
 

@@ -177,7 +177,7 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     folder = MDSFolder(tmp_path, columns=["label"])
     assert folder[2] == {"label": -1}
     assert folder.columns == {"label": "int"}
-    with pytest.raises(ConfigError, match="there is no column 'lable': there are 'image', 'label', 'name'"):
+    with pytest.raises(ConfigError, match="no column 'lable': the columns are 'image', 'label', 'name'"):
         MDSFolder(tmp_path, columns=["lable"])
     with pytest.raises(ConfigError, match="list of names"):
         MDSFolder(tmp_path, columns="label")
@@ -248,9 +248,9 @@ def test_hashes_are_checked(compression: str | None, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ShardError, match=rf"{path.name} has sha1 .* and the index says"):
+    with pytest.raises(ShardError, match=rf"{path.name} has sha1 .*, but .* in the index"):
         MDSFolder(tmp_path, validate_hash="sha1")[0]
-    with pytest.raises(ConfigError, match=r"no hash by md5 .* it has those by sha1"):
+    with pytest.raises(ConfigError, match=r"no md5 hash for .*, it has those by sha1"):
         MDSFolder(tmp_path, validate_hash="md5")[0]
     with pytest.raises(ConfigError, match="unknown hash 'md6'"):
         MDSFolder(tmp_path, validate_hash="md6")
@@ -310,25 +310,25 @@ def test_a_shard_that_changes_is_noticed(tmp_path: Path) -> None:
 
 
 BAD_INDICES: dict[str, Any] = {
-    "no JSON": "{",
+    "not JSON": "{",
     "no 'shards'": {"version": 2},
     "version 1": {"version": 1, "shards": []},
-    "is no list": {"version": 2, "shards": {}},
-    "is no object": {"version": 2, "shards": [1]},
+    "is not a list": {"version": 2, "shards": {}},
+    "is not an object": {"version": 2, "shards": [1]},
     "format 'json'": {"format": "json"},
     "has version 3": {"version": 3},
     "'samples' is -1": {"samples": -1},
     "'samples' is True": {"samples": True},
-    "raw_data is no object": {"raw_data": None},
+    "raw_data is not an object": {"raw_data": None},
     "basename '../x'": {"raw_data": {"basename": "../x", "bytes": 1, "hashes": {}}},
     "basename '/etc/x'": {"raw_data": {"basename": "/etc/x", "bytes": 1, "hashes": {}}},
     "'bytes' is '7'": {"raw_data": {"basename": "x", "bytes": "7", "hashes": {}}},
-    "'hashes' has to": {"raw_data": {"basename": "x", "bytes": 7, "hashes": {"sha1": 1}}},
+    "'hashes' must": {"raw_data": {"basename": "x", "bytes": 7, "hashes": {"sha1": 1}}},
     "unknown compression 'lz4'": {"compression": "lz4"},
     "but no compression": {"zip_data": {"basename": "x", "bytes": 1, "hashes": {}}},
-    "have to be lists": {"column_names": None},
+    "must be lists": {"column_names": None},
     "3 column_names, 1 column_encodings": {"column_encodings": ["int"]},
-    "have to be text": {"column_names": [1, 2, 3]},
+    "must be text": {"column_names": [1, 2, 3]},
     "two columns of the same name": {"column_names": ["a", "a", "b"]},
     "unknown encoding 'int7'": {"column_encodings": ["bytes", "int7", "str"]},
     "has 8 bytes, not 4": {"column_sizes": [None, 4, None]},
@@ -355,7 +355,7 @@ def test_other_columns_in_the_shard_are_refused(tmp_path: Path) -> None:
     index = json.loads(path.read_text())
     index["shards"][0].update(describe({"a": "int64", "b": "int"}))
     path.write_text(json.dumps(index))
-    with pytest.raises(ShardError, match="other columns than the index says"):
+    with pytest.raises(ShardError, match="other columns than the index"):
         MDSFolder(tmp_path)[0]
 
 
@@ -363,9 +363,9 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     write_mds(tmp_path, SIMPLE, simple(2))
     with pytest.raises(ConfigError, match="unknown images='jpg'"):
         MDSFolder(tmp_path, images="jpg")
-    with pytest.raises(ConfigError, match=r"storage= is for addresses"):
+    with pytest.raises(ConfigError, match=r"storage= is for URLs"):
         MDSFolder(tmp_path, storage=Storage())
-    with pytest.raises(ConfigError, match="no folder of this machine"):
+    with pytest.raises(ConfigError, match="not a local folder"):
         MDSFolder(tmp_path, cache_dir="s3://bucket/x")
     assert len(MDSFolder(tmp_path.as_uri())) == 2
     with pytest.raises(ShardError, match="unknown encoding"):

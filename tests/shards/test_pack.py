@@ -158,7 +158,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         pack(tmp_path / "empty", tmp_path / "out2", progress=False)
     with pytest.raises(ConfigError, match="positive"):
         pack(folder, tmp_path / "out3", workers=0)
-    with pytest.raises(ConfigError, match="cannot hold a folder"):
+    with pytest.raises(ConfigError, match="cannot contain a folder"):
         pack(folder, tmp_path / "out3", prefix="a/b")
     with file_lock(tmp_path / "out3" / "pack.json"), pytest.raises(ConfigError, match="another process packs"):
         pack(folder, tmp_path / "out3")
@@ -265,7 +265,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, ["shards", *command, str(tmp_path / target)]).exception
         assert "is there already" in str(refused)
     assert (tmp_path / "part-03.tar").read_bytes() == before
-    assert "one place" in run("split", tmp_path / "all.tar", "same.tar", code=2)
+    assert "one field" in run("split", tmp_path / "all.tar", "same.tar", code=2)
     for wrong, why in {"big": "is not a size", "inf": "is not a size", "0": "too small"}.items():
         assert why in " ".join(run("pack", folder, out, "--maxsize", wrong, code=2).split())
 

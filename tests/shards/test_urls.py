@@ -56,7 +56,7 @@ def test_too_many() -> None:
 
 def test_nothing() -> None:
     for urls in ([], "", "a::"):
-        with pytest.raises(ConfigError, match="no source is named"):
+        with pytest.raises(ConfigError, match="no source given"):
             expand(urls)
 
 

@@ -1,6 +1,6 @@
-"""Tar shards, as WebDataset has them: reading, random access through an index, writing, packing.
+"""WebDataset's tar shards: reading, random access through an index, writing, packing.
 
-What needs torch is imported when it is first used.
+Names that need torch are imported at first use.
 """
 
 from __future__ import annotations

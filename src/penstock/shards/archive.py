@@ -1,19 +1,19 @@
-"""Where the bytes of a tar archive come from: `Archive`, which is read by position, and `Stream`, which only goes on.
+"""Sources of a tar archive's bytes: `Archive`, with random access, and `Stream`, which only moves forward.
 
     archive = Archive(ShardFile("a.tar"))
-    archive.hold(0, 1 << 20)                # read a piece, in the place of the one before
-    header = archive.data[512:1024]         # out of the piece, which begins at byte archive.begin
-    data = archive.read(9 << 20, 10 << 20)  # out of memory or out of the file
-    archive.check()                         # ShardChangedError: somebody wrote to the file
-    ...                                     # now what was read may be used
+    archive.hold(0, 1 << 20)                # read a chunk into memory, which replaces the previous one
+    header = archive.data[512:1024]         # a part of the chunk, which begins at byte archive.begin
+    data = archive.read(9 << 20, 10 << 20)  # from memory or from the file
+    archive.check()                         # ShardChangedError if the file was modified
+    ...                                     # now the bytes may be used
 
-Both hold one piece in memory: ``data``, the bytes from ``begin`` to before ``end``. ``size`` is the archive's; that of
-a stream is `UNKNOWN` until its end was seen.
+Both hold one chunk in memory: ``data``, the bytes ``[begin, end)``. ``size`` is the size of the archive; of a stream it
+is `UNKNOWN` until the end is reached.
 
-A file is not mapped: one that shrinks while it is read is an error, where a map of it would end the process (SIGBUS).
+Files are not mapped: a file that shrinks while it is read raises an error, where a map would kill the process (SIGBUS).
 
-Promise: bytes that were read before a `check` that passes are those of the file that was opened. How soon a change of
-the same size shows is up to the file's modification time, see `ShardFile.settle`.
+Promise: if a `check` passes, all bytes read before it are from the file that was opened. The resolution of the
+modification time limits how soon a change of the same size is detected, see `ShardFile.settle`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from penstock.shards.header import BLOCK
 __all__ = ["UNKNOWN", "Archive", "Buffer", "Source", "Stream"]
 
 UNKNOWN = 1 << 63
-"""The size of a stream whose end was not seen: more than any archive has."""
+"""The size of a stream whose end was not reached: larger than any archive."""
 
-_CHUNK = 16 << 20  # read at a time, so that a senseless size does not ask for senseless memory
+_CHUNK = 16 << 20  # bytes read at a time, so that a corrupt size does not allocate huge memory
 
 
 class Buffer(Protocol):
-    """An archive in memory: bytes, a memoryview, an mmap, or anything else with a length and slices."""
+    """An archive in memory: bytes, a memoryview, an mmap, or any other object with a length and slices."""
 
     def __len__(self) -> int: ...
 
@@ -49,7 +49,7 @@ class Archive:
     """An archive in a file or in memory. ``len`` is its size; slices are bytes.
 
     Args:
-        source: an open shard, or the archive itself, which never changes.
+        source: an open shard, or the bytes of the archive, which never change.
     """
 
     def __init__(self, source: ShardFile | Buffer) -> None:
@@ -65,7 +65,7 @@ class Archive:
 
     @classmethod
     def of(cls, source: Archive | Buffer) -> Archive:
-        """Return the same archive, or one of these bytes."""
+        """Return the source if it is an archive, else an archive of these bytes."""
         return source if isinstance(source, Archive) else cls(source)
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Archive:
         return self.read(begin, max(begin, end))
 
     def hold(self, begin: int, end: int) -> memoryview:
-        """Read a piece and keep it in memory, in the place of the one before; return a view of it.
+        """Read a chunk into memory, in place of the previous one, and return a view of it.
 
         Raises as `read` does.
         """
@@ -84,17 +84,17 @@ class Archive:
         end = max(begin, min(end, self.size))
         if self._file is None:
             return memoryview(self.data)[begin:end]
-        # The old piece goes before the new one comes.
+        # Free the old chunk before the new one is read.
         self.data, self.begin, self.end = b"", begin, begin
         self.data, self.end = self._file.read(end - begin, begin), end
         return memoryview(self.data)
 
     def keep(self, found: dict[int, bytes]) -> None:
-        """Keep some more bytes, by their places, until the next piece is read."""
+        """Keep further bytes in memory, by their offsets, until the next chunk is read."""
         self._kept = found
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return bytes of the archive, fewer at its end; out of memory if they are there.
+        """Return bytes of the archive, fewer at its end; from memory if possible.
 
         Raises:
             ShardChangedError: the file is shorter than it was.
@@ -117,13 +117,13 @@ class Archive:
             self._file.check()
 
     def fetch_ahead(self, begin: int, end: int) -> None:
-        """Have the system read these bytes from the disk or the network, in one go, unless they are in memory."""
+        """Ask the system to read these bytes ahead in one request, unless they are in memory."""
         if isinstance(self._file, ShardFile) and not self._file.is_cached(min(end, self.size) - 1):
             self._file.fetch_ahead(begin, end)
 
 
 class _Sliced:
-    """A buffer that is read as a `ShardFile` is."""
+    """A buffer with the interface of a `ShardFile`."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer, self.size = buffer, len(buffer)
@@ -132,32 +132,31 @@ class _Sliced:
         return bytes(self._buffer[position : position + count])
 
     def check(self) -> None:
-        """Do nothing: it does not change."""
+        """Do nothing: a buffer does not change."""
 
 
 class Stream:
-    """An archive that is read once from front to back: compressed, from a pipe or from a store.
+    """An archive that is read once, from start to end: compressed, from a pipe or from a store.
 
     Args:
-        file: anything with ``read(n)``. Where it has ``read1`` as well, what is there is used before
-            more is waited for.
+        file: any object with ``read(n)``. If it has ``read1``, available bytes are used before it waits for more.
         shard: its name, for messages.
 
-    Bytes before the piece in memory, and behind it those before the last that were read, are gone.
+    Bytes before the chunk in memory are gone; after the chunk, so are bytes before the last ones that were read.
     """
 
     def __init__(self, file: BinaryIO, shard: str) -> None:
         self._read_all = file.read
         self._read_some = getattr(file, "read1", file.read)
         self._shard = shard
-        self._position = 0  # of the file: all before it has been read
+        self._position = 0  # position in the file: all bytes before it were read
         self.size = UNKNOWN
         self.data, self.begin, self.end = b"", 0, 0
 
     def hold(self, begin: int, end: int) -> memoryview:
-        """Go on to a piece, keep it in memory in the place of the one before, and return a view of it.
+        """Advance to a chunk, hold it in memory in place of the previous one, and return a view of it.
 
-        The piece ends where the stream has nothing more at once, but has 512 bytes at least unless the archive ends.
+        The chunk ends where the stream has no more available bytes, but has at least 512 bytes unless the archive ends.
         Raises as `read` does.
         """
         pieces = [self.data[begin - self.begin :]] if begin < self.end else []
@@ -171,13 +170,13 @@ class Stream:
         return memoryview(self.data)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return bytes of the archive, fewer at its end: out of the piece in memory, and what is not read yet.
+        """Return bytes of the archive, fewer at its end: from the chunk in memory and the unread rest.
 
         Raises:
-            ShardError, TruncatedShardError: decompression finds bad data, or too little.
+            ShardError, TruncatedShardError: the compressed data is corrupt or truncated.
             ShardIOError: the stream cannot be read.
 
-        Memory: what is returned, and no copy of it where it begins behind the piece.
+        Memory: the returned bytes, without a copy if they begin after the chunk.
         """
         if end <= self.end and begin >= self.begin:
             return self.data[begin - self.begin : end - self.begin]
@@ -186,7 +185,7 @@ class Stream:
         held = self.data[begin - self.begin :] if begin < self.end else b""
         if begin - self._position >= BLOCK:
             self.skip(begin)
-        # Padding is read along: one call less for each member.
+        # Padding is read, too, which saves a call per member.
         gap = begin - self._position if begin > self._position else 0
         left = end - self._position
         piece = self._some(self._read_all, left if left < _CHUNK else _CHUNK)
@@ -201,12 +200,12 @@ class Stream:
         return whole.getvalue()[gap:]
 
     def skip(self, position: int) -> None:
-        """Go forward to a byte, unless it is behind already or the archive ends before it. Raises as `read` does."""
+        """Advance to a byte, unless it is passed already or the archive ends before it. Raises as `read` does."""
         while self._position < position and self._some(self._read_all, min(position - self._position, _CHUNK)):
             pass
 
     def check(self) -> None:
-        """Do nothing: the file does so itself, if it is one (`penstock.shards.files.CheckedFile`)."""
+        """Do nothing: a file checks itself (`penstock.shards.files.CheckedFile`)."""
 
     def _some(self, read: Any, count: int) -> bytes:
         """Return the next bytes, none at the end."""
@@ -217,7 +216,7 @@ class Stream:
         except (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             raise self._damaged(error, TruncatedShardError if isinstance(error, EOFError) else ShardError) from error
         except OSError as error:
-            if error.errno is None:  # gzip and bz2 say so of bad data
+            if error.errno is None:  # gzip and bz2 report corrupt data this way
                 raise self._damaged(error, ShardError) from error
             raise ShardIOError(f"{self._shard}: cannot be read at byte {self._position}: {error}") from error
         if not piece:

@@ -1,4 +1,4 @@
-"""`Arrivals`: shards of a store that threads of this process copy and count, as they are needed."""
+"""`Arrivals`: background threads that copy and count shards of a store in the order of need."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock.threads import Daemon
 
 __all__ = ["Arrivals", "Arriver"]
 
-_THREADS = 8  # shards that arrive at a time
+_THREADS = 8  # shards fetched at a time
 
 
 class Arriver(Protocol):
-    """A file in a store that somebody may have counted.
+    """A file in a store, whose samples may have been counted.
 
-    Attributes: ``facts`` are None until it was counted here, or somebody who has counted it told them.
+    Attributes: ``facts`` is None until this process has counted it, or received the facts from another one.
     """
 
     url: str
@@ -33,20 +33,20 @@ class Arriver(Protocol):
     facts: Facts | None
 
     def count(self, cancel: Cancel | None = None) -> Facts:
-        """Have it counted, unless it is: by its index, if there is one."""
+        """Count its samples unless they are counted, by its index if one exists; return the facts."""
 
     def obtain(self, *, only_later: bool = False, cancel: Cancel | None = None) -> Facts:
-        """Have it copied and counted, unless it is counted. Arguments: see `penstock.storage.Cache.open`."""
+        """Copy and count it unless it is counted; return the facts. Arguments: see `penstock.storage.Cache.open`."""
 
     def fetch(self, cancel: Cancel) -> None:
-        """Have a copy in the cache, or NotCachedError where what is there is needed sooner."""
+        """Ensure a copy in the cache; NotCachedError if the cached objects are needed sooner."""
 
 
 class Arrivals:
-    """Gets shards by threads of this process, and what other ranks tell of theirs.
+    """Fetches shards in threads of this process, and receives the facts of other ranks' shards.
 
-    Threads run while there is something to get. What the consumer needs until when is published in the cache, which
-    keeps it until then.
+    Threads run while shards are pending. The planned uses of the consumer are published in the cache, so that it keeps
+    the shards until then.
     """
 
     def __init__(self, handles: Sequence[Arriver], exchange: Exchange | None) -> None:
@@ -55,35 +55,35 @@ class Arrivals:
         self._changed = threading.Condition()
         self._queue: deque[int] = deque()
         self._busy: set[int] = set()
-        self._had: set[int] = set()  # of the shards that are needed now, those that were brought
-        self._asked: set[int] = set()  # shards that somebody waits for: whatever the cache holds makes room
+        self._done: set[int] = set()  # fetched shards among those that are needed now
+        self._urgent: set[int] = set()  # shards that a consumer waits for: the cache may evict anything for them
         self._errors: dict[int, BaseException] = {}
         self._own: set[int] = set()
-        self._told: set[int] = set()  # shards of which the other ranks were told
+        self._told: set[int] = set()  # shards whose facts were sent to the other ranks
         self._only_facts = False
         self._threads = 0
         self._cancel = Cancel()
         self._future: Future | None = None
 
     def expect(self, needs: Sequence[Need], position: int) -> None:
-        """Get these next, and forget about the rest."""
+        """Fetch these shards next, instead of earlier ones."""
         numbers = [need.shard for need in needs]
         if needs:
             self._publish(needs, position)
         with self._changed:
             self._only_facts = False
             self._own.update(numbers)
-            self._had.intersection_update(numbers)
-            self._queue = deque(n for n in numbers if n not in self._had and n not in self._busy)
+            self._done.intersection_update(numbers)
+            self._queue = deque(n for n in numbers if n not in self._done and n not in self._busy)
             self._start()
 
     def advance(self, position: int) -> None:
-        """Take note of where the consumer is."""
+        """Set the position of the consumer."""
         if self._future is not None:
             self._future.advance(position)
 
     def close(self) -> None:
-        """Get nothing more, and want nothing of the cache."""
+        """Stop fetching, and withdraw the planned uses."""
         self._give_up()
         self._cancel = Cancel()
         future, self._future = self._future, None
@@ -91,14 +91,14 @@ class Arrivals:
             future.close()
 
     def count(self, numbers: Sequence[int]) -> None:
-        """Have shards counted, and the other ranks told of them: nobody needs their samples now."""
+        """Count shards and send their facts to the other ranks, without a need for their samples."""
         with self._changed:
             self._only_facts, self._own = True, set(numbers)
             self._queue = deque(n for n in numbers if n not in self._busy and self._is_news(n))
             self._start()
 
     def _is_news(self, number: int) -> bool:
-        """Whether somebody does not know the shard."""
+        """Return whether the facts of the shard are unknown here or to other ranks."""
         return self._handles[number].facts is None or (self._exchange is not None and number not in self._told)
 
     def _publish(self, needs: Sequence[Need], position: int) -> None:
@@ -110,12 +110,12 @@ class Arrivals:
             uses = Uses.of(urls, [need.first for need in needs], last)
             self._future.publish(uses, position=position)
         except OSError as error:
-            # The cache may only be read, or its disk is full. Whoever needs a shard opens it, and says what is wrong.
+            # The cache is read-only, or its disk is full. Opening a shard will report the problem.
             if error.errno not in UNWRITABLE:
                 raise
 
     def hear_of(self, number: int, seconds: float) -> bool:
-        """Return whether a shard is known, or this rank gets it, or another one tells of it within so many seconds."""
+        """Return whether a shard is known, fetched by this rank, or reported by another rank within ``seconds``."""
         handle = self._handles[number]
         if handle.facts is None and number not in self._own and self._exchange is not None:
             handle.facts = self._exchange.hear(number, seconds)
@@ -123,11 +123,11 @@ class Arrivals:
         return True
 
     def wait(self, shards: Sequence[int]) -> list[Facts]:
-        """Return what is known of shards, once it is."""
+        """Wait for the facts of shards and return them."""
         missing = [number for number in shards if self._handles[number].facts is None]
         others = [number for number in missing if number not in self._own]
         if self._exchange is not None:
-            # Its own ones first: other ranks wait for them, and this one would wait for those.
+            # Own shards first: other ranks wait for these while this rank would wait for theirs.
             for number in missing:
                 if number in self._own:
                     self._wait_for(number)
@@ -144,18 +144,18 @@ class Arrivals:
             while self._handles[number].facts is None:
                 if number in self._errors:
                     raise self._errors.pop(number)
-                self._asked.add(number)
+                self._urgent.add(number)
                 if number not in self._busy and number not in self._queue:
                     self._queue.appendleft(number)
                     self._start()
                 self._changed.wait()
-            self._asked.discard(number)
+            self._urgent.discard(number)
             facts = self._handles[number].facts
         assert facts is not None
         return facts
 
     def _start(self) -> None:
-        """Have as many threads as are needed. The caller holds the lock."""
+        """Start as many threads as needed. The caller holds the lock."""
         for _ in range(min(_THREADS - self._threads, len(self._queue))):
             self._threads += 1
             Daemon(self._work, name="penstock-shards", wake=self._give_up)
@@ -174,14 +174,14 @@ class Arrivals:
             try:
                 self._bring(number, cancel)
             except NotCachedError:
-                # The next `expect` tries again, or somebody waits for it by then.
+                # The next `expect` retries, or a consumer waits for it by then.
                 had = False
-            except BaseException as raised:  # raised where somebody waits for the shard
+            except BaseException as raised:  # raised again in the consumer that waits for the shard
                 error = raised
             with self._changed:
                 self._busy.discard(number)
                 if had:
-                    self._had.add(number)
+                    self._done.add(number)
                 if error is not None and not cancel.is_set():
                     self._errors[number] = error
                 self._changed.notify_all()
@@ -192,7 +192,7 @@ class Arrivals:
         if only_facts:
             facts = handle.count(cancel)
         else:
-            facts = handle.obtain(only_later=number not in self._asked, cancel=cancel)
+            facts = handle.obtain(only_later=number not in self._urgent, cancel=cancel)
         with self._changed:
             self._changed.notify_all()
         if self._exchange is not None and number not in self._told:

@@ -1,4 +1,4 @@
-"""`ArrivingShards`: tar shards in a store that are indexed while they arrive, see `ArrivingSource`."""
+"""`ArrivingShards`: tar shards in a store that are indexed while they are fetched, see `ArrivingSource`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ArrivingShards", "open_shards"]
 
 
 class ArrivingShards(ArrivingSource[StoreShard, ShardSet]):
-    """Shards of a store, of which any number are indexed; as a whole a `ShardSet`."""
+    """Shards in a store, of which any number may be indexed; once all are, `whole` is a `ShardSet`."""
 
     def __init__(self, handles: list[StoreShard], told: ToldFacts | None = None) -> None:
         super().__init__(handles, told)
@@ -41,7 +41,7 @@ class ArrivingShards(ArrivingSource[StoreShard, ShardSet]):
         return shards
 
     def as_images(self, rows: Indices, samples: list[Sample]) -> list[SampleRecord]:
-        """Samples as records of images, see `ShardSet.as_images`."""
+        """Return samples as image records, see `ShardSet.as_images`."""
         return [SampleRecord(sample, None) for sample in samples]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,18 +58,17 @@ def open_shards(
     write_index: bool = False,
     world_size: int = 1,
 ) -> ShardSet | ArrivingShards:
-    """Open shards for training: those of a store are read at once, though they may have no indexes there.
+    """Open shards for training; shards in a store can be read at once, even without indexes.
 
     Args:
         urls, copy, storage, cache_dir, progress: see `ShardSet`.
-        write_index: write the indexes that are made beside their shards.
-        world_size: how many ranks open them, each for its share.
+        write_index: write new indexes beside their shards in the store.
+        world_size: number of ranks that open them, each for its share.
 
-    A store is asked for the indexes of the first and of the last shard; where one is missing, nothing else is looked
-    for.
+    The store is asked for the indexes of the first and the last shard; if one is missing, no other is looked for.
 
-    Ranks may look at different times, and indexes come up meanwhile. So what the first rank has found holds for all,
-    where there is a process group; without one, ranks that write indexes act as if there were none.
+    Ranks may look at different times while indexes appear. So all ranks use the result of the first rank, if there is a
+    process group; without one, ranks that write indexes assume that none exist.
 
     Raises:
         ConfigError: ``write_index`` with shards that are not copied.
@@ -79,7 +78,7 @@ def open_shards(
     folder = None if cache_dir is None else os.path.abspath(cache_dir)
     is_stored = copy and all(is_remote(url) for url, _ in found)
     if write_index and not is_stored:
-        raise ConfigError("write_index= is for shards in a store that are copied (copy=True): no others are indexed")
+        raise ConfigError("write_index= needs shards in a store that are copied (copy=True): no others are indexed")
     if not is_stored:
         return ShardSet.of_handles(open_handles(found, storage, folder, copy=copy, progress=progress))
     handles = _with_indexes(found, storage, folder)
@@ -98,7 +97,7 @@ def open_shards(
 def _with_indexes(
     found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None
 ) -> list[CopiedShard]:
-    """Return handles of shards in a store; none where the first or the last one has no index."""
+    """Return handles of shards in a store; empty if the first or the last one has no index."""
     if not all(has_index(found[number][0], storage) for number in (0, -1)):
         return []
     return _copied(find_handles(found, storage, cache_dir, copy=True))
@@ -109,7 +108,7 @@ def _copied(handles: Sequence[Handle]) -> list[CopiedShard]:
 
 
 def _agree(urls: list[str], counted: bool, write_index: bool, world_size: int) -> bool:
-    """Return whether shards count as counted, on all ranks alike."""
+    """Return whether the shards count as counted; the same on all ranks."""
     if world_size == 1:
         return counted
     said = agree_on(urls, "counted" if counted else "uncounted", world_size)

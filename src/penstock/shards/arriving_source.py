@@ -1,12 +1,12 @@
-"""`ArrivingSource`: files in a store that are counted while they arrive, for an order that needs no counts beforehand.
+"""`ArrivingSource`: files in a store that are counted while they are fetched, for orders without counts in advance.
 
-    source.expect([17, 3])                  # begin to copy them into the cache
-    source.counts_of([17, 3])               # [1000, 1002]: they are here, and counted
+    source.expect([17, 3])                  # start copying them into the cache
+    source.counts_of([17, 3])               # [1000, 1002]: they are cached and counted
     source.arrived(rows, versions)          # in any process: samples, by `penstock.plan.windows.pack_rows`
-    source.complete, len(source)            # once all were counted: as if they had been so from the beginning
+    source.complete, len(source)            # once all are counted: the same as counted files
 
-Promises: each file is fetched once, by one process of the machine, and read and counted once; all processes of a job
-read the version that was counted, or get an error that names the object.
+Promises: one process of the machine fetches each file once, and reads and counts it once; all processes of a job read
+the counted version, or raise an error that names the object.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from penstock.wording import counted
 
 __all__ = ["ArrivingSource", "Whole"]
 
-_PATIENCE = 10.0  # seconds that another rank may take for its part, before this one does all
+_PEER_TIMEOUT_S = 10.0  # after which this rank counts the shards of another rank itself
 
 
 class Whole(Protocol):
-    """The same files, once all of them are counted."""
+    """The same files, once all are counted."""
 
     def __len__(self) -> int: ...
 
@@ -61,13 +61,13 @@ W = TypeVar("W", bound=Whole)
 
 
 class ArrivingSource(abc.ABC, Generic[H, W]):
-    """Files of a store, of which any number are counted.
+    """Files in a store, of which any number may be counted.
 
     Args:
-        handles: of all files.
-        told: how other processes of the machine hear of all counts; by default those that get a pickle of this.
+        handles: handles of all files.
+        told: shares the counts with other processes of the machine; by default with those that unpickle this object.
 
-    ``len``, rows and the fingerprint are those of `whole`, once `complete`. Memory: some hundred bytes a file.
+    Once `complete`, ``len``, rows and fingerprint are those of `whole`. Memory: some hundred bytes a file.
     """
 
     def __init__(self, handles: list[H], told: ToldFacts | None = None) -> None:
@@ -79,16 +79,16 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
 
     @abc.abstractmethod
     def _read(self, numbers: Indices, rows: Indices) -> list[Any]:
-        """Return rows of files, of which the facts are known, in this order."""
+        """Return rows of files whose facts are known, in this order."""
 
     @abc.abstractmethod
     def _make_whole(self) -> W:
-        """Return all of them, of which the facts are known."""
+        """Return all files as one counted source; all facts are known."""
 
-    # For plans, in the process that plans.
+    # For plans, in the main process.
 
     def join(self, world_size: int) -> None:
-        """Take note of how many ranks share the files."""
+        """Set the number of ranks that share the files."""
         self._world_size = world_size
 
     @property
@@ -101,48 +101,48 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         return not self._missing
 
     def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
-        """Begin to get shards, in this order. Others that were expected, and have not begun to arrive, are given up."""
+        """Start fetching shards, in this order; earlier ones whose fetch has not started are dropped."""
         self._of_this_process.expect(needs, position)
 
     def advance(self, position: int) -> None:
-        """Take note of how many samples the consumer has had: the cache may give up what it needs no more."""
+        """Set the number of samples consumed, so that the cache may evict shards that are no longer needed."""
         self._of_this_process.advance(position)
 
     def close(self) -> None:
-        """End what runs in the background, and want nothing of the cache."""
+        """Stop the background threads, and withdraw the planned uses."""
         if self._arrivals is not None and self._arrivals.pid == os.getpid():
             self._arrivals.close()
 
     def counts_of(self, shards: Sequence[int]) -> list[int]:
-        """Return how many samples shards have. Waits for them, or for the ranks that get them.
+        """Return the sample counts of shards. Waits for them, or for the ranks that fetch them.
 
         Raises:
-            ShardError, StorageError: a shard is damaged or cannot be had, by name.
+            ShardError, StorageError: a shard is damaged or unavailable; the message names it.
         """
         return [facts.samples for facts in self._of_this_process.wait(shards)]
 
     def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
-        """Return the facts of shards that were counted, with their numbers."""
+        """Return the facts of counted shards, with their numbers."""
         return tuple((shard, self._handles[shard].facts) for shard in shards)
 
     def finish(self, rank: int, world_size: int) -> None:
-        """Count all shards that are not counted yet, while a bar shows how far that is.
+        """Count the remaining shards, with a progress bar.
 
-        Where the store has the index of a shard, that is read, else the shard. Ranks share them out, where they can
-        tell each other. Raises as `counts_of` does.
+        Reads the index of a shard if the store has it, else the shard. Ranks divide the work if they can exchange
+        results. Raises as `counts_of` does.
         """
         self.join(world_size)
         missing = [number for number, handle in enumerate(self._handles) if handle.facts is None]
         arrivals = self._of_this_process
-        # By number: a rank that left an epoch early lacks other shards than the rest.
+        # Divided by number: a rank that left an epoch early may lack other shards than the rest.
         arrivals.count(range(rank, len(self._handles), world_size))
         if not missing:
             return
         with progress_bar("counting shards", len(missing), None, in_bytes=False) as advance:
-            # Its own ones first, as `Arrivals.wait` has it.
+            # Own shards first, as in `Arrivals.wait`.
             for number in sorted(missing, key=lambda number: number % world_size != rank):
-                if not arrivals.hear_of(number, _PATIENCE):
-                    # Another rank is still in the epoch that this one left, and waits for what it would count there.
+                if not arrivals.hear_of(number, _PEER_TIMEOUT_S):
+                    # Another rank is still in the epoch that this one left, and does not count its part yet.
                     arrivals.count([number for number in missing if self._handles[number].facts is None])
                 self.counts_of([number])
                 advance(1)
@@ -153,14 +153,14 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
             self._arrivals = Arrivals(self._handles, exchange_of(self.urls, self._world_size))
         return self._arrivals
 
-    # For whoever makes batches, in any process.
+    # For workers, in any process.
 
     def arrived(self, rows: Indices, versions: Iterable[tuple[int, Facts]]) -> list[Any]:
         """Return the samples at rows of `penstock.plan.windows.pack_rows`, in this order.
 
         Args:
             rows: int64 of shape (n,).
-            versions: of their shards, from `versions`.
+            versions: the result of `versions` for their shards.
         """
         for number, facts in versions:
             self._know(number, facts)
@@ -169,7 +169,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
     def _know(self, number: int, facts: Facts) -> None:
         self._handles[number].facts = self._handles[number].facts or facts
 
-    # As a source, once all is known.
+    # As a source, once all files are counted.
 
     @cached_property
     def _all(self) -> W:
@@ -177,14 +177,14 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
 
     @property
     def whole(self) -> W:
-        """The same files as if they had been counted from the beginning.
+        """The same files as one counted source.
 
         Raises:
             LengthUnknownError: some are not counted.
         """
         if not self.complete:
             raise LengthUnknownError(
-                f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: go through a "
+                f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: iterate over a "
                 f"DataLoader; or {TO_BE_COUNTED}"
             )
         return self._all
@@ -194,11 +194,11 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the samples."""
+        """The identity of the samples."""
         return self.whole.fingerprint
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether a set with this fingerprint and so many samples has since got more shards at its end."""
+        """Return whether a set with this fingerprint and number of samples has since grown into this one."""
         return self.whole.is_prefix_of_current(fingerprint, rows)
 
     def __getitem__(self, index: SupportsIndex) -> Any:
@@ -206,17 +206,17 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
 
     @property
     def starts(self) -> Any:
-        """The number of the first sample of each shard, and of all."""
+        """The first sample number of each shard, and the number of all samples."""
         return self.whole.starts
 
     def stored(self) -> list[StoredShard]:
-        """The shards, for look-ahead."""
+        """The shards, for prefetching."""
         return self.whole.stored()
 
     def records(self, indices: Indices) -> list[Any]:
-        """The samples at rows of the whole, in this order.
+        """Return the samples at rows of the whole set, in this order.
 
-        Who asks for them knows that all shards are counted, even where this process began before that.
+        The caller knows that all shards are counted, even if this process started earlier.
         """
         if not self.complete:
             for number, facts in enumerate(self._told.read() or []):

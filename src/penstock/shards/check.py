@@ -1,7 +1,7 @@
-"""Looking at shards closely (`verify`), and cutting and joining them (`rewrite`).
+"""Check shards completely (`verify`), and split or merge them (`rewrite`).
 
-`verify` reads every byte: the archive's structure, keys that come twice, samples without a part that the others have,
-data behind the end mark, the index, that of entries, and the checksum that was written when the shard was packed.
+`verify` reads every byte: the structure of the archive, repeated keys, samples with missing parts, data after the end
+mark, the index, the index of entries, and the checksum written by `pack`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHOWN = 5
 
 @dataclass
 class ShardReport:
-    """What was found in one shard. ``problems`` is empty if it is sound."""
+    """The result of checking one shard. ``problems`` is empty if it is sound."""
 
     path: str
     samples: int = 0
@@ -46,19 +46,19 @@ class ShardReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no problem."""
         return not self.problems
 
 
 def verify(path: str, *, decode: bool = False, progress: Callable[[int], object] | None = None) -> ShardReport:
-    """Read a shard as a whole, and say what is wrong with it.
+    """Read a whole shard and report its problems.
 
     Args:
         path: a local shard, compressed or not.
-        decode: decode every image, number and text too.
+        decode: also decode every image, number and text.
         progress: called with the bytes just read.
 
-    What is wrong with the shard is in the report, and raises nothing.
+    Problems of the shard are in the report; they raise nothing.
     """
     report = ShardReport(path)
     try:
@@ -99,7 +99,7 @@ def _verify_archive(file: ShardFile, report: ShardReport) -> None:
         digest.update(piece)
         used = np.flatnonzero(np.frombuffer(piece, np.uint8))
         rest = at + int(used[-1]) if len(used) else rest
-    # Folders and the like may stand behind the last sample; another archive may not.
+    # Folders and similar members may follow the last sample; another archive may not.
     if rest >= 0 and not _ends_behind(archive, file.path, rest):
         report.problems.append(f"there is data behind the end mark, up to byte {rest} (two archives in one file?)")
     file.check()
@@ -112,7 +112,7 @@ def _verify_archive(file: ShardFile, report: ShardReport) -> None:
 
 
 def _ends_behind(archive: Archive, path: str, last: int) -> bool:
-    """Whether a byte belongs to a member, and not to what stands behind the end mark."""
+    """Return whether a byte belongs to a member, and not to data after the end mark."""
     end = 0
     for member in walk(archive, path):
         end = member.end
@@ -127,7 +127,7 @@ def _check_parts(parts: Counter[tuple[str, ...]], report: ShardReport) -> None:
 
 
 def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
-    beside = Path(file.path + SUFFIX)  # nobody would use it here if it does not fit, but it may be uploaded
+    beside = Path(file.path + SUFFIX)  # a wrong index would not be used here, but it might be uploaded
     for where in {index_path(file.path), beside if beside.exists() else None} - {None}:
         index = ShardIndex.load(cast(Path, where))
         fits = index is not None and index.header.digest == digest and index.is_sound()
@@ -139,7 +139,7 @@ def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
 
 
 def _check_entries(file: ShardFile, digest: bytes, report: ShardReport) -> None:
-    from penstock.shards.entries import problem_with  # with all that decodes images
+    from penstock.shards.entries import problem_with  # imported late: it loads the image decoders
 
     where = index_path(file.path)
     index = None if where is None else ShardIndex.load(where)
@@ -151,7 +151,7 @@ def _check_entries(file: ShardFile, digest: bytes, report: ShardReport) -> None:
 
 
 def _listed(path: Path) -> str | None:
-    """The checksum that the list beside a shard has for it."""
+    """Return the checksum of a shard in the list beside it."""
     try:
         lines = (path.parent / CHECKSUMS).read_text(errors="surrogateescape").splitlines()
     except (OSError, ValueError):
@@ -160,7 +160,7 @@ def _listed(path: Path) -> str | None:
 
 
 def _verify_samples(path: str, report: ShardReport, decode: Callable[[Sample], Sample] | None) -> None:
-    """By reading samples one by one; counts them if nothing has yet."""
+    """Check the samples one by one; count them if they were not counted."""
     from penstock.shards.stream import read_shard
 
     count = bad = 0
@@ -187,16 +187,16 @@ def rewrite(
     max_bytes: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[str]:
-    """Copy samples, byte for byte with their headers, into other shards.
+    """Copy samples, byte for byte with their headers, into other shards, and return their names.
 
     Args:
-        shards: what to copy, in order.
-        names: where to; as many are taken as it needs.
-        max_count, max_bytes: where to begin the next one.
+        shards: the samples to copy, in order.
+        names: names of the new shards; as many are taken as needed.
+        max_count, max_bytes: the limits of a new shard.
         progress: called with the number of samples just copied.
 
     Raises:
-        ShardIOError: a shard cannot be written. Those that are finished stay, the one in hand is removed.
+        ShardIOError: a shard cannot be written. Finished shards stay, the current one is removed.
     """
     written: list[str] = []
     writer: TarWriter | None = None

@@ -1,9 +1,9 @@
-"""Shards as streams of tar data, whatever they are compressed with: gzip, bzip2, xz, zstandard or nothing.
+"""Shards as streams of tar data, uncompressed or compressed by gzip, bzip2, xz or zstandard.
 
 with open_stream("train-0001.tar.gz") as file:
     for member, data in walk_stream(file, "train-0001.tar.gz"): ...
 
-The first bytes decide, not the name. Compressed shards can only be read from front to back.
+The first bytes determine the compression, not the name. Compressed shards can only be read from start to end.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _BUFFER = 1 << 20
 
 
 def compression_of(head: bytes) -> str | None:
-    """``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"`` by the first bytes (six are enough); None for anything else."""
+    """Return ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"`` by the first six bytes; None for other data."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
-    """The tar data of a shard, to be read from front to back, and closed (``with`` works).
+    """Open the tar data of a shard for reading from start to end; close it after use (``with`` works).
 
     Args:
-        source: a path, or an open file, which is closed along with the stream.
+        source: a path, or an open file, which is closed with the stream.
 
     Raises:
-        ShardIOError: the file cannot be opened. Bad data is found by `walk_stream`, which names it.
-        ShardChangedError: (while reading) somebody has written to the file.
+        ShardIOError: the file cannot be opened. `walk_stream` reports bad data by name.
+        ShardChangedError: (while reading) the file was modified.
     """
     return decompress(open_file(source) if isinstance(source, str | os.PathLike) else source)
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """A file as it is, buffered, to be read from front to back.
+    """Open a file, buffered, for reading from start to end.
 
     Raises:
         ShardIOError: it cannot be opened.
-        ShardChangedError: (while reading) somebody has written to it.
+        ShardChangedError: (while reading) it was modified.
     """
     try:
         return io.BufferedReader(CheckedFile(path), _BUFFER)
@@ -60,7 +60,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def decompress(file: BinaryIO) -> BinaryIO:
-    """The same of an open file that may not be able to seek."""
+    """Return the decompressed data of an open file, which need not be seekable."""
     buffered = file if hasattr(file, "peek") else io.BufferedReader(_Raw(file), _BUFFER)
     kind = compression_of(buffered.peek(_LONGEST)[:_LONGEST])
     if kind is None:
@@ -78,7 +78,7 @@ def decompress(file: BinaryIO) -> BinaryIO:
 
 
 class _Raw(io.RawIOBase):
-    """Anything with ``read``, as a raw file that a buffer can be put upon; closes what it was made of."""
+    """Any object with ``read`` as a raw file for buffering; closing it closes the underlying files."""
 
     def __init__(self, file: BinaryIO, *others: IO[bytes]) -> None:
         self._files = (file, *others)

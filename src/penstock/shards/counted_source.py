@@ -1,4 +1,4 @@
-"""`CountedSource`: files that are all counted, of which an epoch that began before that may go on in its order."""
+"""`CountedSource`: counted files, in which an epoch that began with uncounted files can continue in its order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CountedSource"]
 
 
 class CountedSource:
-    """What `penstock.plan.windows.WindowPlan` asks for, of files that are counted and there when they are needed."""
+    """The interface of `penstock.plan.windows.WindowPlan` for files that are counted and available."""
 
     complete = True
     """Whether all files are counted."""
@@ -22,33 +22,33 @@ class CountedSource:
     urls: list[str]
     """The names of the files."""
     starts: Indices
-    """First row of each file, and the number of all."""
+    """The first row of each file, and the number of all rows."""
 
     def _read(self, numbers: Indices, rows: Indices) -> list[Any]:
-        """Return rows of files, in this order. A subclass says how."""
+        """Return rows of files, in this order. Subclasses implement it."""
         raise NotImplementedError
 
     def counts_of(self, shards: Sequence[int]) -> list[int]:
-        """Return how many samples some files have."""
+        """Return the sample counts of files."""
         return [int(self.starts[number + 1] - self.starts[number]) for number in shards]
 
     def join(self, world_size: int) -> None:
-        """Do nothing: ranks have nothing to tell each other."""
+        """Do nothing: ranks need no exchange."""
 
     def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
-        """Do nothing: every file is there when it is asked for."""
+        """Do nothing: every file is available."""
 
     def advance(self, position: int) -> None:
-        """Do nothing: nobody looks ahead."""
+        """Do nothing: nothing is prefetched."""
 
     def close(self) -> None:
-        """Do nothing: nobody looks ahead."""
+        """Do nothing: nothing is prefetched."""
 
     def finish(self, rank: int, world_size: int) -> None:
         """Do nothing: all files are counted."""
 
     def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
-        """Return nothing: every process knows the files."""
+        """Return an empty tuple: every process knows the files."""
         return ()
 
     def arrived(self, rows: Indices, versions: Iterable[Any]) -> list[Any]:

@@ -1,10 +1,10 @@
-"""What the bytes of a sample mean, by their extension: images, numbers, text, JSON, arrays.
+"""Decode the bytes of a sample by their extension: images, numbers, text, JSON, arrays.
 
     decode = Decode()
     decode({"__key__": "a", "__url__": "x.tar", "jpg": b"...", "cls": b"7"})     # jpg: uint8 tensor (3, h, w), cls: 7
 
-Images come as everywhere in Penstock: uint8, RGB, (3, height, width) with channels_last strides, not normalised.
-Pickles are never opened: that would run code out of the data.
+Images are uint8, RGB, (3, height, width) with channels_last strides, not normalised, as everywhere in Penstock.
+Pickles are never loaded: that would run code from the data.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def _text(data: bytes) -> str:
 
 
 def load_array(data: bytes) -> Any:
-    """Return the array of an ``.npy`` file; ValueError for what is none.
+    """Return the array of an ``.npy`` file; ValueError for other data.
 
-    NumPy reads the header as Python, and raises whatever a damaged one leads to: SyntaxError, TokenError, MemoryError.
+    NumPy parses the header as Python, so a damaged one may raise anything: SyntaxError, TokenError, MemoryError.
     """
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:
-        raise ValueError(f"no .npy file, or a damaged one: {said(error)}") from error
+        raise ValueError(f"not an .npy file, or damaged: {said(error)}") from error
 
 
 def load_arrays(data: bytes) -> dict[str, Any]:
-    """Return the arrays of an ``.npz`` file by name; ValueError for what is none."""
+    """Return the arrays of an ``.npz`` file by name; ValueError for other data."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return dict(archive)
-    except Exception as error:  # of zip, of zlib, and those of `load_array`
-        raise ValueError(f"no .npz file, or a damaged one: {said(error)}") from error
+    except Exception as error:  # errors of zip, of zlib, and of `load_array`
+        raise ValueError(f"not an .npz file, or damaged: {said(error)}") from error
 
 
 def _json(data: bytes) -> Any:
@@ -76,16 +76,16 @@ _DECODERS: dict[str, Decoder] = {
 
 
 class Decode:
-    """``decode(sample) -> sample`` with values in the place of bytes; picklable.
+    """A callable ``decode(sample) -> sample`` that replaces bytes by values; picklable.
 
     Args:
-        decoders: functions of bytes by extension, before the ones that there are: the whole one (``seg.png``) comes
-            before its last part (``png``). None leaves an extension as bytes.
+        decoders: functions of bytes by extension, which take precedence over the built-in ones. A full extension
+            (``seg.png``) takes precedence over its last part (``png``). None leaves an extension as bytes.
 
-    Extensions that nobody knows stay bytes.
+    Unknown extensions stay bytes.
 
     Raises:
-        ImageError, ShardError: (when called) data that cannot be decoded; shard, key and extension are named.
+        ImageError, ShardError: (when called) data that cannot be decoded; the message names shard, key and extension.
     """
 
     pure = True
@@ -95,7 +95,7 @@ class Decode:
         self.pure = all(getattr(decoder, "pure", False) for decoder in self._own.values() if decoder is not None)
 
     def __call__(self, sample: Sample) -> Sample:
-        """A new sample."""
+        """Return a new, decoded sample."""
         result: Sample = {}
         for name, data in sample.items():
             decoder = self._decoder(name) if isinstance(data, bytes) else None
@@ -126,10 +126,10 @@ def _where(sample: Sample, name: str) -> str:
 
 
 def _decoder_of(decode: bool | Mapping[str, Decoder | None] | Callable[[Sample], Sample] | None) -> Any:
-    """What ``decode=`` of a data set stands for: None for nothing.
+    """Return the function for a dataset's ``decode=`` argument, or None.
 
     Raises:
-        ConfigError: it is none of the things that it may be.
+        ConfigError: an invalid argument.
     """
     if decode is None or decode is False:
         return None
@@ -143,7 +143,7 @@ def _decoder_of(decode: bool | Mapping[str, Decoder | None] | Callable[[Sample],
 
 
 class _Chain:
-    """``decode``, then ``load``; picklable."""
+    """Applies ``decode``, then ``load``; picklable."""
 
     def __init__(self, decode: Callable[[Sample], Sample], load: Callable[[Sample], Any]) -> None:
         self.decode, self.load = decode, load
@@ -154,7 +154,7 @@ class _Chain:
 
 
 def chained(decode: Any, load: Callable[[Sample], Any] | None) -> Callable[[Sample], Any] | None:
-    """Both in one, if both are there."""
+    """Return one function that applies both, or the one that is given."""
     decoder = _decoder_of(decode)
     if decoder is None or load is None:
         return load if decoder is None else decoder

@@ -1,7 +1,7 @@
-"""Values to bytes by their extension, as WebDataset writes them.
+"""Encode values to bytes by their extension, as WebDataset does.
 
-Bytes go as they are and text as UTF-8; numbers, JSON, arrays, images and pickles by extension. Where there
-is no way to write a value, the error (a ValueError) names the extension.
+Bytes stay as they are, text becomes UTF-8; numbers, JSON, arrays, images and pickles are encoded by extension. If a
+value cannot be encoded, the error (a ValueError) names the extension.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def _image(format: str) -> Callable[[Any], bytes]:
 
 
 def _pixels(value: Any) -> Any:
-    """An image array as uint8; floats are from 0 to 1."""
+    """Return an image array as uint8; floats must be from 0 to 1."""
     array = np.asarray(value)
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -0.001 and array.max() < 1.001):
-            raise ValueError(f"an image of floats has to be from 0 to 1, this is from {array.min()} to {array.max()}")
+            raise ValueError(f"float images must be from 0 to 1, this one is from {array.min()} to {array.max()}")
         array = (np.clip(array, 0, 1) * 255).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise ValueError(f"an image has to be uint8 or float, not {array.dtype}")
+        raise ValueError(f"an image must be uint8 or float, not {array.dtype}")
     return array
 
 
@@ -105,10 +105,10 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
 
 
 def encode_sample(sample: Mapping[str, Any], encoders: Mapping[str, Callable[[Any], bytes]]) -> dict[str, Any]:
-    """A sample with bytes under every extension; names that begin with an underscore are left as they are.
+    """Return a sample with bytes for every extension; names that begin with an underscore stay as they are.
 
     Raises:
-        ShardError: no encoder for an extension, or a value that it cannot take.
+        ShardError: no encoder for an extension, or a value that it does not accept.
     """
     return {name: value if name.startswith("_") else _encode(name, value, encoders) for name, value in sample.items()}
 
@@ -135,8 +135,10 @@ def _encode(name: str, value: Any, encoders: Mapping[str, Callable[[Any], bytes]
 
 
 def make_encoder(spec: bool | Mapping[str, Callable[[Any], bytes]] | Encoder) -> Encoder:
-    """What ``encoder=`` of a writer stands for: True the usual encoders, False none (bytes only), a mapping those with
-    its own in front, a function itself.
+    """Return the function for a writer's ``encoder=`` argument.
+
+    True: the built-in encoders; False: none (bytes only); a mapping: the built-in ones, overridden by the mapping; a
+    function: itself.
     """
     if spec is False:
         return dict

@@ -1,14 +1,14 @@
 """An index of entries for the images of a shard, beside it: ``NAME.tar.entries``.
 
-    indexed = write_entries("train-000000.tar")                      # how many of its images have entries
+    indexed = write_entries("train-000000.tar")                      # number of images with entries
     found = ShardEntries("train-000000.tar", index, Once())
-    entries = found.of(number, data)                                 # for `decode_region`; None: there are none
+    entries = found.of(number, data)                                 # for `decode_region`; None if missing
 
-The file is that of `penstock.images.entries`: its rows are the samples of the shard, and its fingerprint is that of the
-shard's content. A sample's entries are those of its first image, the one that `penstock.ImageDataset` decodes.
+The file has the format of `penstock.images.entries`: its rows are the samples of the shard, and its fingerprint is that
+of the shard's content. A sample's entries belong to its first image, which `penstock.ImageDataset` decodes.
 
-An index that is damaged, or another shard's, is not used, and neither are entries of other bytes. One warning says so.
-So it never changes pixels, and is never the reason that a job ends.
+A damaged index, an index of another shard, and entries of other bytes are not used, with one warning. So an index never
+changes pixels, and never ends a job.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _SHARD = Origin("shard", "penstock shards index --images SHARD")
 
 
 def entries_path(shard: str) -> Path:
-    """Where the index of entries of a shard lies."""
+    """Return the path of a shard's index of entries."""
     return Path(shard + SUFFIX)
 
 
 def write_entries(shard: str) -> int:
-    """Write the entries of the images of a local shard, atomically; returns how many images have some.
+    """Write the entries of a local shard's images atomically; return the number of images with entries.
 
-    Raises `ConfigError` without the C extension, `ShardIOError` where the shard cannot be read or the place not be
-    written, and what `load_or_build` raises.
+    Raises `ConfigError` without the C extension, `ShardIOError` if the shard cannot be read or the index not be
+    written, and the errors of `load_or_build`.
 
-    Cost: the images are read once; two fifths of a decode each. 3 % of the bytes of photographs.
+    Cost: reads the images once, with two fifths of the time of decoding. Size: 3 % of the bytes of photographs.
     """
     native.require("an index of entries needs")
     index, file = load_or_build(shard), ShardFile(shard)
@@ -73,7 +73,7 @@ def write_entries(shard: str) -> int:
 
 
 def first_image(index: ShardIndex, file: ShardFile, number: int) -> bytes | None:
-    """The bytes of the first image of a sample; None if it has none."""
+    """Return the bytes of the first image of a sample; None if it has none."""
     for k in range(index.first[number], index.first[number + 1]):
         if is_image("." + index.extensions[index.extension[k]]):
             return file.read(index.size[k], index.offset[k])
@@ -81,19 +81,20 @@ def first_image(index: ShardIndex, file: ShardFile, number: int) -> bytes | None
 
 
 def open_entries(shard: str, index: ShardIndex, once: Once | None = None) -> ImageIndex:
-    """The index of entries of a shard whose own index this is.
+    """Return the index of entries of a shard, given the shard's index.
 
-    Raises `ManifestIOError` (missing), `ManifestError` (damaged), `StateError` (another shard's).
+    Raises `ManifestIOError` (missing), `ManifestError` (damaged), `StateError` (of another shard).
     """
     return ImageIndex(entries_path(shard), index.header.fingerprint, len(index), _SHARD, once=once)
 
 
 def problem_with(shard: str, fingerprint: str, samples: int, index: ShardIndex | None) -> str | None:
-    """What is wrong with the index of entries of a local shard; None if nothing is, or there is none.
+    """Return the problem of a local shard's index of entries; None if it is sound or missing.
 
     Args:
-        shard: of this fingerprint and so many samples.
-        index: its own; None where it has none, and images cannot be compared.
+        shard: the shard.
+        fingerprint, samples: the fingerprint and number of samples of the shard.
+        index: the shard's index; None if it has none, so that images cannot be compared.
     """
     path = entries_path(shard)
     if not path.exists():
@@ -110,7 +111,7 @@ def problem_with(shard: str, fingerprint: str, samples: int, index: ShardIndex |
 
 
 def has_entries(shard: str) -> bool:
-    """Whether a local shard has an index of entries that is its own."""
+    """Return whether a local shard has a valid index of entries."""
     try:
         open_entries(shard, load_or_build(shard))
     except (ManifestError, StateError):
@@ -119,9 +120,9 @@ def has_entries(shard: str) -> bool:
 
 
 class ShardEntries:
-    """The entries of a shard that is open, if it has an index of them. Safe in threads.
+    """The entries of an open shard, if it has an index of them. Thread-safe.
 
-    Shards with the same `once` give one warning together.
+    Shards with the same `once` share one warning.
     """
 
     def __init__(self, shard: str, index: ShardIndex, once: Once) -> None:
@@ -134,14 +135,14 @@ class ShardEntries:
                 self._refuse(error)
 
     def of(self, number: int, data: bytes) -> bytes | None:
-        """The entries of a sample's first image, whose bytes are `data`. Cost: see `ImageIndex.entries`."""
+        """Return the entries of a sample's first image, whose bytes are `data`. Cost: see `ImageIndex.entries`."""
         if self._index is None:
             return None
         try:
             return self._index.entries(number, data)
-        except ManifestError as error:  # it was truncated meanwhile
+        except ManifestError as error:  # truncated meanwhile
             self._refuse(error)
             return None
 
     def _refuse(self, error: Exception) -> None:
-        self._once.warn(f"{error}. It is not used: pixels are right, but take longer")
+        self._once.warn(f"{error}. It is not used: the pixels are right, but decoding takes longer")

@@ -1,15 +1,15 @@
-"""What ranks tell each other of shards that only one of them has read: `Exchange`, over the store of torch.distributed.
+"""`Exchange`: ranks share the facts of shards that only one of them has read, through torch.distributed's store.
 
-    exchange = exchange_of(urls, world_size)   # None where there is no process group
+    exchange = exchange_of(urls, world_size)   # None without a process group
     exchange.tell(7, facts)                    # by the rank that has read shard 7
     exchange.wait([7, 8])                      # by the others
-    agree_on(urls, "counted")                  # what the first rank said
+    agree_on(urls, "counted")                  # the value of the first rank
 
-The store is the one by which the ranks have found each other: a few hundred bytes a shard, and no collective call, so
-ranks may ask at any time. Without a process group each rank finds out by itself: those of one machine share a cache.
+This is the store by which the ranks found each other. It takes a few hundred bytes a shard and no collective calls, so
+ranks may ask at any time. Without a process group, each rank reads by itself; ranks of one machine share a cache.
 
-Ranks open the same shards equally often. The n-th opening of one rank hears of the n-th ones of the others alone: what
-was told of an earlier one may be of other content.
+All ranks open the same shards equally often. The n-th opening of a rank receives only messages of the n-th openings of
+others, since earlier ones may describe other content.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from penstock.storage.urls import shown
 
 __all__ = ["Exchange", "agree_on", "exchange_of"]
 
-_PATIENCE = 1800.0  # seconds that another rank may take for one shard
-_WARN = 60.0  # seconds after which somebody who waits hears what for
-_SHORTEST, _LONGEST = 0.001, 0.1  # seconds from one look to the next
+_TIMEOUT_S = 1800.0  # for another rank to read one shard
+_WARN_AFTER_S = 60.0  # of waiting
+_SHORTEST, _LONGEST = 0.001, 0.1  # seconds between polls
 
 _opened: Counter[str] = Counter()
-"""How often this process has opened shards, by what ranks call them."""
+"""How often this process has opened shards, by their name among ranks."""
 
 
 class Exchange:
-    """Facts of shards, told by one rank and read by all.
+    """Facts of shards, sent by one rank and read by all.
 
     Args:
-        store: of torch.distributed, for this object alone.
-        urls: the shards of the data set, which all ranks have alike.
-        world_size: how many ranks share them.
+        store: a torch.distributed store, for this object alone.
+        urls: the shards of the dataset, the same on all ranks.
+        world_size: number of ranks that share them.
     """
 
     def __init__(self, store: Any, urls: Sequence[str], world_size: int) -> None:
@@ -53,34 +53,34 @@ class Exchange:
         self._name = _next_name("shards", urls, world_size)
 
     def tell(self, number: int, facts: Facts) -> None:
-        """Tell the other ranks of a shard."""
+        """Send the facts of a shard to the other ranks."""
         self._store.set(f"{self._name}/{number}", json.dumps(facts.to_json()))
 
     def wait(self, numbers: Sequence[int]) -> list[Facts]:
-        """Return what was told of shards, once it is.
+        """Wait for the facts of shards and return them.
 
         Raises:
-            StorageUnavailableError: nothing was told of one of them for half an hour, or the store is gone.
+            StorageUnavailableError: the facts of one were not sent for half an hour, or the store is gone.
         """
         return [self._wait(number) for number in numbers]
 
     def _wait(self, number: int) -> Facts:
-        facts = self.hear(number, _WARN)
+        facts = self.hear(number, _WARN_AFTER_S)
         if facts is None:
             warnings.warn(self._still_waiting(number), stacklevel=2)
-            facts = self.hear(number, _PATIENCE - _WARN)
+            facts = self.hear(number, _TIMEOUT_S - _WARN_AFTER_S)
         if facts is None:
             raise StorageUnavailableError(
-                f"no other rank has told how many samples {shown(self._urls[number])} has{rank_note()}, for "
-                f"{_PATIENCE:g} s: the rank that reads it hangs or has ended"
+                f"no other rank has reported the sample count of {shown(self._urls[number])}{rank_note()} for "
+                f"{_TIMEOUT_S:g} s: the rank that reads it hangs or has ended"
             )
         return facts
 
     def hear(self, number: int, seconds: float) -> Facts | None:
-        """Return what was told of a shard, None if nothing is within so many seconds. Raises as `wait` does."""
+        """Return the facts of a shard, or None if they do not arrive within ``seconds``. Raises as `wait` does."""
         key, deadline, pause = f"{self._name}/{number}", time.monotonic() + seconds, _SHORTEST
         try:
-            # Whoever waits in the store keeps its connection to himself, and other threads could tell nothing.
+            # Polls, since a blocking wait would hold the store's connection, and other threads could not send.
             while not self._store.check([key]):
                 if time.monotonic() > deadline:
                     return None
@@ -89,29 +89,29 @@ class Exchange:
             return Facts.of_json(json.loads(self._store.get(key)))
         except RuntimeError as error:
             raise StorageUnavailableError(
-                f"cannot learn how many samples {shown(self._urls[number])} has{rank_note()}: the store of "
+                f"cannot receive the sample count of {shown(self._urls[number])}{rank_note()}: the store of "
                 f"torch.distributed is gone ({error})"
             ) from error
 
     def _still_waiting(self, number: int) -> str:
         return (
-            f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN:g} s so far. "
-            "Every rank has to make this data set and to iterate over it, equally often; a rank that reads alone needs "
-            "rank=0, world_size=1"
+            f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN_AFTER_S:g} s. Every "
+            "rank must create this dataset and iterate over it, equally often; a rank that reads alone needs rank=0, "
+            "world_size=1"
         )
 
 
 def exchange_of(urls: Sequence[str], world_size: int) -> Exchange | None:
-    """Return how the ranks that share shards tell each other of them; None for one rank, or without a process group."""
+    """Return the exchange of the ranks that share shards; None for one rank, or without a process group."""
     store = _store() if world_size > 1 else None
-    # Threads wait for it, and whoever else uses it must not wait for them.
+    # Its own connection: threads wait on it, and must not block other users of the store.
     return None if store is None else Exchange(store.clone(), urls, world_size)
 
 
 def agree_on(urls: Sequence[str], mine: str, world_size: int) -> str | None:
-    """Return what the first rank that opened these shards says of them, for all ranks; ``mine`` if this one is that.
+    """Return the value of the first rank that opened these shards, the same on all ranks; ``mine`` if it is this rank.
 
-    Returns None without a process group: then nobody knows what other ranks say.
+    Returns None without a process group, since the values of other ranks are unknown then.
     """
     store = _store()
     if store is None:

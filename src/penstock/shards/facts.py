@@ -1,8 +1,8 @@
-"""`Facts`: what one process learns of a shard by reading it, and how others of the job hear of that.
+"""`Facts`: what a process learns about a shard by reading it, and how it is shared within the job.
 
 facts.to_json(), Facts.of_json(told)    from rank to rank, see `penstock.shards.exchange`
-told.write(facts)                       by the process that plans, once all shards are counted
-told.read()                             by processes that make batches, and began before that
+told.write(facts)                       by the main process, once all shards are counted
+told.read()                             by workers that started earlier
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DAY = 86_400.0
 
 
 class Facts(NamedTuple):
-    """What is known of a shard once somebody has read it: enough for ranks and workers that have not.
+    """Facts of a shard that was read: enough for ranks and workers that have not read it.
 
     Attributes:
-        version: of the object.
-        samples: how many there are.
+        version: the version of the object.
+        samples: the number of samples.
         digest: xxh3_128 of the content, as hex.
     """
 
@@ -40,20 +40,20 @@ class Facts(NamedTuple):
     digest: str
 
     def to_json(self) -> list[Any]:
-        """Return them as JSON's types."""
+        """Return the facts as JSON types."""
         return [astuple(self.version), self.samples, self.digest]
 
     @classmethod
     def of_json(cls, told: Sequence[Any]) -> Facts:
-        """Return the facts that `to_json` has made this of."""
+        """Return the facts of a `to_json` result."""
         return cls(Stat(*told[0]), *told[1:])
 
 
 class ToldFacts:
-    """The facts of all shards in a file, which the processes of a machine find by this object.
+    """The facts of all shards in a file, which processes of a machine find through this object.
 
-    The one that made the object writes it, into the user's cache folder; the file goes when that process ends. What a
-    process has left that was killed goes after a day, when another one writes.
+    The process that created the object writes the file into the user's cache folder, and removes it at its end. Files
+    of killed processes are removed after a day, when another process writes.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ToldFacts:
         self._close: weakref.finalize[Any, Any] | None = None
 
     def write(self, facts: Sequence[Facts]) -> None:
-        """Tell the facts of all shards, unless they were told. Where the disk takes no file, others find out."""
+        """Write the facts of all shards, once. If the disk is full or read-only, other processes read the shards."""
         if self._pid != os.getpid() or self._close is not None:
             return
         self._close = weakref.finalize(self, _remove, self._path, self._pid)
@@ -75,7 +75,7 @@ class ToldFacts:
                 raise
 
     def read(self) -> list[Facts] | None:
-        """Return what was told; None where nothing was, or on another machine."""
+        """Return the facts; None if they were not written, or on another machine."""
         try:
             return [Facts.of_json(one) for one in json.loads(self._path.read_bytes())]
         except OSError:
@@ -92,7 +92,7 @@ def _remove(path: Path, pid: int) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes have left that were killed."""
+    """Remove files of killed processes."""
     for path in folder.glob("shards-*-*.json"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _DAY and not _is_alive(path.name.split("-")[1]):

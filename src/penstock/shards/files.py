@@ -1,8 +1,8 @@
-"""A shard as an open file that notices when somebody changes it.
+"""An open shard file that detects changes.
 
-`ShardFile` is read by position, `CheckedFile` is a file object that is read from front to back. After a read, the open
-file's size and modification time are compared with those at its opening, and nothing is given of a changed file. A file
-that was removed, or replaced by renaming another one over it, stays what it was for its readers.
+`ShardFile` has random access, `CheckedFile` is a file object that is read from start to end. After a read, the open
+file's size and modification time are compared with those at opening, and no data of a changed file is returned. A file
+that was removed, or replaced by a rename, stays readable and unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.storage import local_path as copy_of
 __all__ = ["PIECE", "CheckedFile", "ShardFile", "file_of"]
 
 PIECE = 512 << 10
-"""Bytes that `ShardFile.pieces` reads at a time: they stay in a processor's cache."""
+"""Bytes that `ShardFile.pieces` reads at a time: they fit the CPU cache."""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -34,10 +34,10 @@ class ShardFile:
 
     Args:
         path: the file.
-        descriptor: of the same file, open already; this closes it.
+        descriptor: an open descriptor of the file, which this object takes over.
 
     Raises:
-        ShardIOError: missing, a folder, no permission, no regular file.
+        ShardIOError: missing, a folder, no permission, not a regular file.
     """
 
     def __init__(self, path: str, descriptor: int | None = None) -> None:
@@ -56,13 +56,13 @@ class ShardFile:
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
         if self._fd >= 0:
             _close(self._fd)
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has no name any more: its bytes stay for those alone who have it open."""
+        """Return whether the file was unlinked: its bytes exist only while it is open."""
         return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
@@ -72,10 +72,10 @@ class ShardFile:
             self._fd = -1
 
     def read(self, count: int, position: int) -> bytes:
-        """Exactly so many bytes from a position. Look with `check` whether the file is still the same.
+        """Return exactly ``count`` bytes from a position. Use `check` to see whether the file has changed.
 
         Raises:
-            ShardChangedError: they are not there any more.
+            ShardChangedError: the file is too short now.
             ShardIOError: the file cannot be read.
         """
         try:
@@ -84,7 +84,7 @@ class ShardFile:
             raise self._unreadable(error, position) from error
         if len(data) == count:
             return data
-        whole = bytearray(data).ljust(count, b"\0")  # a large read may come in pieces
+        whole = bytearray(data).ljust(count, b"\0")  # a large read may return less
         self.read_into(memoryview(whole)[len(data) :], position + len(data))
         return bytes(whole)
 
@@ -100,7 +100,7 @@ class ShardFile:
             buffer, position = buffer[count:], position + count
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
-        """The bytes from ``begin`` to ``end`` in pieces of `PIECE`. Each is valid until the next one comes.
+        """Yield the bytes ``[begin, end)`` in chunks of `PIECE`, each valid until the next one.
 
         Raises as `read` does.
         """
@@ -111,24 +111,24 @@ class ShardFile:
             yield piece
 
     def check(self) -> None:
-        """Raise `ShardChangedError` if the file has another size or modification time. Costs one fstat."""
+        """Raise `ShardChangedError` if size or modification time changed. Costs one fstat."""
         status = os.fstat(self._fd)
         if status.st_size != self.size or status.st_mtime_ns != self.mtime_ns:
             self._refuse(status)
 
     def settle(self) -> None:
-        """Wait until a later write would show in the modification time, which moves in steps of some milliseconds."""
+        """Wait until a later write would change the modification time, whose resolution is some milliseconds."""
         _settle(self.mtime_ns)
 
     def is_cached(self, position: int) -> bool:
-        """Whether a byte is in memory already, as far as the system tells."""
+        """Return whether a byte is in the page cache, as far as the system shows."""
         try:
             return os.preadv(self._fd, [bytearray(1)], position, os.RWF_NOWAIT) == 1
-        except (AttributeError, OSError):  # no such call here, or not for this file system
+        except (AttributeError, OSError):  # not supported by the system or the file system
             return False
 
     def fetch_ahead(self, begin: int, end: int) -> None:
-        """Tell the system that these bytes will be read soon. It does not wait for them."""
+        """Tell the system that these bytes will be read soon, without waiting."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
@@ -142,16 +142,16 @@ class ShardFile:
 
 
 class CheckedFile(io.FileIO):
-    """A file object, not buffered, that raises where a file was changed since it was opened.
+    """An unbuffered file object that raises if the file has changed since it was opened.
 
     Args:
         path: the file.
 
     Raises:
         OSError: it cannot be opened.
-        ShardChangedError: (while reading) it has another size or modification time.
+        ShardChangedError: (while reading) its size or modification time changed.
 
-    Only regular files are looked at: pipes and devices have no size.
+    Only regular files are checked: pipes and devices have no size.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -169,13 +169,13 @@ class CheckedFile(io.FileIO):
         return count
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read so many bytes at most; all that follow if there is no number."""
+        """Read at most ``size`` bytes; all remaining bytes by default."""
         data = super().read(-1 if size is None else size)
         self._check()
         return data
 
     def readall(self) -> bytes:
-        """Read all that follows."""
+        """Read all remaining bytes."""
         data = super().readall()
         self._check()
         return data
@@ -202,11 +202,11 @@ def _changed(path: str, before: int, now: int, at: int | None = None) -> ShardCh
 
 
 def file_of(url: str, storage: Storage | None = None, *, progress: bool | None = False) -> str:
-    """The path of a shard's file; of a remote one that of a complete copy in the cache.
+    """Return the path of a shard's file; for a remote shard, of a complete copy in the cache.
 
     Raises:
         ShardIOError: it is neither a file nor in a store (``pipe:``).
-        StorageError: the store says no, see `penstock.storage.local_path`.
+        StorageError: the store fails, see `penstock.storage.local_path`.
     """
     path = local_path(url)
     if path is not None:

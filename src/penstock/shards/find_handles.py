@@ -1,7 +1,7 @@
-"""The handles of a set's shards: found by their indexes, many at a time, and made where there are none.
+"""Find the handles of many shards by their indexes, concurrently, and build missing indexes.
 
 find_handles([("s3://bucket/000.tar", stat), ...], storage, None, copy=True)
-build(handles)                                      indexes those that have none
+build(handles)                                      indexes shards without an index
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def has_index(url: str, storage: Storage | None) -> bool:
     """Return whether a shard in a store has its index beside it there. Costs one request."""
     try:
         RemoteSource(index_url(url), storage)
-    except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
+    except (
+        StorageNotFoundError,
+        StorageAuthError,
+    ):  # without list permission, stores answer "no access" for missing objects
         return False
     return True
 
@@ -44,7 +47,9 @@ def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> N
     for shard in shards:
         name = os.path.basename(local_path(shard.url) or shard.url.partition("?")[0]) + SUFFIX
         if name in written:
-            raise ShardError(f"two shards have an index named {name}: write those of each folder into one of its own")
+            raise ShardError(
+                f"two shards have an index named {name}: write the indexes of each folder into a separate one"
+            )
         written.add(name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -57,12 +62,15 @@ def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> N
 def find_handles(
     found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None, *, copy: bool
 ) -> list[Handle]:
-    """Return handles of shards, given with their versions where these are known; without a header where no index is."""
+    """Return handles of shards, given with their versions if known; a shard without an index has no header."""
 
     def look(url: str, stat: Stat | None) -> RemoteShard | None:
         try:
             return RemoteShard(url, storage, stat)
-        except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
+        except (
+            StorageNotFoundError,
+            StorageAuthError,
+        ):  # without list permission, stores answer "no access" for missing objects
             if not copy:
                 raise
             return None
@@ -86,14 +94,14 @@ def open_handles(
     copy: bool,
     progress: bool | None,
 ) -> list[Handle]:
-    """Return the same, each with its header: what has no index is indexed."""
+    """Return the handles of shards, each with its header; shards without an index are indexed."""
     handles = find_handles(found, storage, cache_dir, copy=copy)
     build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
     return handles
 
 
 def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None = None) -> None:
-    """Index those that have no index; objects of stores are copied for that, several at a time."""
+    """Index the shards without an index; remote ones are copied first, several at a time."""
     missing = [shard for shard in shards if shard.header is None]
     if not missing:
         return

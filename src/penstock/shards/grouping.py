@@ -1,13 +1,13 @@
-"""From members to samples, by WebDataset's rules.
+"""Group tar members into samples, by WebDataset's rules.
 
     train/0001.jpg, train/0001.seg.png, train/0001.cls   ->   {"__key__": "train/0001", "__url__": "a.tar",
                                                                "jpg": b"...", "seg.png": b"...", "cls": b"7"}
 
-* The key is the name up to the first dot after the last slash, the rest is the extension, in lower case.
-* *Consecutive* members with the same key are one sample; the same key later in the shard is another one.
-* An extension that comes twice in a sample is an error. Names without a dot are left out, and so are those that begin
-  with ``__name__`` (metadata). Folders and links are no components.
-* A sample never reaches over the end of a shard, and one that was cut off is never handed out.
+* The key is the name up to the first dot after the last slash; the rest is the extension, in lower case.
+* *Consecutive* members with the same key form a sample; the same key later in the shard is another sample.
+* A repeated extension in a sample is an error. Names without a dot are ignored, and so are metadata (``__name__``),
+  folders and links.
+* A sample never crosses the end of a shard, and a truncated sample is never returned.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Sample = dict[str, Any]
 """``__key__`` and ``__url__`` (str), perhaps ``__local_path__`` (str), and ``bytes`` under each extension."""
 
 Handler = Callable[[Exception], bool]
-"""What to do about an error: True goes on without the member, False ends the shard, raising raises."""
+"""Decides about an error: True skips the member, False ends the shard; it may raise."""
 
 KEY, URL, LOCAL_PATH = "__key__", "__url__", "__local_path__"
 
 
 def base_and_extension(name: str) -> tuple[str, str] | None:
-    """Key and extension of a name, as it is written there; None if it is no component's.
+    """Return key and extension of a member's name, in its own case; None if it is not part of a sample.
 
     >>> base_and_extension("a/b.c/d.e.f")
     ('a/b.c/d', 'e.f')
@@ -47,8 +47,10 @@ def base_and_extension(name: str) -> tuple[str, str] | None:
 
 
 def _unusual(name: str, begin: int, dot: int) -> tuple[str, str] | None:
-    """For hidden files and line feeds: the key's last part has no dot, but may hold slashes, so ``a/.b`` is ``a/`` and
-    ``b``; what comes before that part has no line feed.
+    """Return key and extension for names of hidden files and names with line feeds, as WebDataset does.
+
+    The last part of the key has no dot but may have slashes, so ``a/.b`` is ``a/`` and ``b``; the part before it has no
+    line feed.
     """
     part = 0
     while part < dot:
@@ -62,7 +64,7 @@ def _unusual(name: str, begin: int, dot: int) -> tuple[str, str] | None:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and lower-case extension of a member's name; None for metadata (``__x__``) and names without extension."""
+    """Return key and lower-case extension of a member's name; None for metadata and names without extension."""
     if name.startswith("__") and _is_metadata(name):
         return None
     found = base_and_extension(name)
@@ -81,18 +83,18 @@ def group(
     local_path: str | None = None,
     handler: Handler | None = None,
 ) -> Iterator[Sample]:
-    """The samples of one shard.
+    """Yield the samples of one shard.
 
     Args:
-        members: members in order with their data, as `walk_stream` gives them. Data may be anything (a memoryview).
-        url: what ``__url__`` is to say.
-        local_path: what ``__local_path__`` is to say, where the shard is a local file.
-        handler: asked about an extension that comes twice; without it that raises.
+        members: members in order with their data, as from `walk_stream`. Data may be of any type, such as memoryview.
+        url: the value of ``__url__``.
+        local_path: the value of ``__local_path__``, if the shard is a local file.
+        handler: decides about a repeated extension; without it, that raises.
 
     Raises:
-        ShardError: an extension comes twice in a sample.
+        ShardError: a repeated extension in a sample.
 
-    What ``members`` raises goes through, and the sample that was being put together is dropped.
+    Exceptions of ``members`` propagate, and the incomplete sample is dropped.
     """
     sample: Sample = {}
     current: str | None = None
@@ -126,7 +128,7 @@ def group(
 
 
 def duplicate(name: str, extension: str, sample: Iterable[str], url: str, at: int) -> ShardError:
-    """The error about an extension that comes twice."""
+    """Return the error about a repeated extension."""
     there = [other for other in sample if other != LOCAL_PATH]
     return ShardError(
         f"{name}: duplicate file name in tar file {extension} {there}; {shown(url)}: byte {at}: give every "

@@ -1,11 +1,11 @@
-"""The shards of a set one by one, before they are open: where each lies, and what its index says.
+"""Handles of single shards before they are opened: location and index header.
 
     handle = LocalShard(url, cache_dir)                   a file
-    handle = CopiedShard(url, storage, cache_dir, None)   an object that is copied into the cache
+    handle = CopiedShard(url, storage, cache_dir, None)   an object that is copied to the cache
     handle = RemoteShard(url, storage)                    an object that is read by ranges
     handle.header, handle.index(), handle.open()
 
-Promises: a handle may be pickled; what it opens elsewhere is the same shard, or an error.
+Promise: handles can be pickled; elsewhere they open the same shard, or raise an error.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ __all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "i
 
 
 class OpenShard:
-    """A shard in a file and its index, open. Safe in threads."""
+    """An open shard in a file, with its index. Thread-safe."""
 
     def __init__(self, url: str, file: ShardFile, index: ShardIndex) -> None:
         self.url, self.index, self.file = url, index, file
-        self._entries: ShardEntries | None = None  # that of images is opened when somebody asks
-        self.file.size, self.file.mtime_ns = index.header.size, index.header.mtime_ns  # what it has to be
+        self._entries: ShardEntries | None = None  # opened at first use
+        self.file.size, self.file.mtime_ns = index.header.size, index.header.mtime_ns  # the expected values
 
     def check(self) -> None:
-        """Raise ShardChangedError if the file was changed."""
+        """Raise ShardChangedError if the file has changed."""
         self.file.check()
 
     def entries(self, number: int, data: bytes, once: Once) -> bytes | None:
-        """The entries of a sample's first image, whose bytes are `data`; see `ShardEntries`."""
+        """Return the entries of a sample's first image, whose bytes are `data`; see `ShardEntries`."""
         if self._entries is None:
-            from penstock.shards.entries import ShardEntries  # with all that decodes images
+            from penstock.shards.entries import ShardEntries  # imported late: it loads the image decoders
 
             self._entries = ShardEntries(self.file.path, self.index, once)
         return self._entries.of(number, data)
 
     def raw(self, number: int) -> bytes:
-        """One sample as it stands in the archive, with its headers and padding."""
+        """Return one sample as stored in the archive, with its headers and padding."""
         begin, end = self.index.span(number)
         return self.file.read(end - begin, begin)
 
     def sample(self, number: int) -> Sample:
-        """One sample; the data is read, and is bytes."""
+        """Return one sample, with its data as bytes."""
         index, read = self.index, self.file.read
         sample: Sample = {KEY: index.key(number), URL: self.url}
         names, extension, offset, size = index.extensions, index.extension, index.offset, index.size
@@ -70,13 +70,13 @@ class OpenShard:
 
 
 class LocalShard:
-    """A shard in a file of this machine.
+    """A shard in a local file.
 
     Args:
         url: its name.
-        cache_dir: where its index goes, instead of beside it.
+        cache_dir: folder for its index, instead of beside it.
 
-    Attributes: ``header`` is None while there is no index.
+    Attributes: ``header`` is None while it has no index.
     """
 
     is_file = True
@@ -97,14 +97,14 @@ class LocalShard:
         return _header_of(self._path, self._cache_dir, status.size, status.mtime_ns)
 
     def build(self, progress: Callable[[int], object]) -> None:
-        """Make the index, if there is none."""
+        """Build the index if it is missing."""
         self.header = load_or_build(self._path, url=self.url, cache_dir=self._cache_dir, progress=progress).header
 
     def index(self) -> ShardIndex:
-        """The index.
+        """Return the index.
 
         Raises:
-            ShardChangedError: it is not the shard any more that this was made of.
+            ShardChangedError: the shard is not the one of this handle any more.
         """
         return self._load(self._path)
 
@@ -115,7 +115,7 @@ class LocalShard:
         return index
 
     def open(self) -> OpenShard:
-        """Open it. Raises as `index` does."""
+        """Open the shard. Raises as `index` does."""
         file = ShardFile(self._path)
         return OpenShard(self.url, file, self._load(file))
 
@@ -125,18 +125,18 @@ class LocalShard:
 
 
 class CopiedShard:
-    """A shard in a store, one version of it, that is copied into the cache when its data is needed.
+    """One version of a shard in a store, which is copied to the cache when its data is needed.
 
     Args:
-        url: its address.
-        storage: how the store is reached.
-        cache_dir: where indexes of copies go, by default in the user's cache folder: never beside a copy.
-        beside: the shard with the index that lies beside it in the store, if one does.
-        stat: the version, where that is known; otherwise the store is asked.
+        url: its URL.
+        storage: access options.
+        cache_dir: folder for indexes of copies, by default in the user's cache folder: never beside a copy.
+        beside: the shard with the index that is beside it in the store, if any.
+        stat: the version, if known; else the store is asked.
 
-    Attributes: ``header`` is None while there is no index.
+    Attributes: ``header`` is None while it has no index.
 
-    Where the cache has no room for a copy, or the job wants none, and there is an index, ranges are read.
+    If the cache has no room for a copy, or the job wants none, ranges are read, provided that the shard has an index.
     """
 
     is_file = False
@@ -161,7 +161,7 @@ class CopiedShard:
         return self.source.size
 
     def stored(self, number: int) -> StoredShard:
-        """Return what look-ahead has to know of it, as the shard with this number of its set."""
+        """Return the facts for prefetching, as the shard with this number in its set."""
         source = self.source
         index = [] if self._beside is None else [self._beside.beside]
         return StoredShard(number, self.url, source.size, source.storage, source.stat, index)
@@ -170,16 +170,16 @@ class CopiedShard:
         return self.source.storage.the_cache()
 
     def _current(self) -> Header | None:
-        """What an index says that was made of a copy, which need not be there any more."""
+        """Return the header of an index that was built from a copy, which may be gone."""
         path, mtime_ns = self._cache().place(self.source)
         return _header_of(str(path), self._cache_dir, self.source.size, mtime_ns)
 
     def build(
         self, progress: Callable[[int], object], *, only_later: bool = False, cancel: Cancel | None = None
     ) -> None:
-        """Make the index out of a copy, if there is none. What the copy costs is fetched before one is indexed.
+        """Build the index from a copy if it is missing; the copy is fetched first.
 
-        ``only_later`` and ``cancel`` are those of `fetch`.
+        ``only_later`` and ``cancel``: see `fetch`.
         """
         file = _file_of_copy(self.fetch(only_later=only_later, cancel=cancel))
         with _indexing:
@@ -187,20 +187,20 @@ class CopiedShard:
         self.header = index.header
 
     def fetch(self, *, only_later: bool = False, cancel: Cancel | None = None) -> CachedFile:
-        """Return a copy, open; fetched if there is none.
+        """Return an open copy, fetched if it is missing.
 
         Args:
             only_later: see `Cache.open`.
-            cancel: ends the download, which goes on another time.
+            cancel: ends the download, which a later call resumes.
         """
         source = self.source if cancel is None else Stoppable(self.source, cancel)
         return self._cache().open(source, only_later=only_later, progress=False)
 
     def index(self) -> ShardIndex:
-        """The index: of the store, or made of a copy.
+        """Return the index: from the store, or built from a copy.
 
         Raises:
-            ShardChangedError: it is not of the shard any more that this was made of.
+            ShardChangedError: it does not belong to the shard of this handle any more.
         """
         path, _ = self._cache().place(self.source)
         if self._current() is not None:
@@ -220,7 +220,7 @@ class CopiedShard:
         return index
 
     def open(self) -> OpenShard | RangedShard:
-        """Open the copy, or the object for ranges. Raises as `index` does."""
+        """Open the copy, or the object for reading ranges. Raises as `index` does."""
         copy = self.source.copy_if_wanted()
         if copy is None:
             return RangedShard(self.url, self.source, self.index())
@@ -229,16 +229,16 @@ class CopiedShard:
 
 
 class RemoteShard:
-    """A shard in a store with its index beside it there, of which only the samples asked for are read.
+    """A shard in a store with its index beside it, of which only the requested samples are read.
 
     Args:
-        url: its address.
-        storage: how the store is reached.
-        stat: the version, where that is known; otherwise the store is asked.
+        url: its URL.
+        storage: access options.
+        stat: the version, if known; else the store is asked.
 
     Raises:
-        StorageNotFoundError: the index (or the shard) is not there.
-        ShardError: the index is of a shard of another size, or is damaged, as far as its header tells.
+        StorageNotFoundError: the index (or the shard) does not exist.
+        ShardError: by its header, the index belongs to a shard of another size, or is damaged.
 
     Costs one request if the version is known. The rest of the index is fetched when it is needed.
     """
@@ -251,32 +251,32 @@ class RemoteShard:
             self.beside, self.header = _look_at_index(index_url(url), storage)
         except StorageNotFoundError as error:
             raise StorageNotFoundError(
-                f"{error}; have it made (penstock shards index writes it beside the shard), or use copy=True"
+                f"{error}; create it (penstock shards index writes it beside the shard), or use copy=True"
             ) from error
         self.source = RemoteSource(url, storage, stat)
         if self.source.size != self.header.size:
             raise ShardError(
-                f"{shown(url)} has {self.source.size:,} bytes, and the index beside it is of a shard with "
-                f"{self.header.size:,}: have that of this one made (penstock shards index --force)"
+                f"{shown(url)} has {self.source.size:,} bytes, but the index beside it is of a shard with "
+                f"{self.header.size:,}: index it again (penstock shards index --force)"
             )
 
     def index(self) -> ShardIndex:
-        """The index, from a copy in the cache."""
+        """Return the index, from a copy in the cache."""
         return _copied_index(self.beside, self.header)
 
     def open(self) -> RangedShard:
-        """The shard, to be read from."""
+        """Open the shard for reading ranges."""
         return RangedShard(self.url, self.source, self.index())
 
 
 Handle = LocalShard | CopiedShard | RemoteShard
 
 _indexing = Lock()
-"""Shards are indexed one after the other: threads would wait for Python's lock, and cost more."""
+"""Shards are indexed one at a time: threads would only contend for the GIL."""
 
 
 def _look_at_index(url: str, storage: Storage | None) -> tuple[RemoteSource, Header]:
-    """The index beside a shard in a store, and its header: by one request."""
+    """Return the index beside a shard in a store, and its header, by one request."""
     how = storage or Storage()
     begin, stat = how.read_begin(url, BODY)
     header = Header.unpack(begin)
@@ -286,14 +286,14 @@ def _look_at_index(url: str, storage: Storage | None) -> tuple[RemoteSource, Hea
 
 
 def _copied_index(source: RemoteSource, expected: Header) -> ShardIndex:
-    """The index beside a shard in a store, copied into the cache."""
+    """Return the index beside a shard in a store, copied to the cache."""
     index = ShardIndex.load(source.local(keep=True).path)
     if index is None:
         raise _unsound(source.url)
     if index.header.digest != expected.digest:
         raise ShardChangedError(
-            f"{shown(source.url)} is no longer the index that was opened: that was of a shard with the fingerprint "
-            f"{expected.fingerprint}, and this of {index.header.fingerprint}. Open the shards again"
+            f"{shown(source.url)} is no longer the index that was opened: that one was of a shard with the fingerprint "
+            f"{expected.fingerprint}, this one is of {index.header.fingerprint}. Open the shards again"
         )
     return index
 
@@ -306,13 +306,13 @@ def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:
     if header is not None and index.header.digest != header.digest:
         raise ShardChangedError(
             f"{shown(url)} is no longer the shard that was opened: its content had the fingerprint "
-            f"{header.fingerprint} and has {index.header.fingerprint}. Open the shards again; where the index beside "
-            "it is of an older version, make it again (penstock shards index), and upload both"
+            f"{header.fingerprint}, now it is {index.header.fingerprint}. Open the shards again; if the index beside "
+            "it is of an older version, build it again (penstock shards index), and upload both"
         )
 
 
 def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> Header | None:
-    """The header of an index of this file, wherever it is; None where there is none."""
+    """Return the header of this file's index from any of its places; None if it has none."""
     for place in places(path, SUFFIX, cache_dir):
         header = read_header(place)
         if header is not None and (header.size, header.mtime_ns) == (size, mtime_ns):
@@ -321,12 +321,12 @@ def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> He
 
 
 def _file_of_copy(copy: CachedFile) -> ShardFile:
-    """A copy of the cache as an open shard; it stays so when the cache removes it."""
+    """Return a cached copy as an open shard, which stays readable after eviction."""
     return ShardFile(str(copy.path), os.dup(copy.fileno()))
 
 
 def index_url(url: str) -> str:
-    """Return the address of a shard's index: the suffix goes before what a web address asks for."""
+    """Return the URL of a shard's index, with the suffix before the query of a web URL."""
     path, mark, query = url.partition("?") if url.startswith(("http:", "https:")) else (url, "", "")
     return path + SUFFIX + mark + query
 
@@ -337,5 +337,5 @@ def _local_again(url: str, path: str, cache_dir: str | None, digest: bytes) -> L
     if handle.header is None:
         handle.build(lambda _: None)
     if handle.header is None or (digest and handle.header.digest != digest):
-        raise ShardChangedError(f"{url} is no longer the shard that the set was opened on")
+        raise ShardChangedError(f"{url} is no longer the shard that was opened: its content has changed")
     return handle

@@ -1,11 +1,11 @@
-"""One tar header: 512 bytes to name, size and type; and the extended headers of PAX and GNU that come before one.
+"""Parse a tar header: 512 bytes to name, size and type; and the extended PAX and GNU headers before it.
 
     ustar, GNU   name 0:100, size 124:136, checksum 148:156, type 156, magic 257:265, prefix 345:500 (ustar only)
     old v7       the same without magic
     PAX x, g     records "LENGTH KEY=VALUE\\n" for the next member, or for all
     GNU L, K     a long name, or the long target of a link, for the next member
 
-Invariant: what is returned was in the bytes. A field that makes no sense is a `ShardError` that names shard and byte.
+Invariant: all results are taken from the bytes. An invalid field is a `ShardError` that names shard and byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["BLOCK", "MAX_EXTENDED", "ZEROS", "Header", "decode_name", "parse_hea
 BLOCK = 512
 ZEROS = bytes(BLOCK)
 MAX_EXTENDED = 8 << 20
-"""Extended headers longer than this are refused: they are read into memory, and no sane archive has them."""
+"""Longer extended headers are refused: they are read into memory, and no valid archive has them."""
 
 _FIELDS = struct.Struct("<100s24x12s12x8sc100x8s80x155s12x")
 _LARGEST = 1 << 62
@@ -30,7 +30,7 @@ _SPARSE = "GNU.sparse."
 
 
 class Header(NamedTuple):
-    """The fields of a header that matter here."""
+    """The header fields that are used."""
 
     name: bytes
     size: int
@@ -38,26 +38,26 @@ class Header(NamedTuple):
 
 
 def rounded(size: int) -> int:
-    """A size in whole blocks, in bytes."""
+    """Return a size rounded up to whole blocks, in bytes."""
     return -(-size // BLOCK) * BLOCK
 
 
 def decode_name(name: bytes) -> str:
-    """A name as text; bytes that are not UTF-8 become lone surrogates, as in names of files."""
+    """Return a name as text; bytes that are not UTF-8 become lone surrogates, as in file names."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def parse_header(block: bytes, shard: str, at: int) -> Header:
-    """The header in a block of 512 bytes, which stands at byte ``at`` of ``shard``.
+    """Return the header in a block of 512 bytes, from byte ``at`` of ``shard``.
 
     Raises:
-        ShardError: the checksum is wrong, or the size is no number.
+        ShardError: the checksum is wrong, or the size is not a number.
 
     Cost: about a microsecond.
     """
     name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
     stored = _octal(checksum)
-    # Adler-32 begins with the sum of the bytes: a hundred times the speed of adding them up here.
+    # Adler-32 includes the sum of the bytes, a hundred times faster than a sum in Python.
     expected = ((zlib.adler32(block) & 0xFFFF) - (zlib.adler32(checksum) & 0xFFFF) + 256) % _ADLER
     if stored is None or (stored % _ADLER != expected and stored not in _sums(block)):
         raise ShardError(f"{shard}: byte {at}: {_what_is_wrong(block, at)}")
@@ -65,7 +65,7 @@ def parse_header(block: bytes, shard: str, at: int) -> Header:
     if length is None:
         length = _binary(size)
         if length is None:
-            raise ShardError(f"{shard}: byte {at}: the header's size {size!r} is no number: the archive is damaged")
+            raise ShardError(f"{shard}: byte {at}: the header's size {size!r} is not a number: the archive is damaged")
     name = name.split(b"\0", 1)[0]
     if magic == b"ustar\x0000" and prefix[0]:
         name = prefix.split(b"\0", 1)[0] + b"/" + name
@@ -73,9 +73,9 @@ def parse_header(block: bytes, shard: str, at: int) -> Header:
 
 
 def _octal(field: bytes) -> int | None:
-    """An octal number that ends with NUL or space, 0 for an empty field; None for anything else."""
+    """Return an octal number that ends with NUL or space, 0 for an empty field; None for other data."""
     digits = field.rstrip(b" \0")
-    if not digits.isdigit():  # seldom
+    if not digits.isdigit():  # rare
         digits = field.split(b"\0", 1)[0].strip(b" ")
         if not digits:
             return 0
@@ -88,7 +88,7 @@ def _octal(field: bytes) -> int | None:
 
 
 def _binary(field: bytes) -> int | None:
-    """A number in base 256, marked by the top bit; None if it is negative, senseless or not marked."""
+    """Return a number in base 256, marked by the top bit; None if it is negative, too large or not marked."""
     if not field[0] & 0x80 or field[0] & 0x40:
         return None
     value = int.from_bytes(field, "big") - (0x80 << 88)
@@ -96,7 +96,7 @@ def _binary(field: bytes) -> int | None:
 
 
 def _sums(block: bytes) -> tuple[int, int]:
-    """The checksums that a header may have, by bytes without and with a sign (some old programs)."""
+    """Return the possible checksums of a header: by unsigned bytes, and by signed ones (some old programs)."""
     others = block[:148] + block[156:]
     return sum(others) + 256, sum(struct.unpack("<504b", others)) + 256
 
@@ -124,15 +124,15 @@ _OTHERS = {
 
 
 def pax_records(data: bytes, shard: str, at: int, *, everywhere: bool = False) -> dict[str, bytes]:
-    """The records of a PAX header that matter here: ``path`` and ``size``.
+    """Return the records of a PAX header that are used: ``path`` and ``size``.
 
     Args:
         data: the records.
         shard, at: for messages; ``at`` is the byte of the PAX header.
-        everywhere: it is a global one (type g), which holds for all members to come.
+        everywhere: it is a global header (type g), which applies to all later members.
 
     Raises:
-        ShardError: not records; a sparse file; a path or size for all members.
+        ShardError: invalid records; a sparse file; a path or size for all members.
     """
     result: dict[str, bytes] = {}
     begin = 0
@@ -154,15 +154,17 @@ def pax_records(data: bytes, shard: str, at: int, *, everywhere: bool = False) -
         begin = end
     size = result.get("size", b"0")
     if not size.isdigit() or len(size) > 19 or int(size) >= _LARGEST:
-        raise ShardError(f"{shard}: byte {at}: the PAX header's size {size!r} is no number")
+        raise ShardError(f"{shard}: byte {at}: the PAX header's size {size!r} is not a number")
     return result
 
 
 def build_header(
     name: bytes, size: int, *, mode: int = 0o444, mtime: int = 0, user: bytes = b"", group: bytes = b""
 ) -> bytes:
-    """All header blocks of a regular file: ustar; GNU's long name before it where that is over 100 bytes, and a size in
-    base 256 from 8 GiB on. `parse_header`, GNU tar and the standard library read it.
+    """Return all header blocks of a regular file.
+
+    The format is ustar, with a GNU long-name header before it for names over 100 bytes, and sizes in base 256 from 8
+    GiB on. `parse_header`, GNU tar and the standard library read it.
     """
     if len(name) <= 100:
         return _build(name, size, b"0", mode, mtime, user, group)

@@ -1,21 +1,21 @@
-"""The index of a tar shard, ``NAME.pidx`` beside it: where the samples are, and what they are called.
+"""The index of a tar shard, ``NAME.pidx`` beside it: offsets and keys of the samples.
 
     byte 0     magic, version, extensions' bytes                        8s I I     (all little-endian)
     byte 16    samples, files, keys' bytes, tar size, tar mtime in ns   q q q q q
     byte 56    xxh3_128 of the tar, xxh3_64 of the body                 16s Q
     byte 80    xxh3_64 of the bytes before                              Q
-    byte 128   the body: parts that begin at multiples of 8
+    byte 128   the body: sections that begin at multiples of 8
                first       samples + 1   int64   files of sample i: first[i] to first[i + 1]
                key_at      samples + 1   int64   its key: keys[key_at[i] : key_at[i + 1]]
                header      files         int64   first byte of a file's headers, extended ones included
                offset      files         int64   first byte of its data
                size        files         int64   its length
-               extension   files         int32   which of the extensions
+               extension   files         int32   index into the extensions
                keys                      UTF-8
-               extensions                UTF-8, one after the other, each ended by a zero
+               extensions                UTF-8, concatenated, each with a trailing zero
 
-It is written to a temporary file and renamed, by one process while the others wait for a lock, and can be deleted at
-any time. A file that is not exactly this, for exactly this shard (size and modification time), is made again.
+One process writes it to a temporary file and renames it, while others wait for a lock. It can be deleted at any time. A
+file that does not match this format and this shard (size and modification time) is rebuilt.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ MAGIC, VERSION = b"PENSHARD", 1
 BODY = 128
 _STRUCT = struct.Struct("<8sIIqqqqq16sQ")
 _CHECKSUM = struct.Struct("<Q")
-_CHECKED = 32 << 20  # bodies up to this size are checked as a whole when they are opened
+_CHECKED = 32 << 20  # bodies up to this size are checked completely when they are opened
 
 Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an index says about its shard."""
+    """The facts that an index records about its shard."""
 
     extension_bytes: int
     samples: int
@@ -68,14 +68,14 @@ class Header:
     body: int
 
     def pack(self) -> bytes:
-        """The bytes before the body: fields, checksum, zeros up to `BODY`."""
+        """Return the bytes before the body: fields, checksum, zeros up to `BODY`."""
         numbers = self.samples, self.files, self.key_bytes, self.size, self.mtime_ns
         head = _STRUCT.pack(MAGIC, VERSION, self.extension_bytes, *numbers, self.digest, self.body)
         return (head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))).ljust(BODY, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> Header | None:
-        """None for anything that is not a header of this version with its checksum."""
+        """Return the header, or None if the data is not a header of this version with a valid checksum."""
         if len(data) < BODY:
             return None
         magic, version, *fields = _STRUCT.unpack_from(data)
@@ -86,7 +86,7 @@ class Header:
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """First byte and length of each part."""
+        """The first byte and length of each section."""
         lengths = [8 * (self.samples + 1)] * 2 + [8 * self.files] * 3 + [4 * self.files, self.key_bytes]
         result, at = [], BODY
         for length in [*lengths, self.extension_bytes]:
@@ -96,17 +96,17 @@ class Header:
 
     @property
     def length(self) -> int:
-        """Size of the whole index in bytes."""
+        """The size of the whole index in bytes."""
         return sum(self.parts[-1])
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the shard's content, 32 hex digits."""
+        """The identity of the shard's content, 32 hex digits."""
         return self.digest.hex()
 
 
 class ShardIndex:
-    """A valid index, mapped. The views are of int64 (``extension``: int32); reading one number takes 40 ns."""
+    """A valid, mapped index. Views are int64 (``extension``: int32); reading one number takes 40 ns."""
 
     def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
         self.path, self.header, self._map = path, header, mapped
@@ -121,12 +121,12 @@ class ShardIndex:
         return self.header.samples
 
     def key(self, sample: int) -> str:
-        """The key of a sample."""
+        """Return the key of a sample."""
         at = self._keys
         return str(self._map[at + self.key_at[sample] : at + self.key_at[sample + 1]], "utf-8", "surrogateescape")
 
     def span(self, sample: int) -> tuple[int, int]:
-        """First header byte of a sample, and the first byte after it, padding included."""
+        """Return the first header byte of a sample, and the first byte after its padding."""
         begin, end = self.first[sample], self.first[sample + 1]
         if begin == end:
             return 0, 0
@@ -134,11 +134,11 @@ class ShardIndex:
 
     @classmethod
     def load(cls, path: Path, *, checked: bool = False) -> ShardIndex | None:
-        """The index at a path, stale or not, or None where there is no sound one.
+        """Return the index at a path, even if stale, or None if there is no valid one.
 
         Args:
-            path: where it is.
-            checked: its body has been checked by this process before, and need not be again.
+            path: the file.
+            checked: skip the check of the body, which this process has done before.
 
         Raises:
             ShardIOError: the file cannot be read (too many open files).
@@ -167,12 +167,12 @@ class ShardIndex:
         return index if sound else None
 
     def is_sound(self) -> bool:
-        """Whether its body is what was written, whatever its size. Reads all of it."""
+        """Return whether the body is intact, whatever its size. Reads all of it."""
         return xxhash.xxh3_64_intdigest(memoryview(self._map)[BODY:]) == self.header.body
 
 
 def read_header(path: Path) -> Header | None:
-    """The header of an index, None where there is no sound one. Costs one small read."""
+    """Return the header of an index, or None if there is no valid one. Costs one small read."""
     try:
         with open(path, "rb", buffering=0) as file:
             header = Header.unpack(file.read(BODY))
@@ -182,7 +182,7 @@ def read_header(path: Path) -> Header | None:
 
 
 def index_path(shard: str, cache_dir: str | None = None) -> Path | None:
-    """Where a shard has a current index, None if it has none."""
+    """Return the path of a shard's current index, or None."""
     status = os.stat(shard)
     for path in places(shard, SUFFIX, cache_dir):
         header = read_header(path)
@@ -199,20 +199,19 @@ def load_or_build(
     progress: Progress | None = None,
     checked: bool = False,
 ) -> ShardIndex:
-    """The shard's index; built, or built again, by this process where no sound and current one is found.
+    """Return the shard's index; this process builds it if there is no valid, current one.
 
     Args:
         shard: a local file, or an open one.
         url: its name, for messages.
-        cache_dir: where indexes go, instead of beside the shard (or, if that is read-only or full, in the user's
-            cache).
+        cache_dir: folder for indexes. Default: beside the shard, or the user's cache if that is read-only or full.
         progress: called with the bytes just indexed.
         checked: see `ShardIndex.load`.
 
     Raises:
-        ShardIOError: the shard cannot be read, or the index not be written.
+        ShardIOError: the shard cannot be read, or the index cannot be written.
         TruncatedShardError, ShardError: the shard is damaged, or compressed.
-        ShardChangedError: the shard was written to while it was being indexed.
+        ShardChangedError: the shard was modified while it was indexed.
     """
     file = shard if isinstance(shard, ShardFile) else ShardFile(shard)
     candidates = places(file.path, SUFFIX, cache_dir)
@@ -259,17 +258,17 @@ def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress
             raise
         except OSError as error:
             if error.errno in UNWRITABLE and not last:
-                continue  # access rights promised more than the file system keeps, or its disk is full
+                continue  # the file system refuses despite the access rights, or its disk is full
             raise ShardIOError(str(io_error(path, error, f"cannot write the index of {url} to"))) from error
         built = ShardIndex.load(path)
         if built is None:
             raise ShardIOError(f"the index {path} was removed or replaced while it was being opened; try again")
         return built
-    raise AssertionError("unreachable: the last place is always tried")
+    raise AssertionError("unreachable: the last candidate is always tried")
 
 
 def _scan(file: ShardFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
-    """The header and the parts of a shard's index."""
+    """Return the header and the sections of a shard's index."""
     if (kind := compression_of(file.read(min(6, file.size), 0))) is not None:
         raise ShardError(
             f"{url}: compressed ({kind}), so its samples cannot be reached one by one: unpack it, or read it "
@@ -280,7 +279,7 @@ def _scan(file: ShardFile, url: str, progress: Progress) -> tuple[Header, list[m
     for run in scan_runs(Archive(file), url, extensions=extensions):
         builder.add(run)
         end = min(int(run.files.end[-1]), file.size) if run.files.total else done
-        for piece in file.pieces(done, end):  # what was just looked at is still in the cache
+        for piece in file.pieces(done, end):  # bytes that were just parsed are still in the CPU cache
             digest.update(piece)
         progress(max(0, end - done))
         done = max(done, end)
@@ -301,7 +300,7 @@ def _scan(file: ShardFile, url: str, progress: Progress) -> tuple[Header, list[m
 
 
 class _Builder:
-    """The parts of an index, as they come."""
+    """Collects the sections of an index."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -311,7 +310,7 @@ class _Builder:
         self._keys: list[bytes] = []
 
     def add(self, run: Run) -> None:
-        """The samples of a run."""
+        """Add the samples of a run."""
         keys = run.keys[np.arange(run.keys.shape[1]) < run.key_lengths[:, None]].tobytes()
         self._keys.append(keys)
         files = run.files
@@ -330,7 +329,7 @@ class _Builder:
         self._key_bytes += len(keys)
 
     def parts(self, extensions: list[str]) -> list[memoryview]:
-        """All of them, as bytes."""
+        """Return all sections, as bytes."""
         kinds = ["<i8"] * 5 + ["<i4"]
         arrays = [
             np.concatenate([np.zeros(0, np.int64), *a]).astype(k) for a, k in zip(self._arrays, kinds, strict=True)

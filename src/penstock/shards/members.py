@@ -1,4 +1,4 @@
-"""Members of a tar archive: one as a `Member`, many as arrays (`Members`)."""
+"""Members of a tar archive: a single `Member`, or many as arrays (`Members`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FILE, DIR = 0, 1
 
 
 class Member(NamedTuple):
-    """One member: its data is ``size`` bytes from ``offset``, its first header (extended ones included) at ``header``.
+    """One member: ``size`` bytes of data at ``offset``, its first header (extended ones included) at ``header``.
 
-    ``end`` is the first byte after it, padding included: where the next member begins.
+    ``end`` is the first byte after its padding, where the next member begins.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Member(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Members of an archive in order, as arrays over them.
+    """Members of an archive in order, as arrays.
 
-    ``names`` has a row of bytes for each name, filled up with zeros; ``lengths`` the lengths of the names; ``kind``
-    places in `KINDS`. The others are those of `Member`.
+    ``names`` has a zero-padded row of bytes for each name; ``lengths`` are the lengths of the names; ``kind`` holds
+    indices into `KINDS`. The other fields are as in `Member`.
     """
 
     names: Bytes
@@ -51,7 +51,7 @@ class Members(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many."""
+        """The number of members."""
         return len(self.header)
 
     def name(self, index: int) -> bytes:
@@ -59,22 +59,22 @@ class Members(NamedTuple):
         return self.names[index, : self.lengths[index]].tobytes()
 
     def take(self, which: slice | npt.NDArray[np.bool_]) -> Members:
-        """Return some of them."""
+        """Return a selection of the members."""
         return Members(*(array[which] for array in self))  # type: ignore[arg-type]
 
     def files(self) -> Members:
-        """Return the regular files among them."""
+        """Return the members that are regular files."""
         return self.take(self.kind == FILE) if self.kind.any() else self
 
     def one_by_one(self) -> Iterator[Member]:
-        """Return an iterator over them."""
+        """Yield the members one by one."""
         names, kinds = texts(self.names, self.lengths), map(KINDS.__getitem__, self.kind.tolist())
         numbers = (array.tolist() for array in (self.offset, self.size, self.header, self.end))
         return map(Member._make, zip(names, kinds, *numbers, strict=True))
 
     @staticmethod
     def join(parts: Iterable[Members]) -> Members:
-        """Return these, one after the other."""
+        """Return the concatenation of these members."""
         parts = [part for part in parts if part.total]
         if len(parts) < 2:
             return parts[0] if parts else NO_MEMBERS

@@ -1,4 +1,4 @@
-"""`OpenShards`: the shards that a process holds open, as many as it may, and samples out of them."""
+"""`OpenShards`: a bounded set of open shards of a process, and the samples read from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.shards.ranged import RangedShard, read_samples
 
 __all__ = ["OpenShards"]
 
-_FEWEST, _MOST = 64, 4096  # shards held open; each takes two descriptors, four with an index of entries
+_FEWEST, _MOST = 64, 4096  # open shards; each takes two descriptors, four with an index of entries
 
 
 class _Handle(Protocol):
@@ -26,10 +26,10 @@ class _Handle(Protocol):
 
 
 class OpenShards:
-    """The open shards of a set. Safe in threads.
+    """The open shards of a set. Thread-safe.
 
     Args:
-        handles: of all shards; opened when they are needed, the one opened first is closed first.
+        handles: handles of all shards, opened at first use; the one opened first is closed first.
     """
 
     def __init__(self, handles: Sequence[_Handle]) -> None:
@@ -44,10 +44,10 @@ class OpenShards:
         return self._open.get(number)
 
     def get(self, number: int) -> OpenShard | RangedShard:
-        """Return a shard, opened if it is not.
+        """Return a shard, opened if needed.
 
         Raises:
-            ShardChangedError: it is not the shard any more that the handle was made of.
+            ShardChangedError: the shard is not the one of the handle any more.
             StorageError: see `penstock.storage.local_path`.
         """
         found = self._open.get(number)
@@ -63,27 +63,27 @@ class OpenShards:
         return opened
 
     def _drop_removed(self) -> None:
-        """Close copies that the cache has removed: their bytes would stay on the disk."""
+        """Close copies that the cache has evicted: their bytes would stay on the disk."""
         for number, shard in list(self._open.items()):
             if isinstance(shard, OpenShard) and shard.file.is_removed:
                 self._open.pop(number, None)
 
     def check(self) -> None:
-        """Raise ShardChangedError if a shard that is open was truncated, written to or touched since."""
+        """Raise ShardChangedError if an open shard was truncated, modified or touched."""
         for shard in list(self._open.values()):
             shard.check()
 
     def read(self, shards: Indices, samples: Indices) -> list[Sample]:
-        """Return samples, in this order; the fast way to read a batch.
+        """Return samples, in this order: the fast way to read a batch.
 
         Args:
-            shards, samples: the numbers of shards, and of samples in them: int64 of shape (n,).
+            shards, samples: shard numbers, and sample numbers within them: int64 of shape (n,).
 
         Raises as `get` does.
         """
         if not self._elsewhere and len(set(shards.tolist())) <= self._limit:
             return self._read(shards, samples)
-        # In order, neighbours are read by one request, and no more shards are open than may be.
+        # In sorted order, one request reads neighbours, and the limit of open shards holds.
         ordered, places = np.unique(pack_rows(shards, samples), return_inverse=True)
         shards, samples = split_rows(ordered)
         part = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0) // self._limit
@@ -97,12 +97,12 @@ class OpenShards:
         wanted = [(opened[number], k) for number, k in zip(shards.tolist(), samples.tolist(), strict=True)]
         found = list(read_samples(wanted)) if self._elsewhere else [shard.sample(k) for shard, k in wanted]
         for shard in opened.values():
-            shard.check()  # behind the reads, so nothing is handed out that has changed
+            shard.check()  # after the reads, so that no changed data is returned
         return found
 
 
 def _open_limit() -> int:
-    """How many shards to hold open, for a quarter of the descriptors that this process may have, or half of them."""
+    """Return how many shards may be open: they use a quarter to half of the process's descriptors."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,15 +1,15 @@
-"""Packing single files into shards: parallel, atomic, and going on where it was killed.
+"""Pack single files into shards: in parallel, atomically, and resumable after a kill.
 
     report = pack("train.txt", "shards", root="/data/imagenet", workers=8, max_bytes=1 << 30, shuffle=True)
 
-    shards/train-000000.tar ...    the samples: image, ``cls``, and ``json`` where the manifest has more columns
-    shards/train-000000.tar.pidx   the index of each
-    shards/train-000000.tar.entries   with index_images: where the coded data of each image can be begun
-    shards/checksums.txt           xxh3_128 of each
-    shards/pack.json               what was packed and how, and where the shards are cut
+    shards/train-000000.tar ...    the samples: image, ``cls``, and ``json`` for further columns of the manifest
+    shards/train-000000.tar.pidx   the index of each shard
+    shards/train-000000.tar.entries   with index_images: the entry points of each image's coded data
+    shards/checksums.txt           xxh3_128 of each shard
+    shards/pack.json               source, options, and the first sample of each shard
 
-The cuts follow from the manifest, the sizes of the files and the options alone, before anything is written. So it does
-not matter how many processes pack, shards are the same bytes each time, and what is there after a kill is kept.
+The shard boundaries follow from the manifest, the file sizes and the options alone, before anything is written. So any
+number of processes gives the same bytes, and finished shards are kept after a kill.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PackReport:
-    """What was packed: all shards in order, samples and bytes in them, and how many were there already."""
+    """The result: all shards in order, their samples and bytes, and the number of shards that existed already."""
 
     shards: list[str]
     samples: int
     nbytes: int
     kept: int
     marked: int = 0
-    """Images that got restart markers. This and what follows is of the shards that were not there already."""
+    """Images that got restart markers. This and the next fields count only new shards."""
     unmarked: int = 0
-    """Images that had to stay as they are, with ``restart_markers``."""
+    """Images without restart markers, despite ``restart_markers``."""
     indexed: int = 0
-    """Images that have entries, with ``index_images``."""
+    """Images with entries, for ``index_images``."""
 
 
 class ImageList(NamedTuple):
-    """The images of a folder that has a sub-folder for each class: the manifest of them, and the classes by label."""
+    """The images of a folder with a subfolder for each class: their manifest, and the class names by label."""
 
     path: Path
     classes: list[str]
@@ -73,7 +73,7 @@ class ImageList(NamedTuple):
 
 @dataclass(frozen=True)
 class _Job:
-    """All that a worker needs to know."""
+    """Everything that a worker needs."""
 
     manifest: Manifest
     folder: str
@@ -110,32 +110,33 @@ def pack(
     index_images: bool = False,
     progress: bool | None = None,
 ) -> PackReport:
-    """Pack the files of a manifest, or the images of a folder with a sub-folder for each class.
+    """Pack the files of a manifest, or the images of a folder with a subfolder for each class.
 
     Args:
-        source: a manifest, a path to one, or a folder; classes of a folder are numbered in the order of their names.
-        folder: where the shards go; made if it is not there.
-        root: of a manifest that is given by its path.
-        prefix: what the names of the shards begin with.
-        workers: processes. More than one need the ``if __name__ == "__main__":`` of a program.
-        max_bytes, max_count: a shard ends before it has more bytes, or samples, than this; one sample always fits.
-        shuffle, seed: put the samples into a random order, which is the global order of that seed.
-        resize_max_side: images whose longer side is longer are made smaller, and written as JPEG with ``quality``;
-            others are copied as they are.
-        restart_markers: put restart markers into baseline JPEGs, at which crops are begun to be decoded: all
-            coefficients and all segments beside the image stay, pixels are the same. Other files, and damaged ones,
-            stay as they are. Photographs grow by 0.8 %, which cuts do not foresee, and a core takes 3 ms for each.
-        index_images: write an index of entries beside each shard, which says the same without markers: 3 % of the bytes
-            of photographs, and 0.5 ms for each. Shards that are there already get theirs.
+        source: a manifest, a path to one, or a folder, whose classes are numbered in the order of their names.
+        folder: the output folder, created if missing.
+        root: the root of a manifest given by its path.
+        prefix: the prefix of the shard names.
+        workers: number of processes. More than one requires ``if __name__ == "__main__":`` in a program.
+        max_bytes, max_count: limits of a shard in bytes and samples; a single sample always fits.
+        shuffle, seed: write the samples in random order, the global order of this seed.
+        resize_max_side: shrink images whose longer side exceeds it, and write them as JPEG with ``quality``; copy all
+            others unchanged.
+        restart_markers: insert restart markers into baseline JPEGs, so that decoding can begin near a crop. This is
+            lossless: coefficients, other segments and pixels stay the same. Other files and damaged ones stay
+            unchanged. Photographs grow by 0.8 %, which the limits do not include, and take 3 ms of a core each.
+        index_images: write an index of entries beside each shard, with the same effect without markers: 3 % of the
+            bytes of photographs, and 0.5 ms each. Existing shards get one, too.
         progress: show a bar: True, False, or None on a terminal.
 
     Raises:
-        ConfigError: arguments that make no sense; ``restart_markers`` or ``index_images`` without the C extension, or
-            both of them; a folder that holds the shards of another packing, or that another process packs into now.
+        ConfigError: invalid arguments; ``restart_markers`` or ``index_images`` without the C extension, or both; a
+        folder
+            with shards of another packing, or in use by another process.
         ManifestError: a folder with an image whose name has a line break.
         ShardError: a damaged ``pack.json`` in the folder.
-        ShardIOError: a file that cannot be read or written, by name. Shards that are finished stay.
-        ImageError: an image to be resized cannot be decoded.
+        ShardIOError: a file cannot be read or written; the message names it. Finished shards stay.
+        ImageError: an image to resize cannot be decoded.
         WorkerError: a worker was killed.
 
     The key of a sample is its row in the manifest, nine digits.
@@ -143,13 +144,13 @@ def pack(
     if workers < 1 or max_bytes < 1 or (max_count is not None and max_count < 1):
         raise ConfigError("workers, max_bytes and max_count must be positive")
     if restart_markers and index_images:
-        raise ConfigError("restart markers serve as entries: take restart_markers or index_images, not both")
+        raise ConfigError("restart markers already serve as entries: pass restart_markers or index_images, not both")
     if restart_markers:
         native.require("restart markers need")
     if index_images:
         native.require("an index of entries needs")
     if os.path.basename(prefix) != prefix:
-        raise ConfigError(f"prefix={prefix!r}: the names of shards begin with it, so it cannot hold a folder")
+        raise ConfigError(f"prefix={prefix!r}: shard names begin with it, so it cannot contain a folder")
     out = Path(folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | 
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Nobody else on this machine packs into the folder meanwhile."""
+    """Hold the folder, so that no other process of this machine packs into it."""
     try:
         lock = file_lock(out / PLAN)
         lock.acquire(timeout=0)
@@ -200,7 +201,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _remove_unfinished(out: Path, prefix: str) -> None:
-    """Remove what a packing that was killed has left of shards."""
+    """Remove partial shards of a killed packing."""
     unfinished = re.compile(rf"\.{re.escape(prefix)}-\d{{6,}}\.tar(\.pidx|\.entries)?\.[0-9a-f]{{8}}\.tmp")
     for name in os.listdir(out):
         if unfinished.fullmatch(name):
@@ -214,22 +215,22 @@ def _manifest(source: Any, out: Path, root: Any) -> Manifest:
     if not os.path.isdir(source):
         return Manifest.open(source, root=root)
     where = out / LIST
-    if not where.exists() and list_images(source, out, LIST) is None:  # else this is a packing that goes on
-        raise ConfigError(f"{source} holds no images in sub-folders, one for each class")
+    if not where.exists() and list_images(source, out, LIST) is None:  # else this resumes a packing
+        raise ConfigError(f"{source} holds no images in subfolders, one for each class")
     return Manifest.open(where, root=os.path.abspath(source))
 
 
 def list_images(source: str | os.PathLike[str], out: Path, name: str | None = None) -> ImageList | None:
-    """Write a manifest of a folder that has a sub-folder of images for each class; None if it has no images.
+    """Write a manifest of a folder with a subfolder of images for each class; None if it has no images.
 
     Args:
-        source: the folder. Classes are numbered in the order of their names. Hidden folders and files are left out:
-            they are an editor's, or another system's.
-        out: where the manifest goes.
-        name: its name; by default one that follows from the folder's path.
+        source: the folder. Classes are numbered in the order of their names. Hidden folders and files, such as those
+            of editors, are ignored.
+        out: the folder for the manifest.
+        name: its name; by default derived from the folder's path.
 
     Raises:
-        ManifestError: the name of an image has a line break, and so cannot be in a manifest.
+        ManifestError: an image name contains a line break, which a manifest cannot hold.
     """
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
     classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not _is_hidden(entry.name))
@@ -264,7 +265,7 @@ def _is_hidden(name: str) -> bool:
 
 
 class _Task(NamedTuple):
-    """A shard to be packed, or one that is packed and has to be indexed: its number, its samples."""
+    """A shard to pack, or a packed one to index: its number and its samples."""
 
     number: int
     start: int
@@ -273,7 +274,7 @@ class _Task(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """What was done for some shards."""
+    """Counts of the work on some shards."""
 
     samples: int = 0
     marked: int = 0
@@ -285,8 +286,8 @@ class _Counts(NamedTuple):
 
 
 def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
-    """The first sample of each shard, and the number of samples; as it was, if this packing had begun before."""
-    names = ("prefix", "shuffle", "seed", "resize", "quality", "restart_markers")  # the index is no part of a shard
+    """Return the first sample of each shard, and the number of samples; unchanged if the packing is resumed."""
+    names = ("prefix", "shuffle", "seed", "resize", "quality", "restart_markers")  # the index is not part of a shard
     options = {name: getattr(job, name) for name in names}
     wanted = {**options, **limits, "version": _VERSION, "fingerprint": job.manifest.fingerprint}
     where = out / PLAN
@@ -295,7 +296,7 @@ def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
         if found != wanted:
             differ = [name for name in wanted if found.get(name) != wanted[name]]
             raise ConfigError(
-                f"{out} holds shards that were packed otherwise ({', '.join(differ)} differ): pack into another "
+                f"{out} holds shards packed with other options ({', '.join(differ)} differ): pack into another "
                 "folder, or remove them first"
             )
         return cuts
@@ -306,15 +307,15 @@ def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
 
 
 def _read_plan(where: Path) -> tuple[dict[str, Any], list[int]]:
-    """What was packed and how, and the cuts."""
+    """Return the options of a packing, and the first sample of each shard."""
     try:
-        found = {"restart_markers": False, **json.loads(where.read_bytes())}  # there was no such option once
+        found = {"restart_markers": False, **json.loads(where.read_bytes())}  # older files lack this option
         cuts = [int(cut) for cut in found.pop("cuts")]
     except OSError as error:
         raise ShardIOError(str(io_error(where, error))) from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ShardError(
-            f"{where} is damaged: remove it and pack with the same options, which keeps the shards that are finished"
+            f"{where} is damaged: remove it and pack with the same options, which keeps the finished shards"
         ) from error
     return found, cuts
 
@@ -338,7 +339,7 @@ def _cuts(job: _Job, max_bytes: int, max_count: int | None) -> Iterator[int]:
 
 
 def _fields(record: Record) -> dict[str, bytes]:
-    """What is known of a sample besides its file."""
+    """Return the other parts of a sample, besides its file."""
     fields = {}
     if record.label is not None:
         label = record.label if isinstance(record.label, int | float | str) else list(record.label)
@@ -357,13 +358,13 @@ def _is_packed(name: str, samples: int) -> bool:
 
 
 def _has_entries(name: str) -> bool:
-    from penstock.shards.entries import has_entries  # with all that decodes images: few ask
+    from penstock.shards.entries import has_entries  # imported late: it loads the image decoders
 
     return has_entries(name)
 
 
 def _run(job: _Job, todo: list[_Task], workers: int) -> Iterator[_Counts]:
-    """Pack shards; gives what is in each that is done."""
+    """Pack shards; yield the counts of each finished one."""
     if workers <= 1:
         for task in todo:
             yield _pack_shard(job, task)
@@ -381,7 +382,7 @@ def _run(job: _Job, todo: list[_Task], workers: int) -> Iterator[_Counts]:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
     except BrokenProcessPool as error:
-        raise WorkerError("a packing worker was killed (out of memory?); pack again to go on") from error
+        raise WorkerError("a packing worker was killed (out of memory?); run it again to resume") from error
 
 
 def _pack_shard(job: _Job, task: _Task) -> _Counts:
@@ -403,7 +404,7 @@ def _pack_shard(job: _Job, task: _Task) -> _Counts:
 
 
 def _marked(data: bytes) -> tuple[bytes, bool]:
-    """A file with restart markers, or as it is; and which of the two."""
+    """Return a file with restart markers, or unchanged; and whether it has got them."""
     from penstock.images.decode import MAX_PIXELS
 
     marked = native.with_restart_markers(data, max_pixels=MAX_PIXELS)
@@ -411,7 +412,7 @@ def _marked(data: bytes) -> tuple[bytes, bool]:
 
 
 def _file(record: Record, job: _Job) -> tuple[str, bytes]:
-    """Extension and bytes of a sample's file, made smaller if it has to be."""
+    """Return extension and bytes of a sample's file, shrunk if needed."""
     try:
         data = Path(record.path).read_bytes()
     except OSError as error:
@@ -438,7 +439,7 @@ def _file(record: Record, job: _Job) -> tuple[str, bytes]:
 
 
 def write_checksums(folder: Path, names: list[str]) -> int:
-    """Write the checksums of shards that have an index; returns their bytes."""
+    """Write the checksums of shards that have an index; return their total bytes."""
     lines, nbytes = [], 0
     for name in names:
         header = load_or_build(name).header

@@ -1,4 +1,4 @@
-"""The same work on many shards, in processes."""
+"""Run the same work on many shards in processes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 def build_all(paths: list[str], workers: int) -> Iterator[int]:
-    """Index shards that have no index; gives the samples of each. Raises what `load_or_build` does."""
+    """Index shards without an index; yield the sample count of each. Raises as `load_or_build`."""
     return _each(_count, paths, workers)
 
 
 def index_images_of_all(paths: list[str], workers: int) -> Iterator[int]:
-    """Write the entries of the images of shards; gives of how many images of each. Raises as `write_entries` does."""
+    """Write the entries of shards' images; yield the number of images of each. Raises as `write_entries`."""
     return _each(write_entries, paths, workers)
 
 
 def verify_all(paths: list[str], workers: int, *, decode: bool) -> Iterator[ShardReport]:
-    """`verify` of each."""
+    """Yield the `verify` report of each shard."""
     return _each(partial(verify, decode=decode), paths, workers)
 
 

@@ -1,7 +1,7 @@
-"""A shard in a store, of which only the samples asked for are read: `RangedShard`, and batches out of several of them.
+"""`RangedShard`: read only the requested samples of a shard in a store; and batches from several such shards.
 
-Neighbours are read by one request, several requests are under way at a time. What comes is walked as the tar archive
-that it is, and compared with the index: an index of another shard is an error, never a wrong sample.
+One request reads neighbours, and several requests run at a time. The bytes are parsed as a tar archive and compared
+with the index: an index of another shard is an error, never a wrong sample.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ __all__ = ["RangedShard", "SampleSource", "read_samples"]
 
 
 class SampleSource(Protocol):
-    """A shard that is open, in whichever way."""
+    """An open shard of any kind."""
 
     url: str
     index: ShardIndex
 
     def check(self) -> None:
-        """Raise ShardChangedError if it was changed."""
+        """Raise ShardChangedError if it has changed."""
 
     def sample(self, number: int) -> Sample:
-        """One sample, its data as bytes."""
+        """Return one sample, with its data as bytes."""
 
 
 class RangedShard:
-    """A shard of which ranges are read. Safe in threads."""
+    """A shard that is read by ranges. Thread-safe."""
 
     def __init__(self, url: str, source: RemoteSource, index: ShardIndex) -> None:
         self.url, self.source, self.index = url, source, index
 
     def check(self) -> None:
-        """Nothing to do: each answer of the store is compared with the version that was opened."""
+        """Do nothing: each answer of the store is compared with the opened version."""
 
     def sample(self, number: int) -> Sample:
-        """One sample, by one request. Raises as `read_samples` does."""
+        """Return one sample, by one request. Raises as `read_samples`."""
         return next(read_samples([(self, number)]))
 
     def raw(self, number: int) -> bytes:
-        """One sample as it stands in the archive, with its headers and padding."""
+        """Return one sample as stored in the archive, with its headers and padding."""
         begin, end = self.index.span(number)
         return self.source.read_at(begin, end - begin)
 
     def __iter__(self) -> Iterator[Sample]:
-        """All samples in order, by a stream that reads ahead."""
+        """Yield all samples in order, from a stream with read-ahead."""
         number = -1
         with self.source.stream() as file:
             for number, sample in enumerate(group(walk_stream(cast(BinaryIO, file), self.url), self.url)):
@@ -64,7 +64,7 @@ class RangedShard:
             raise self.differs(number + 1)
 
     def compare(self, number: int, sample: Sample) -> None:
-        """Raise ShardError unless a sample is the one that the index says."""
+        """Raise ShardError unless a sample matches the index."""
         index, sizes = self.index, {}
         for file in range(index.first[number], index.first[number + 1]):
             sizes[index.extensions[index.extension[file]]] = index.size[file]
@@ -73,7 +73,7 @@ class RangedShard:
             raise self.differs(number)
 
     def differs(self, number: int) -> ShardError:
-        """The error about an index that is not of this shard."""
+        """Return the error about an index of another shard."""
         return ShardError(
             f"{shown(self.url)}: sample {number} is not what the index beside the shard says, which is of another "
             "version of it: make the index again (penstock shards index), and upload both"
@@ -81,7 +81,7 @@ class RangedShard:
 
 
 class _Run(NamedTuple):
-    """Samples ``first`` to before ``stop`` of a shard, which lie one after the other; as bytes."""
+    """The consecutive samples ``[first, stop)`` of a shard, as bytes."""
 
     shard: RangedShard
     first: int
@@ -111,10 +111,10 @@ class _Run(NamedTuple):
 
 
 def read_samples(wanted: Sequence[tuple[SampleSource, int]]) -> Iterator[Sample]:
-    """Samples of shards, in the order given.
+    """Yield samples of shards, in the given order.
 
     Raises:
-        ShardError: a shard is not what its index says.
+        ShardError: a shard does not match its index.
         StorageChangedError, StorageError: see `penstock.storage.RemoteSource`.
 
     Memory: up to 16 requests of at most `Storage.block` bytes, or one sample.

@@ -1,10 +1,10 @@
-"""Whole samples of a tar archive, many at a time: `penstock.shards.grouping`'s rules in NumPy.
+"""Group many members of a tar archive into samples at a time: the rules of `penstock.shards.grouping` in NumPy.
 
     for run in scan_runs(archive, "a.tar"):       # a Run: some hundreds of samples
         for sample in run.samples(archive, "a.tar"): ...
 
-The result is that of `group(walk(...))`: the same samples and errors, several times faster. Of a file that is changed
-meanwhile, samples of its old content come before the error, and none of the new one. Memory: a few MiB.
+The result equals that of `group(walk(...))`, samples and errors, but several times faster. If the file changes
+meanwhile, samples of the old content precede the error, and none of the new content is returned. Memory: a few MiB.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.shards.tar import Parts, scan
 
 __all__ = ["Extensions", "Run", "scan_runs"]
 
-_PIECE = 128 << 10  # bytes of samples that are read together, before one check of the file
-_FEW = 12  # extensions up to which each is compared with all files at once
-_GATHERED = 24  # files that are grouped together, at least
+_PIECE = 128 << 10  # bytes of samples read together before a check of the file
+_FEW = 12  # up to this many extensions, each is compared with all files at once
+_GATHERED = 24  # minimum number of files grouped together
 _SLASH, _DOT, _LINE, _UNDERSCORE = b"/.\n_"
 
 
 class Extensions(dict[bytes, int]):
-    """Numbers of extensions, by what stands in the names; ``names`` are those in lower case. Grows as it is asked."""
+    """Numbers of extensions as spelled in names; ``names`` holds them in lower case. Grows at lookups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class Extensions(dict[bytes, int]):
 class Run(NamedTuple):
     """Consecutive samples of one archive.
 
-    The files of sample ``i`` are ``files[first[i] : first[i + 1]]``; ``keys`` has a row of bytes for each sample,
-    filled up with zeros, of length ``key_lengths[i]``; ``extensions`` has a number for each file.
+    The files of sample ``i`` are ``files[first[i] : first[i + 1]]``; ``keys`` has a zero-padded row of bytes for each
+    sample, of length ``key_lengths[i]``; ``extensions`` has a number for each file.
     """
 
     files: Members
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many samples."""
+        """The number of samples."""
         return len(self.first) - 1
 
     def key_texts(self) -> list[str]:
@@ -71,7 +71,7 @@ class Run(NamedTuple):
         return texts(self.keys, self.key_lengths)
 
     def columns(self) -> list[str] | None:
-        """The extensions that every sample has, in the same order; None if samples differ."""
+        """Return the extensions of every sample, if all have the same in the same order; else None."""
         if not self.total:
             return None
         width = int(self.first[1])
@@ -85,14 +85,14 @@ class Run(NamedTuple):
     def samples(
         self, source: Archive | Buffer, url: str, *, local_path: str | None = None, start: int = 0
     ) -> Iterator[Sample]:
-        """The samples from ``start`` on, their data as bytes.
+        """Yield the samples from ``start`` on, with their data as bytes.
 
         Raises:
-            ShardChangedError: the file was changed.
+            ShardChangedError: the file has changed.
             ShardIOError: it cannot be read.
 
-        What the archive holds in memory has been checked. Other data is read from the file for some samples at a time,
-        and checked behind that.
+        Data that the archive holds in memory has been checked. Other data is read from the file for several samples at
+        a time, and checked after that.
         """
         archive, keys = Archive.of(source), self.key_texts()
         data, base, behind = archive.data, archive.begin, archive.end
@@ -122,7 +122,7 @@ class Run(NamedTuple):
     def _any(
         self, archive: Archive, url: str, local: str | None, keys: list[str], low: int, high: int
     ) -> Iterator[Sample]:
-        """Samples of any files. Some are read together; they are given when the file was checked behind that."""
+        """Yield samples of any files. Several are read together, and yielded after a check of the file."""
         if low >= high:
             return
         which = slice(int(self.first[low]), int(self.first[high]))
@@ -156,23 +156,23 @@ def scan_runs(
     handler: Handler | None = None,
     extensions: Extensions | None = None,
 ) -> Iterator[Run]:
-    """All samples of an archive in order.
+    """Yield all samples of an archive in order.
 
     Args:
         source: the archive.
         url: its name, for messages.
-        start: the first header of the sample to begin with.
+        start: the first header byte of the first sample.
         require_end: see `walk`.
-        handler: asked about an extension that comes twice in a sample: True leaves the second file out, False ends.
+        handler: decides about a repeated extension: True skips the second file, False ends.
         extensions: numbers to use for extensions.
 
     Raises:
-        TruncatedShardError, ShardError: as `walk` and `group` do. Samples that are whole come before the error.
+        TruncatedShardError, ShardError: as `walk` and `group`. Complete samples precede the error.
     """
     known = Extensions() if extensions is None else extensions
     archive = Archive.of(source)
     waiting: list[Members] = []
-    held = 0  # files of the sample that may go on, from earlier windows
+    held = 0  # files of the sample that may continue, from earlier windows
     scanned = scan(archive, url, start=start, require_end=require_end)
     ended, error = False, None
     while not ended:
@@ -182,11 +182,11 @@ def scan_runs(
             ended = True
         except Exception as caught:
             ended, error = True, caught
-        # A few files are not worth it; one huge sample is not to be put together again for every window.
+        # A few files are not worth a call, and one huge sample must not be grouped again for every window.
         if not ended and sum(part.total for part in waiting) < max(2 * held, _GATHERED):
             continue
         run = _group(Members.join(waiting), known)
-        # The last sample may go on in the next window, or in what cannot be read.
+        # The last sample may continue in the next window, or in the unreadable rest.
         whole = run.total if ended and error is None else max(0, run.total - 1)
         waiting = [run.files.take(slice(int(run.first[whole]), None))]
         held = waiting[0].total
@@ -206,7 +206,7 @@ def _files(parts: Parts) -> Members:
 
 
 def _group(files: Members, known: Extensions) -> Run:
-    """Files as samples; what is no component is left out."""
+    """Return files grouped into samples; other members are ignored."""
     names, lengths = files.names, files.lengths
     rows, width = names.shape
     columns = np.arange(width)
@@ -240,12 +240,12 @@ def _group(files: Members, known: Extensions) -> Run:
 
 
 def _numbers(names: Bytes, dot: Ints, lengths: Ints, known: Extensions) -> Ints:
-    """Numbers of the extensions."""
+    """Return the numbers of the extensions."""
     longest = int((lengths - dot).max(initial=1)) - 1
     if not len(names) or not longest:
         return np.full(len(names), known[b""] if len(names) else 0, np.int64)
     places = dot[:, None] + np.arange(1, longest + 1)
-    # Zeros fill up the rows, and the last column has nothing else: what is not of a name is zero.
+    # Rows are padded with zeros, and the last column is all zeros.
     raw = np.take_along_axis(names, np.minimum(places, names.shape[1] - 1), 1)
     if longest <= 8:
         packed = np.zeros((len(raw), 8), np.uint8)
@@ -263,7 +263,7 @@ def _numbers(names: Bytes, dot: Ints, lengths: Ints, known: Extensions) -> Ints:
 
 
 def _part(run: Run, count: int) -> Run:
-    """The first samples of a run."""
+    """Return the first samples of a run."""
     stop = int(run.first[count])
     return run._replace(
         files=run.files.take(slice(stop)),
@@ -275,7 +275,7 @@ def _part(run: Run, count: int) -> Run:
 
 
 def _distinct(run: Run, url: str, handler: Handler | None) -> Generator[Run, None, bool]:
-    """The run, without files whose extension was there before in their sample; returns whether to go on."""
+    """Yield the run without files of repeated extensions; return whether to continue."""
     if not run.total or _all_differ(run):
         if run.total:
             yield run
@@ -304,7 +304,7 @@ def _distinct(run: Run, url: str, handler: Handler | None) -> Generator[Run, Non
 
 
 def _all_differ(run: Run) -> bool:
-    """Whether no sample has an extension twice, or one of our own names as an extension."""
+    """Return whether no sample has a repeated extension, or one of our own names as an extension."""
     if KEY in run.names or URL in run.names:
         return False
     columns = run.columns()
@@ -316,6 +316,6 @@ def _all_differ(run: Run) -> bool:
 
 
 def _without(run: Run, keep: npt.NDArray[np.bool_]) -> Run:
-    """The run without some of its files."""
+    """Return the run without some of its files."""
     before = np.concatenate([[0], np.cumsum(keep)])
     return run._replace(files=run.files.take(keep), first=before[run.first], extensions=run.extensions[keep])

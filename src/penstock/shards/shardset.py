@@ -1,11 +1,11 @@
-"""`ShardSet`: all samples of some tar shards as one sequence with random access.
+"""`ShardSet`: the samples of tar shards as one sequence with random access.
 
     shards = ShardSet("train-{000..999}.tar")
     len(shards), shards[7]              # {"__key__": "000007", "__url__": "train-000.tar", "jpg": b"...", "cls": b"3"}
     shards.records([5, 3, 5])           # a batch of samples, in this order
 
-Promises: opening and reading take no memory for each sample; a shard that changes is noticed before the next read; a
-pickle is a handle, which opens the same shards elsewhere and refuses others.
+Promises: opening and reading use no memory per sample; a changed shard is detected before the next read; a pickle is a
+handle that opens the same shards elsewhere, and refuses others.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ from penstock.wording import counted
 __all__ = ["ShardSet"]
 
 
-_AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples read between two looks at the file, if they are so small
+_AT_ONCE, _SMALL = (
+    32,
+    32 << 10,
+)  # while iterating: samples of at most 32 KiB that are read between two checks of the file
 
 
 class ShardSet(CountedSource):
-    """The samples of shards, one shard after the other.
+    """The samples of shards, concatenated.
 
     Args:
-        urls: brace notation, patterns, ``::``, or a list of those, see `penstock.shards.expand`: tar files, not
-            compressed. Those in a store that have their index beside them there (``.pidx``, which `penstock shards
-            pack` and `index` write) are opened without their data; the others are copied and indexed at once.
-        copy: copy shards in a store into the local cache, whole, when they are first needed. False: read only the
-            samples asked for, by ranges, several at a time and each time anew; every shard needs its index beside it.
-        storage: how a store is reached, and the cache, see `penstock.storage.Storage`.
-        cache_dir: where indexes go, instead of beside the shards (or, if that is read-only or full, in the user's
-            cache).
+        urls: brace notation, patterns, ``::``, or a list of those, see `penstock.shards.expand`: uncompressed tar
+            files. Shards in a store with an index beside them (``.pidx``, written by `penstock shards pack` and
+            `index`) are opened without their data; others are copied and indexed at once.
+        copy: copy whole shards from a store to the local cache when they are first needed. False: read only the
+            requested samples, by concurrent range requests, each time anew; every shard needs an index beside it.
+        storage: access options and the cache, see `penstock.storage.Storage`.
+        cache_dir: folder for indexes. Default: beside the shards, or the user's cache if that is read-only or full.
         progress: show a bar while indexing: True, False, or None for large shards on a terminal.
 
     Raises:
         ShardIOError: missing, no permission, disk full.
-        TruncatedShardError, ShardError: a damaged or compressed shard, by name and byte.
-        StorageError: a store says no; StorageNotFoundError: a shard is not there, or has no index and ``copy=False``.
+        TruncatedShardError, ShardError: a damaged or compressed shard; the message names shard and byte.
+        StorageError: a store fails; StorageNotFoundError: a shard is missing, or has no index and ``copy=False``.
         ConfigError: no shards, or braces that are not balanced.
 
-    The first opening of a shard indexes it in one pass (about a second per GB; one process does it, others wait); later
-    ones take some ten microseconds a shard. Samples are dictionaries as WebDataset's: ``__key__``, ``__url__``, and
-    bytes under each extension.
+    The first opening of a shard indexes it in one pass, about a second per GB; one process does it while others wait.
+    Later openings take some ten microseconds a shard. Samples are dictionaries as in WebDataset: ``__key__``,
+    ``__url__``, and bytes for each extension.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class ShardSet(CountedSource):
 
     @classmethod
     def of_handles(cls, handles: Sequence[Handle]) -> Self:
-        """Return the set of shards that were found, each with its index."""
+        """Return a set of shards from handles, each with its index."""
         made = cls.__new__(cls)
         made._set_up([handle.url for handle in handles], list(handles))
         return made
@@ -91,34 +93,34 @@ class ShardSet(CountedSource):
     def _set_up(self, urls: list[str], handles: list[Handle]) -> None:
         self.urls, self._handles = urls, handles
         self._opened = OpenShards(handles)
-        self._once = Once()  # for all indexes of entries
+        self._once = Once()  # one warning for all indexes of entries
         self._headers = [handle.header for handle in handles if handle.header is not None]
         self.starts = np.cumsum([0, *(header.samples for header in self._headers)])
         self._length = int(self.starts[-1])
         self._whole = range(self._length)
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def counts(self) -> list[int]:
-        """Samples of each shard."""
+        """The number of samples of each shard."""
         return [header.samples for header in self._headers]
 
     @property
     def nbytes(self) -> int:
-        """Size of the shards in bytes."""
+        """The size of the shards in bytes."""
         return sum(header.size for header in self._headers)
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the samples, 32 hex digits: the content of the shards, in order; neither names nor times."""
+        """The identity of the samples, 32 hex digits: a hash of the shards' content in order, without names."""
         return _combined([header.fingerprint for header in self._headers])
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether a set with this fingerprint and so many samples has since got more shards at its end."""
+        """Return whether a set with this fingerprint and number of samples has since grown into this one."""
         ends = np.flatnonzero(self.starts == rows).tolist()
         return any(_combined([h.fingerprint for h in self._headers[:end]]) == fingerprint for end in ends)
 
@@ -132,21 +134,21 @@ class ShardSet(CountedSource):
     # Reading.
 
     def locate(self, sample: int) -> tuple[int, int]:
-        """The number of the shard that holds a sample, and its number there."""
+        """Return the number of the shard that holds a sample, and the sample's number in it."""
         shard = int(self.starts.searchsorted(sample, "right")) - 1
         return shard, sample - int(self.starts[shard])
 
     def index(self, number: int) -> ShardIndex:
-        """The index of a shard, without its data. Raises as `shard` does."""
+        """Return the index of a shard, without its data. Raises as `shard`."""
         found = self._opened.find(number)
         return found.index if found is not None else self._handles[number].index()
 
     def shard(self, number: int) -> OpenShard | RangedShard:
-        """A shard, opened if it is not. Raises as `OpenShards.get` does."""
+        """Return a shard, opened if needed. Raises as `OpenShards.get`."""
         return self._opened.get(number)
 
     def __getitem__(self, index: SupportsIndex) -> Sample:
-        """One sample. IndexError outside, negative indices count from the end."""
+        """Return one sample. Negative indices count from the end; IndexError outside."""
         try:
             row = self._whole[operator.index(index)]
         except IndexError:
@@ -154,11 +156,11 @@ class ShardSet(CountedSource):
         number, local = self.locate(row)
         shard = self.shard(number)
         sample = shard.sample(local)
-        shard.check()  # behind the read, so nothing is handed out that has changed
+        shard.check()  # after the read, so that no changed data is returned
         return sample
 
     def records(self, indices: Indices) -> list[Sample]:
-        """The samples at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
+        """Return the samples at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
         rows = to_rows(indices, self._whole)
         numbers = self.starts.searchsorted(rows, "right") - 1
         return self._read(numbers, rows - self.starts[numbers])
@@ -167,14 +169,14 @@ class ShardSet(CountedSource):
         return self._opened.read(numbers, rows)
 
     def image_records(self, indices: Indices) -> list[SampleRecord]:
-        """The same as records of images, for `penstock.ImageDataset`. See `as_images`."""
+        """Return the samples as image records, for `penstock.ImageDataset`. See `as_images`."""
         rows = to_rows(indices, self._whole)
         return self.as_images(rows, self.records(rows))
 
     def as_images(self, rows: Indices, samples: list[Sample]) -> list[SampleRecord]:
-        """Samples, which are those at `rows`, as records of images that know their entries.
+        """Return the samples at `rows` as image records with their entries.
 
-        These are in the index that lies beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
+        The entries are from the index beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
         sample without an image.
         """
         rows = np.asarray(rows, np.int64)
@@ -196,16 +198,16 @@ class ShardSet(CountedSource):
             step = _AT_ONCE if shard.index.header.size < count * _SMALL else 1
             for start in range(0, count, step):
                 found = [shard.sample(local) for local in range(start, min(start + step, count))]
-                shard.check()  # of what has just been read, so nothing is handed out that has changed
+                shard.check()  # after the reads, so that no changed data is returned
                 yield from found
 
     def key(self, index: int) -> str:
-        """The key of a sample, without reading it."""
+        """Return the key of a sample, without reading the sample."""
         number, local = self.locate(self._whole[index])
         return self.index(number).key(local)
 
     def check_unchanged(self) -> None:
-        """Raise ShardChangedError if a shard that is open was truncated, written to or touched since."""
+        """Raise ShardChangedError if an open shard was truncated, modified or touched."""
         self._opened.check()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""`StoreShard`: a shard in a store that nobody may have counted yet."""
+"""`StoreShard`: a shard in a store whose samples may not be counted yet."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from penstock.storage.backend import Cancel, Stat
 
 __all__ = ["StoreShard", "write_beside"]
 
-_SHARDS = 8  # read at a time, while indexes are written
+_SHARDS = 8  # shards read at a time while indexes are written
 
 
 class StoreShard:
-    """A shard in a store: a `CopiedShard` once somebody has asked for its version.
+    """A shard in a store, which becomes a `CopiedShard` when its version is known.
 
     Args:
-        url: its address.
-        storage: how the store is reached.
+        url: its URL.
+        storage: access options.
         cache_dir: see `CopiedShard`.
-        stat: its version, where that is known.
-        write_index: write the index beside the shard in the store, if it is made here.
+        stat: its version, if known.
+        write_index: write the index beside the shard in the store, if this process builds it.
 
-    Attributes: ``facts`` are None until the shard was read here, or somebody who has read it told them.
+    Attributes: ``facts`` is None until this process has read the shard, or received the facts from another one.
     """
 
     is_file = False
@@ -60,10 +60,10 @@ class StoreShard:
         return made
 
     def copied(self) -> CopiedShard:
-        """Return the shard in the version that was counted, or in the present one.
+        """Return the shard in the counted version, or else in the current one.
 
         Raises:
-            StorageError: nothing is known of it, and it is not there.
+            StorageError: its version is unknown and it does not exist.
         """
         facts = self.facts
         stat = self._stat if facts is None else facts.version
@@ -74,11 +74,11 @@ class StoreShard:
         return self._shard
 
     def count(self, cancel: Cancel | None = None) -> Facts:
-        """Have the shard counted, unless it is: by the index beside it in the store, if there is one.
+        """Count the shard unless it is counted, by the index beside it in the store if that exists; return the facts.
 
         Raises:
-            StorageError: it cannot be had.
-            ShardError: it is damaged, or compressed; or the index is that of another shard.
+            StorageError: it is unavailable.
+            ShardError: it is damaged or compressed; or the index belongs to another shard.
         """
         if not self.is_known():
             try:
@@ -90,7 +90,7 @@ class StoreShard:
         return self.facts or self.obtain(cancel=cancel)
 
     def is_known(self) -> bool:
-        """Return whether the shard is counted, or was by somebody of this machine. Costs one request at most."""
+        """Return whether the shard is counted here, or was counted on this machine. Costs at most one request."""
         if self.facts is None:
             shard = self.copied()
             if shard.header is not None:
@@ -98,9 +98,9 @@ class StoreShard:
         return self.facts is not None
 
     def obtain(self, *, only_later: bool = False, cancel: Cancel | None = None) -> Facts:
-        """Have the shard copied and indexed, unless it is counted already. Raises as `count` does.
+        """Copy and index the shard unless it is counted; return the facts. Raises as `count`.
 
-        Arguments are those of `CopiedShard.fetch`.
+        Arguments: see `CopiedShard.fetch`.
 
         Raises:
             NotCachedError: see `penstock.storage.Cache.open` on ``only_later``.
@@ -115,15 +115,15 @@ class StoreShard:
         return self.facts
 
     def fetch(self, cancel: Cancel) -> None:
-        """Have a copy in the cache.
+        """Ensure a copy in the cache.
 
         Raises:
-            NotCachedError: what is there is needed sooner.
+            NotCachedError: the cached objects are needed sooner.
         """
         self.copied().fetch(only_later=True, cancel=cancel)
 
     def open(self) -> OpenShard | RangedShard:
-        """Open it, see `CopiedShard.open`."""
+        """Open the shard, see `CopiedShard.open`."""
         return self.copied().open()
 
     def _know(self, shard: CopiedShard) -> None:
@@ -131,10 +131,10 @@ class StoreShard:
         self.facts = Facts(shard.source.stat, shard.header.samples, shard.header.digest.hex())
 
     def write_beside(self, *, force: bool = False, cancel: Cancel | None = None) -> bool:
-        """Have the index beside the shard in the store; return whether that took writing. Raises as `count` does.
+        """Ensure an index beside the shard in the store; return whether it was written. Raises as `count`.
 
         Args:
-            force: write it anew.
+            force: write it again.
             cancel: see `CopiedShard.fetch`.
         """
         if not force:
@@ -156,11 +156,11 @@ class StoreShard:
 
 
 def write_beside(shards: Sequence[StoreShard], *, force: bool = False, progress: bool | None = None) -> int:
-    """Have indexes beside shards in their store; return how many were written. Several shards come at a time.
+    """Ensure indexes beside shards in their store, several at a time; return how many were written.
 
     Raises:
-        StorageError: the store says no; those that are written stay, and the next call goes on.
-        ShardError: a shard is damaged, or compressed.
+        StorageError: the store fails; written indexes stay, and the next call continues.
+        ShardError: a shard is damaged or compressed.
     """
     cancel, written = Cancel(), 0
     with (

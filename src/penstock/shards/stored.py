@@ -1,4 +1,4 @@
-"""`StoredShard`: what look-ahead has to know of a shard that lies in a store."""
+"""`StoredShard`: the facts about a shard in a store that prefetching needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class StoredShard:
     """A shard in a store that is copied when its data is needed.
 
     Attributes:
-        number: in the set.
-        url: its address.
-        size: in bytes.
-        storage: how it is reached.
-        stat: its version, where that is known.
-        index: what has to be in the cache for ranges of it to be read; None if no ranges can be read.
+        number: its number in the set.
+        url: its URL.
+        size: its size in bytes.
+        storage: access options.
+        stat: its version, if known.
+        index: the object that must be cached before ranges can be read; None if ranges cannot be read.
     """
 
     number: int

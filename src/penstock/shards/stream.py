@@ -1,10 +1,10 @@
-"""`StreamShards`: shards read from front to back, compressed ones too, without an index.
+"""`StreamShards`: read shards from start to end, also compressed ones, without an index.
 
 dataset = StreamShards("train-{000..999}.tar.gz", decode=True, seed=0, buffer_bytes=256 << 20)
 loader = DataLoader(dataset, batch_size=256, num_workers=8)
 
-The shards are put into the epoch's order and dealt to ranks, then to workers. How many samples a rank gets is not known
-beforehand and need not be equal; `ShardDataset`, which has an index, knows.
+The shards are shuffled by epoch and split among ranks, then among workers. The number of samples per rank is unknown in
+advance and may differ; `ShardDataset`, which uses indexes, has exact and equal numbers.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class StreamShards(ResumableDataset):
 
     Args:
         urls: as for `ShardSet`; shards may be compressed (gzip, bzip2, xz, zstandard).
-        shuffle: ``"shards"`` puts the shards into another order each epoch, from (seed, epoch), and deals them to ranks
-            after that; ``"none"`` keeps theirs.
-        buffer_bytes: samples are shuffled within stretches of so many bytes; 0 keeps the order of the shard.
+        shuffle: ``"shards"`` shuffles the shards each epoch, by (seed, epoch), and then splits them among ranks;
+            ``"none"`` keeps their order.
+        buffer_bytes: samples are shuffled within blocks of this many bytes; 0 keeps the order of the shard.
         decode, load: see `ShardDataset`.
-        seed: of the order.
-        handler: asked about errors of shards: True or False leaves the rest of the shard out, and of an extension that
-            comes twice, True leaves out the second one. Without it errors raise.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+        seed: the seed of the order.
+        handler: decides about errors of shards: True or False skips the rest of the shard; for a repeated extension,
+            True skips only the second file. Without it, errors raise.
+        storage: access options, see `penstock.storage.Storage`.
         rank, world_size, process_group: see `penstock.RankDataset`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense, fewer shards than ranks.
-        ShardError: (while iterating) a shard that is damaged or cannot be read, by name and byte.
+        ConfigError, PartitionError: invalid arguments, or fewer shards than ranks.
+        ShardError: (while iterating) a damaged or unreadable shard; the message names shard and byte.
 
     The state says where this worker is, by shard and byte, and is exact. It is small, and resuming reads no more than
     ``buffer_bytes`` again (of a compressed shard, what comes before in it). Every new iteration is a new epoch, unless
@@ -138,8 +138,8 @@ class StreamShards(ResumableDataset):
         world, worker, count = self._world.get(), distributed.worker(), len(self.urls)
         if count < world.world_size:
             raise PartitionError(
-                f"{count} shards cannot be dealt to {world.world_size} ranks as streams: use ShardDataset, which "
-                "splits below shards, or make more shards (penstock shards split)"
+                f"{count} shards cannot be split among {world.world_size} ranks as streams: use ShardDataset, which "
+                "splits samples, or make more shards (penstock shards split)"
             )
         order = make_order("global" if self.shuffle == "shards" else "none", count, seed=self.seed, epoch=epoch)
         mine = order[np.arange(world.rank, count, world.world_size)].tolist()
@@ -149,17 +149,17 @@ class StreamShards(ResumableDataset):
         epoch = int(cursor["epoch"])
         urls = [self.urls[shard] for shard in self.shards_of(epoch)]
         part = _Part(urls, self.buffer_bytes, self.seed, epoch, self.handler, self._storage)
-        # Where nothing has begun the cursor may be of another worker.
+        # A cursor at the start may belong to another worker.
         stream = _ShardStream(part, {**cursor, "worker": list(distributed.worker())})
         return stream if self._load is None else _Loaded(stream, self._load)
 
 
 _At = tuple[int, int, int]
-"""A place: shard in a worker's list, byte, samples had from there on."""
+"""A position: shard in the worker's list, byte, and samples consumed from there on."""
 
 
 class _Part(NamedTuple):
-    """What a stream reads: a worker's shards of one epoch, in order."""
+    """The input of a stream: a worker's shards of one epoch, in order."""
 
     urls: list[str]
     buffer_bytes: int
@@ -169,20 +169,20 @@ class _Part(NamedTuple):
     storage: Storage | None
 
     def read(self, shard: int, byte: int) -> Iterator[tuple[int, Sample]]:
-        """Yield samples of a shard from a byte on, each with the byte where it begins. Errors go to the handler."""
+        """Yield samples of a shard from a byte on, each with its first byte. The handler decides about errors."""
         try:
             yield from read_shard(self.urls[shard], start=byte, handler=self.handler, storage=self.storage)
         except Exception as error:
-            # At the end of the program such a generator is closed when the names of this module are gone already.
+            # At exit, this generator may be closed after the module globals are gone.
             if self.handler is None or not isinstance(error, ShardError | StorageError):
                 raise
             self.handler(error)
 
 
 class _ShardStream(Stream):
-    """The shards of a part, one after the other.
+    """The samples of a part's shards, in order.
 
-    It does not hold its data set, which remembers it: files would stay open until the next garbage collection.
+    It does not refer to its dataset, which refers to it: with a cycle, files would stay open until garbage collection.
     """
 
     def __init__(self, part: _Part, cursor: State) -> None:
@@ -199,7 +199,7 @@ class _ShardStream(Stream):
                 self._at = (len(self.part.urls), 0, 0)
             raise
         except Exception:
-            self._failed = True  # the generator ends with it, and the epoch does not
+            self._failed = True  # the generator ends with the error, but the epoch does not
             raise
         return sample
 
@@ -208,7 +208,7 @@ class _ShardStream(Stream):
 
 
 def _in_order(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
-    """Yield the samples in the order of their shards, from a place on, each with the place behind it."""
+    """Yield samples in the order of their shards, from a position on, each with the position after it."""
     first, byte, skip = at
     for number in range(first, len(part.urls)):
         for header, sample in part.read(number, byte):
@@ -220,7 +220,7 @@ def _in_order(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
 
 
 def _stretches(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
-    """Yield the same, shuffled within stretches of so many bytes."""
+    """Yield the same samples, shuffled within blocks of ``buffer_bytes``."""
     first, byte, skip = at
     stretch: list[Sample] = []
     size = 0
@@ -246,7 +246,7 @@ def _shuffled(stretch: list[Sample], part: _Part, begin: tuple[int, int], skip: 
 
 
 class _Loaded(Stream):
-    """What ``load`` makes of samples, each under a generator of its own."""
+    """Applies ``load`` to samples, each with its own random generator."""
 
     def __init__(self, samples: _ShardStream, load: Callable[[Sample], Any]) -> None:
         self._samples, self._load = samples, load
@@ -271,20 +271,20 @@ def read_shard(
     select: Callable[[str], bool] | None = None,
     rename: Callable[[str], str] | None = None,
 ) -> Iterator[tuple[int, Sample]]:
-    """The samples of one shard, in order, each with the first byte of its headers.
+    """Yield the samples of one shard, in order, each with the first byte of its headers.
 
     Args:
         url: a tar file, compressed or not.
-        start: begin with the sample whose headers begin here (of a compressed shard, in its content).
-        handler: asked about extensions that come twice.
-        storage: how a store is reached. A remote shard is read ahead in ranges, and not kept.
-        path: a local file with the shard; samples name it in ``__local_path__``.
+        start: the first header byte of the first sample (for a compressed shard, in its content).
+        handler: decides about repeated extensions.
+        storage: access options. A remote shard is read ahead by ranges, and not cached.
+        path: a local file of the shard; samples name it in ``__local_path__``.
         select, rename: as for `read_stream`.
 
     Raises:
-        ShardError: as `penstock.shards.walk` and `group`; also what decompression complains of.
-        ShardChangedError: the file was truncated or written to meanwhile. Samples before that are of its old content.
-        StorageError: the store says no.
+        ShardError: as `penstock.shards.walk` and `group`; also for errors of decompression.
+        ShardChangedError: the file was truncated or modified meanwhile. Earlier samples are of its old content.
+        StorageError: the store fails.
     """
     if path is None and local_path(url) is None and is_remote(url):
         remote = open_source(url, storage=storage)
@@ -325,13 +325,13 @@ def read_stream(
     select: Callable[[str], bool] | None = None,
     rename: Callable[[str], str] | None = None,
 ) -> Iterator[tuple[int, Sample]]:
-    """The same of an open file that need not be able to seek.
+    """Yield the samples of an open file, which need not be seekable.
 
     Args:
-        file: of tar data.
+        file: tar data.
         url, start, handler, path: as for `read_shard`.
-        select: members whose name it refuses are left out.
-        rename: names before they are taken apart, and before ``select``.
+        select: returns whether to read the member of a name.
+        rename: maps member names, before they are split and before ``select``.
     """
     members = named_members(file, url, select, rename)
     found = ((member, (member.header, data)) for member, data in members if member.header >= start)
@@ -347,7 +347,7 @@ def read_stream(
 def named_members(
     file: BinaryIO, url: str, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None
 ) -> Iterator[tuple[Member, bytes]]:
-    """The members of an open file with their data, under their new names."""
+    """Yield the members of an open file with their data, under their new names."""
     if rename is None:
         yield from walk_stream(file, url, select=select)
         return

@@ -1,24 +1,24 @@
-"""The parser of tar archives: in memory, read by position, or in a stream that only goes forward.
+"""The parser of tar archives: in memory, with random access, or in a forward-only stream.
 
     for member in walk(archive, "a.tar"):            # Member(name='x/0001.jpg', kind='file', offset=512, size=907, ...)
         data = archive[member.offset : member.offset + member.size]
     for member, data in walk_stream(file, "a.tar"):  # data: bytes, empty for folders and links
         ...
 
-There is one: `scan`. It takes a window of the archive at a time, looks at the usual headers in it many at once
-(`penstock.shards.window`), and at each other one by itself (`member_at`). Where headers are few or mostly unusual, a
-window costs more than it saves: some members are looked at one by one, before a window is tried again.
+The parser is `scan`. It takes a window of the archive at a time, parses its usual headers together
+(`penstock.shards.window`), and all other headers one by one (`member_at`). If headers are few or mostly unusual, a
+window costs more than it saves, so some members are parsed one by one before a window is tried again.
 
 It reads old v7, ustar, GNU and PAX archives: long names, names that are not UTF-8, sizes of any length (base 256, PAX).
 Sparse files are refused.
 
-Promises, wherever the bytes come from and however they come in pieces:
+Promises, for any source of the bytes and any split into chunks:
 
-* Members come in the archive's order and whole.
-* An archive that is cut anywhere, between two members as well, is a `TruncatedShardError`, and damage a `ShardError`;
-  both name the shard and the byte, and come behind the members that stand before.
-* Reading ends at the archive's end mark, and always: each step goes at least 512 bytes forward.
-* Memory: a window (4 MiB at most, of a stream 1 MiB), and the member in hand.
+* Members are complete and in the order of the archive.
+* An archive that is truncated anywhere, even between two members, raises `TruncatedShardError`, and damage raises
+  `ShardError`; both name the shard and the byte, and follow all earlier members.
+* Reading ends at the end mark, and always terminates: each step advances at least 512 bytes.
+* Memory: a window (at most 4 MiB; 1 MiB for a stream), and the current member.
 """
 
 from __future__ import annotations
@@ -48,34 +48,33 @@ _KINDS: dict[bytes, Kind] = {
 _WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _EXTENDED = frozenset((b"x", b"X", b"L", b"K", b"g"))
 
-_FIRST, _MOST = 16, 1024  # members that are looked at one by one before a window is tried (again)
+_FIRST, _MOST = 16, 1024  # members parsed one by one before a window is tried (again)
 _ENOUGH = 1024  # headers in a window
-_FEW = 64  # headers that the first window is to have
-# Blocks of a window: at first, and at most.
+_FEW = 64  # desired headers in the first window
+# Blocks of the first window, and of the largest.
 _ARCHIVE_BLOCKS, _STREAM_BLOCKS = (512, 8192), (128, 2048)
-# Bytes from one header of an archive, or one member of a stream, to the next, up to which windows are read as a whole,
-# and up to which they are sparse.
+# Up to these mean distances (bytes between headers of an archive, or members of a stream), windows are read
+# completely, or sparsely.
 _ARCHIVE_NEAR, _STREAM_NEAR = 7 << 10, 20 << 10
 _ARCHIVE_FAR = 256 << 10
 
 Parts = list[Members | list[Member]]
-"""Consecutive members: many at once as arrays, others one by one."""
+"""Consecutive members: arrays of many, or lists of single ones."""
 
 
 def walk(buffer: Archive | Buffer, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Member]:
-    """Yield the members of a tar archive, in order, all kinds of them.
+    """Yield all members of a tar archive, in order.
 
     Args:
         buffer: the archive.
         shard: its name, for messages.
-        start: byte to begin at, which must be the first header of a member.
-        require_end: whether an archive that just ends, without the two blocks of zeros, is an error. It may have been
-            cut there.
+        start: the byte to begin at, which must be the first header of a member.
+        require_end: whether an archive without the end mark (two blocks of zeros) is an error: it may be truncated.
 
     Raises:
         TruncatedShardError, ShardError: see above.
 
-    Cost: a microsecond a member where they are small, 3 where they are large or have unusual headers.
+    Cost: 1 microsecond per small member; 3 for large members or unusual headers.
     """
     for parts in scan(Archive.of(buffer), shard, start=start, require_end=require_end):
         for part in parts:
@@ -89,20 +88,20 @@ def walk_stream(
     select: Callable[[str], bool] | None = None,
     require_end: bool = True,
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yield the members of a tar archive that is read once from front to back, with their data.
+    """Yield the members of a tar archive that is read once from start to end, with their data.
 
     Args:
-        file: anything with ``read(n)``, such as `penstock.shards.open_stream` returns.
+        file: any object with ``read(n)``, such as the result of `penstock.shards.open_stream`.
         shard: its name, for messages.
-        select: files whose name it refuses are left out, and their data is not kept.
+        select: returns whether to yield the file of a name; the data of others is not stored.
         require_end: as for `walk`.
 
     Raises:
-        TruncatedShardError, ShardError: see above; also what decompression complains of.
+        TruncatedShardError, ShardError: see above; also for errors of decompression.
         ShardIOError: the stream cannot be read.
 
-    A member comes only when all of its data is there. It is read ahead by a window, but not waited for: what a pipe has
-    is handed out before more is read.
+    A member is yielded when all of its data has been read. Reading ahead never blocks: available data of a pipe is
+    yielded before more is read.
     """
     stream = Stream(file, shown(shard))
     parts = chain.from_iterable(scan(stream, shard, require_end=require_end))
@@ -116,19 +115,19 @@ def walk_stream(
             raise _cut(stream, shown(shard), member)
         if is_wanted or not is_file:
             yield member, data
-        # A large one goes before the next one comes.
+        # Free a large member before the next one is read.
         del data
 
 
 def scan(source: Source, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Parts]:
     """Yield the members of an archive in order, some at a time.
 
-    Args, raises: those of `walk`. Of a file that is changed meanwhile the error is a `ShardChangedError`, and
-    nothing of the new content comes.
+    Args, raises: as `walk`. If a file changes meanwhile, the error is a `ShardChangedError`, and no new content is
+    yielded.
 
-    Of a stream, only the last of those that come together may reach over the piece that the stream holds.
+    For a stream, only the last member of a group may extend beyond the chunk that the stream holds.
 
-    Cost: about a third of a microsecond a member where they are small.
+    Cost: about a third of a microsecond per small member.
     """
     shard, position, distance, count = shown(shard), start, inf, _FIRST
     blocks, most = _STREAM_BLOCKS if isinstance(source, Stream) else _ARCHIVE_BLOCKS
@@ -139,7 +138,7 @@ def scan(source: Source, shard: str, *, start: int = 0, require_end: bool = True
             blocks = min(max(blocks, int(_FEW * distance) // BLOCK), most)
         window = _window(source, position, distance, blocks)
         if window is None:
-            # The more often windows are of no use here, the more seldom one is tried.
+            # The more often windows have failed here, the more rarely one is tried.
             if isinstance(source, Stream):
                 following, distance = yield from _step_stream(source, shard, position, count, require_end)
             else:
@@ -150,8 +149,8 @@ def scan(source: Source, shard: str, *, start: int = 0, require_end: bool = True
             blocks = min(2 * blocks, most)
         headers = len(window.number)
         parts, following, error = _parts(source, shard, window, position, require_end)
-        del window  # what it has of the archive's bytes goes before others come
-        source.check()  # of what has just been read, so nothing is handed out that has changed
+        del window  # frees its bytes before others are read
+        source.check()  # after the reads, so that no changed data is yielded
         if parts:
             yield parts
         if error is not None:
@@ -162,7 +161,7 @@ def scan(source: Source, shard: str, *, start: int = 0, require_end: bool = True
 
 
 def _window(source: Source, position: int, distance: float, blocks: int) -> Window | None:
-    """Return a window from a position on; None where it is faster to look at one member after the other."""
+    """Return a window from a position on; None if parsing one by one is faster."""
     window: Window | None = None
     if isinstance(source, Stream):
         if distance <= _STREAM_NEAR:
@@ -179,9 +178,9 @@ def _window(source: Source, position: int, distance: float, blocks: int) -> Wind
 def _step_archive(
     archive: Archive, shard: str, position: int, count: int, require_end: bool
 ) -> Generator[Parts, None, tuple[int | None, float]]:
-    """Yield some members, found one by one, together.
+    """Yield a group of members that were parsed one by one.
 
-    Returns the next position, None at the archive's end, and how far it is from one header to the next.
+    Returns the next position (None at the end), and the mean distance between headers.
     """
     members: list[Member] = []
     following: int | None = position
@@ -203,7 +202,7 @@ def _step_archive(
 
 
 def _distance(members: list[Member]) -> float:
-    """Return how far it is from one header to the next; an extended one is seldom more than two blocks."""
+    """Return the mean distance between headers; extended headers rarely exceed two blocks."""
     headers = sum(1 + (member.offset - member.header) // (2 * BLOCK) for member in members)
     return (members[-1].end - members[0].header) / headers
 
@@ -211,9 +210,9 @@ def _distance(members: list[Member]) -> float:
 def _step_stream(
     stream: Stream, shard: str, position: int, count: int, require_end: bool
 ) -> Generator[Parts, None, tuple[int | None, float]]:
-    """Yield some members one by one: each must have been used before the next comes.
+    """Yield members one by one: each must be consumed before the next.
 
-    Returns the next position, None at the archive's end, and how far it is from one member to the next.
+    Returns the next position (None at the end), and the mean distance between members.
     """
     following = position
     for _ in range(count):
@@ -228,8 +227,9 @@ def _step_stream(
 def _parts(
     source: Source, shard: str, window: Window, position: int, require_end: bool
 ) -> tuple[Parts, int | None, Exception | None]:
-    """Return the members from a position to the window's end, the next position (None at the archive's end), and the
-    error that stands behind these members.
+    """Return the members from a position to the window's end, the next position, and the error after them.
+
+    The next position is None at the end of the archive.
     """
     parts: Parts = []
     following: int | None = position
@@ -252,7 +252,7 @@ def _parts(
 
 
 def member_at(source: Source, shard: str, position: int, *, require_end: bool = True) -> Member | None:
-    """Return the member whose first header stands at a position, or None at the end mark. Raises as `walk` does."""
+    """Return the member whose first header is at a position, or None at the end mark. Raises as `walk`."""
     first = at = min(position, source.size)
     long_name: bytes | None = None
     records: dict[str, bytes] = {}
@@ -292,7 +292,7 @@ def _member(
     raw = header.name if long_name is None else long_name
     kind = _KINDS.get(header.type, "special")
     if header.type == b"\0" and raw.endswith(b"/"):
-        kind = "dir"  # old v7 has no other way to say so
+        kind = "dir"  # old v7 marks folders this way
     name = decode_name(records["path"].rstrip(b"/") if "path" in records else raw)
     size = int(records["size"]) if "size" in records else header.size
     if header.type in _WITHOUT_DATA or kind == "dir":
@@ -315,7 +315,7 @@ def _extended(source: Source, shard: str, header: Header, at: int) -> bytes:
 
 
 def _check_end(source: Source, shard: str, at: int) -> None:
-    """An end mark is two blocks of zeros. One at the very end is taken too: nothing is missing."""
+    """Check the end mark: two blocks of zeros, or one at the very end of the file."""
     if source.read(at + BLOCK, at + 2 * BLOCK).strip(b"\0"):
         raise ShardError(f"{shard}: byte {at}: a single block of zeros between members: the archive is damaged here")
 

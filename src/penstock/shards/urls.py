@@ -1,12 +1,12 @@
-"""Which shards are meant: brace notation, lists, patterns, and several of those with ``::``.
+"""Expand shard specifications: brace notation, lists, patterns, and several of these joined by ``::``.
 
 >>> expand("train-{000..002}.tar")
 ['train-000.tar', 'train-001.tar', 'train-002.tar']
 >>> expand("a.tar::s3://bucket/{b,c}.tar")
 ['a.tar', 's3://bucket/b.tar', 's3://bucket/c.tar']
 
-Patterns (``*``, ``?``, ``[..]``) are looked up and sorted, in the local file system and in stores that list what they
-hold. Nothing else is looked at: that a shard exists shows when it is opened.
+Patterns (``*``, ``?``, ``[..]``) are looked up and sorted, in the local file system and in stores that can be listed.
+Nothing else is checked: a missing shard shows when it is opened.
 """
 
 from __future__ import annotations
@@ -32,43 +32,42 @@ _LARGEST = 10_000_000
 
 
 def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
-    """The shards that a specification names, in order.
+    """Return the shards of a specification, in order.
 
     Args:
-        urls: a string, a path, or a collection of both. Strings are cut at ``::`` and expanded; a path is taken as it
-            is.
-        storage: how a store is reached, for patterns.
+        urls: a string, a path, or a collection of both. Strings are split at ``::`` and expanded; paths are not.
+        storage: access options, for patterns.
 
     Raises:
-        ConfigError: nothing is named, something else than a name, or braces that are not balanced.
+        ConfigError: no name, an object that is not a name, or unbalanced braces.
         ShardIOError: no file matches a pattern.
-        StorageError: a store says no; StorageNotFoundError: no object matches a pattern.
+        StorageError: a store fails; StorageNotFoundError: no object matches a pattern.
     """
     return [url for url, _ in expand_versions(urls, storage)]
 
 
 def expand_versions(urls: Urls, storage: Storage | None = None) -> list[tuple[str, Stat | None]]:
-    """The same, each with its version where a store has told it by listing. Raises as `expand` does."""
+    """Return the same shards, each with its version if a store listed it. Raises as `expand`."""
     if isinstance(urls, os.PathLike):
         return [(os.fspath(urls), None)]
     if isinstance(urls, str):
         return [found for part in urls.split("::") for text in braces(part) for found in _matches(text, storage)]
     given: Any = urls
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise ConfigError(f"a source is a path or an address, as str or Path, or a list of these; got {urls!r}")
+        raise ConfigError(f"a source must be a path or URL, as str or Path, or a list of these; got {urls!r}")
     result = [found for part in urls for found in expand_versions(part, storage)]
     if not result:
-        raise ConfigError("no source is named: the list is empty. Give a path, an address, or several of them")
+        raise ConfigError("no source given: the list is empty. Pass a path, a URL, or several of them")
     return result
 
 
 def is_local(url: str) -> bool:
-    """Whether a shard is a local file: a path, or ``file:`` and a path."""
+    """Return whether a shard is a local file: a path, or ``file:`` and a path."""
     return url.startswith("file:") or not _SCHEME.match(url)
 
 
 def local_path(url: str) -> str | None:
-    """The path of a local shard, None for others."""
+    """Return the path of a local shard, None for others."""
     if url.startswith("file:"):
         path = url[5:]
         return "/" + path[2:].partition("/")[2] if path.startswith("//") else path
@@ -78,11 +77,10 @@ def local_path(url: str) -> str | None:
 def _matches(text: str, storage: Storage | None) -> Sequence[tuple[str, Stat | None]]:
     if not text:
         raise ConfigError(
-            "no source is named: an empty name. Give a path or an address (between two '::', or at an end of the "
-            "names, there is none)"
+            "no source given: a name is empty. Pass a path or a URL (check for '::' without a name on one side)"
         )
     if is_remote(text) and not text.startswith(("http:", "https:")) and any(sign in text for sign in "*["):
-        # Web servers do not list, and what a question mark begins is a query.
+        # Web servers cannot be listed, and a question mark begins a query.
         return list_objects(text, storage=storage)
     if not is_local(text) or not glob.has_magic(text) or os.path.exists(text):
         return [(text, None)]
@@ -93,11 +91,13 @@ def _matches(text: str, storage: Storage | None) -> Sequence[tuple[str, Stat | N
 
 
 def braces(text: str) -> list[str]:
-    """A text with its braces expanded, as a shell does: ``{a,b}``, ``{000..010}`` (zeros are kept), ``{a..e}``,
-    ``{0..8..2}``, also within each other. Braces around neither, as in ``{x}``, stay; so do those after a backslash.
+    """Return a text with its braces expanded, as in a shell.
+
+    Supports ``{a,b}``, ``{000..010}`` (with leading zeros), ``{a..e}`` and ``{0..8..2}``, also nested. Other braces, as
+    in ``{x}``, stay; so do braces after a backslash.
 
     Raises:
-        ConfigError: a brace without its partner, or more than ten million results.
+        ConfigError: unbalanced braces, or more than ten million results.
     """
     if "{" not in text and "}" not in text:
         return [text]
@@ -106,12 +106,12 @@ def braces(text: str) -> list[str]:
     for part in parts:
         count *= len(part)
     if count > _LARGEST:
-        raise ConfigError(f"{text!r} stands for {count:,} shards")
+        raise ConfigError(f"{text!r} expands to {count:,} shards, more than the limit of {_LARGEST:,}")
     return ["".join(pieces) for pieces in product(*parts)]
 
 
 def _parts(text: str) -> Iterator[list[str]]:
-    """What a text is made of: the alternatives of each part, one for plain text."""
+    """Yield the alternatives of each part of a text; plain text has one."""
     position = plain = 0
     while position < len(text):
         letter = text[position]
@@ -183,7 +183,7 @@ def _range(first: str, last: str, step: str | None) -> list[str] | None:
     stride = abs(int(step)) if step else 1
     stride = (stride or 1) * (1 if high >= low else -1)
     if abs(high - low) > _LARGEST * abs(stride):
-        raise ConfigError(f"{{{first}..{last}}} stands for more than {_LARGEST:,} shards")
+        raise ConfigError(f"{{{first}..{last}}} expands to more than {_LARGEST:,} shards")
     numbers = range(low, high + (1 if stride > 0 else -1), stride)
     return [chr(n) for n in numbers] if letters[0] else [f"{n:0{width}d}" for n in numbers]
 

@@ -1,12 +1,12 @@
-"""A window of a tar archive: many headers at once, in NumPy.
+"""A window of a tar archive: parse many headers at once, in NumPy.
 
-A window knows which blocks have the magic of a header, what sizes and checksums they hold, and which of them are
-reached from one another, so that a tar archive inside of a member is not taken for members. Where headers are near each
-other, the piece is read as a whole (`whole_window`), and stays in memory for those who want the data. Where they are
-far apart, only the headers are read, one after the other (`sparse_window`).
+A window finds the blocks with the magic of a header, their sizes and checksums, and which of them form a chain, so that
+a tar archive inside a member is not mistaken for members. If headers are close together, the whole chunk is read
+(`whole_window`), and stays in memory for readers of the data. If they are far apart, only the headers are read, one
+after the other (`sparse_window`).
 
-It vouches for the usual headers alone: files and folders with names in their place, and a PAX header that sets the time
-alone, which is how WebDataset writes. All others are left to `penstock.shards.tar.member_at`.
+It accepts usual headers only: files and folders with short names, and PAX headers that set nothing but the time, as
+WebDataset writes them. All others are left to `penstock.shards.tar.member_at`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from penstock.shards.members import DIR, FILE, Bytes, Ints, Members
 __all__ = ["STRETCH", "Window", "sparse_window", "whole_window"]
 
 STRETCH = 16 << 20
-"""Bytes that a sparse window goes forward: a disk reads them ahead meanwhile."""
+"""Bytes that a sparse window advances: a disk reads them ahead meanwhile."""
 
-_FEW = 48  # headers in a window below which looking at one after the other is faster
-_RUN = 8  # usual headers from one that is not to the next, on average, below which it is as well
-_MOST = 640  # headers in a sparse window
-_TINY = 256  # bytes of a member that is kept when its header is read there
-_HEAD = 2048  # bytes read at once there: a small member, and the header behind it
+_FEW = 48  # with fewer headers in a window, parsing one by one is faster
+_RUN = 8  # with fewer usual headers between unusual ones, on average, parsing one by one is faster
+_MOST = 640  # maximum headers of a sparse window
+_TINY = 256  # members of up to this many bytes are stored when a sparse window reads their header
+_HEAD = 2048  # bytes that it reads at once: a small member, and the next header
 _MAGIC = int.from_bytes(b"usta", "little")
 _REGULAR, _FOLDER, _PAX = b"05x"
 _OCTAL = 8.0 ** np.arange(10, -1, -1)
-_CHECKSUM = np.array([[*_OCTAL[-6:], 0, 0], [1] * 8]).T  # the number it says, and the sum of its own bytes
+_CHECKSUM = np.array([[*_OCTAL[-6:], 0, 0], [1] * 8]).T  # to the stated checksum, and the sum of the field's bytes
 _OFFSET = 48 * _OCTAL[-6:].sum()
 _DIGITS, _ZEROS = 0xF8F8F8F8, 0x30303030  # "0" to "7" are 48 to 55
 _USTAR, _GNU = (int.from_bytes(rest, "little") for rest in (b"r\x0000", b"r  \0"))
@@ -44,15 +44,15 @@ _MTIME = np.frombuffer(b" mtime=", np.uint8)
 
 
 class Window:
-    """Headers of a stretch of the archive, and what they say.
+    """The parsed headers of a section of the archive.
 
     Args:
-        start, stop: bytes of the archive that were looked at.
-        number: blocks that look like headers, counted from ``start``, in order.
-        raw: their bytes, (headers, 512).
-        following: gives the first bytes of the blocks behind some of the headers, by their rows.
+        start, stop: the bytes of the archive that were searched.
+        number: numbers of the blocks that look like headers, counted from ``start``, ascending.
+        raw: their bytes, of shape (headers, 512).
+        following: returns the first bytes of the blocks after some headers, given their rows.
 
-    ``is_useful`` says whether it is faster than looking at one header after the other; `run` asks for it.
+    ``is_useful`` tells whether it is faster than parsing one by one; `run` requires it.
     """
 
     def __init__(self, start: int, stop: int, number: Ints, raw: Bytes, following: Callable[[Ints], Bytes]) -> None:
@@ -72,7 +72,7 @@ class Window:
         high, middle, low = (_words(raw, at) for at in (124, 128, 132))
         usual = ((high & _DIGITS) == _ZEROS) & ((middle & _DIGITS) == _ZEROS) & ((low & 0xDFF8F8F8) == 0x00303030)
         usual &= _checksums_hold(raw) & (raw[:, 0] != 0) & (raw[:, _NAME - 1] == 0)
-        # ustar with an empty prefix, or GNU's, whose bytes there are something else
+        # ustar with an empty prefix, or GNU, which uses these bytes otherwise
         rest = _words(raw, 261)
         usual &= ((rest == _USTAR) & (raw[:, 345] == 0)) | (rest == _GNU)
         is_dir, self.is_pax, self.is_file = kind == _FOLDER, kind == _PAX, kind == _REGULAR
@@ -84,7 +84,7 @@ class Window:
     def _sets_time_only(
         self, usual: npt.NDArray[np.bool_], following: Callable[[Ints], Bytes]
     ) -> npt.NDArray[np.bool_]:
-        """Which PAX headers have one record, the time, and a usual member behind them in this window."""
+        """Return which PAX headers set only the time, and precede a usual member in this window."""
         result = np.zeros(len(self.number), bool)
         rows = np.flatnonzero(self.is_pax & usual)
         rows = rows[rows + 1 < len(self.number)]
@@ -100,7 +100,7 @@ class Window:
         return result
 
     def run(self, position: int) -> tuple[int, int]:
-        """Return rows of the usual headers from a byte on that lead from one to the next; none if there is none."""
+        """Return the range of rows of a chain of usual headers from a byte on; empty if there is none."""
         block = (position - self.start) // BLOCK
         row = int(np.searchsorted(self.number, block))
         if row == len(self.number) or self.number[row] != block:
@@ -113,10 +113,10 @@ class Window:
         rows = first + np.flatnonzero(~self.is_pax[first:stop])
         names = self.raw[rows, :_NAME]
         used = np.flatnonzero(names.any(0))
-        names = names[:, : int(used[-1]) + 2 if len(used) else 1]  # at least a column of zeros
+        names = names[:, : int(used[-1]) + 2 if len(used) else 1]  # keeps at least one column of zeros
         ends = names == 0
         lengths = ends.argmax(1)
-        if int(lengths.sum()) + int(ends.sum()) != names.size:  # something behind a zero
+        if int(lengths.sum()) + int(ends.sum()) != names.size:  # non-zero bytes after a zero
             names = np.where(np.arange(names.shape[1]) < lengths[:, None], names, 0).astype(np.uint8)
         before = np.maximum(rows - 1, 0)
         extended = (rows > first) & self.is_pax[before]
@@ -127,14 +127,14 @@ class Window:
         return Members(names, lengths, kind, header, offset, size, self.start + self.next[rows] * BLOCK)
 
     def end(self, row: int) -> tuple[int, int]:
-        """Return where the data of a row ends, and where the next header is."""
+        """Return the end of a row's data, and the position of the next header."""
         data = self.start + (int(self.number[row]) + 1) * BLOCK
         following = self.start + int(self.next[row]) * BLOCK
         return data + (int(self.size[row]) if following > data else 0), following
 
 
 def whole_window(source: Source, start: int, blocks: int) -> Window:
-    """Return all blocks of a stretch that have the magic of a header; the source holds the stretch from now on."""
+    """Return a window of all blocks of a section with the magic of a header; the source then holds the section."""
     data = np.frombuffer(source.hold(start, start + blocks * BLOCK), np.uint8)
     count = len(data) // BLOCK
     rows = data[: count * BLOCK].reshape(count, BLOCK)
@@ -145,18 +145,22 @@ def whole_window(source: Source, start: int, blocks: int) -> Window:
 
 
 def sparse_window(archive: Archive, start: int) -> Window:
-    """Return the headers of a stretch, read one after the other as each says where the next one is."""
+    """Return a window of the headers of a section, read one after the other, as each gives the next position."""
     archive.fetch_ahead(start, start + 2 * STRETCH)
     position, limit = start, min(start + STRETCH, len(archive))
     numbers: list[int] = []
     found: list[bytes] = []
     records: dict[int, bytes] = {}  # the first bytes of PAX headers' data, by row
     small: dict[int, bytes] = {}
-    data, begin, last = b"", 0, -1  # what was read last, where it begins, and where the last header in it may
+    data, begin, last = (
+        b"",
+        0,
+        -1,
+    )  # the last bytes read, where they begin, and the last possible position of a header in them
     while position < limit and len(found) < _MOST:
         at = position - begin
         if not 0 <= at <= last:
-            # PAX headers double what stands between the data of two large members.
+            # PAX headers double the headers between two large members.
             head = 2 * _HEAD if records else _HEAD
             data, begin, at = archive.read(position, position + head), position, 0
             last = len(data) - BLOCK - _NAME
@@ -189,14 +193,14 @@ def sparse_window(archive: Archive, start: int) -> Window:
 
 
 def _words(raw: Bytes, at: int) -> npt.NDArray[np.uint32]:
-    """Four bytes of each header as a number."""
+    """Return four bytes of each header as a number."""
     return np.ndarray((len(raw),), "<u4", raw, at, (BLOCK,)) if len(raw) else np.zeros(0, np.uint32)
 
 
 def _checksums_hold(raw: Bytes) -> npt.NDArray[np.bool_]:
-    """Whether the headers' checksums, written in the usual way (six digits, NUL or space), are right."""
+    """Return whether the headers' checksums, in the usual format (six digits, NUL or space), are right."""
     stored, own = (raw[:, 148:156].astype(np.float64) @ _CHECKSUM).T
     digits = (_words(raw, 148) & _DIGITS) == _ZEROS
     digits &= (_words(raw, 152) & 0x00DFF8F8) == 0x00003030
-    # In 32 bits, which NumPy adds up several times faster than in 64.
+    # In 32 bits, NumPy adds several times faster than in 64.
     return np.asarray(digits & (raw.sum(1, dtype=np.uint32) - own + 256 == stored - _OFFSET))

@@ -1,10 +1,10 @@
-"""Writing shards: `TarWriter` for one archive, `ShardWriter` for as many as it takes.
+"""Write shards: `TarWriter` for one archive, `ShardWriter` for a sequence of shards.
 
     with ShardWriter("train-%06d.tar", maxcount=10_000) as writer:
         writer.write({"__key__": "0001", "jpg": image_bytes, "cls": 7, "json": {"source": "web"}})
 
 A shard appears under its name when it is complete, or not at all: it is written to a temporary file, synced and
-renamed. The files in it are those that WebDataset's writers make, in the same order.
+renamed. Its members equal those of WebDataset's writers, in the same order.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from penstock.storage import io_error
 
 __all__ = ["ShardWriter", "TarWriter"]
 
-_RECORD = 20 * BLOCK  # archives end at a multiple of this, as tar's do
+_RECORD = 20 * BLOCK  # archive sizes are multiples of this, as with tar
 
 
 class TarWriter:
-    """Samples into one tar archive.
+    """Writes samples to one tar archive.
 
     Args:
-        fileobj: a path, or a file that is open for writing, which is not closed.
-        user, group, mode, mtime: of all members; ``mtime`` in seconds, by default the time of writing.
-        compress: ``"gz"``, ``"bz2"``, ``"xz"``, True for gzip, False for none; by default by the path's ending.
-        encoder: True turns values into bytes by their extension; False takes bytes only; a mapping adds functions by
-            extension; a function gets the sample.
-        keep_meta: write values whose name begins with an underscore too; they must be text.
+        fileobj: a path, or a file open for writing, which is not closed.
+        user, group, mode, mtime: metadata of all members; ``mtime`` in seconds, by default the time of writing.
+        compress: ``"gz"``, ``"bz2"``, ``"xz"``, True for gzip, False for none; by default by the path's extension.
+        encoder: True encodes values by their extension; False accepts bytes only; a mapping adds functions by
+            extension; a function receives the sample.
+        keep_meta: also write values whose name begins with an underscore; they must be text.
 
     Raises:
         ShardIOError: the file cannot be written.
@@ -64,7 +64,7 @@ class TarWriter:
         self._encode = make_encoder(encoder)
         self._keep_meta = keep_meta
         self.size = 0
-        """Bytes of the archive so far, before compression."""
+        """Uncompressed bytes of the archive so far."""
         self.samples = 0
         """Samples so far."""
         self._failure = ""
@@ -81,11 +81,11 @@ class TarWriter:
         self._out: BinaryIO | None = _OPENERS[kind](self._file) if kind else self._file
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Add a sample; returns the bytes of its values.
+        """Add a sample; return the bytes of its values.
 
         Raises:
-            ShardError: no ``__key__``, or a value that is no bytes after encoding. Nothing of the sample is written.
-            ShardIOError: the disk is full. The archive cannot go on then.
+            ShardError: no ``__key__``, or a value that is not bytes after encoding. Nothing of the sample is written.
+            ShardIOError: the disk is full. The archive cannot be continued then.
         """
         if self._out is None:
             raise ShardError("this writer is closed")
@@ -110,7 +110,7 @@ class TarWriter:
         return total
 
     def copy(self, data: bytes | memoryview) -> None:
-        """Add whole members of another archive as they are. Raises ShardIOError: the disk is full."""
+        """Add whole members of another archive unchanged. Raises ShardIOError: the disk is full."""
         assert self._out is not None
         try:
             self._out.write(data)
@@ -120,7 +120,7 @@ class TarWriter:
         self.samples += 1
 
     def _failed(self, error: OSError) -> ShardIOError:
-        """Part of a sample may be there: the archive can neither go on nor be finished."""
+        """Mark the archive as failed: part of a sample may be written, so it can neither continue nor be finished."""
         self._failure = str(io_error(self._path or "the archive", error, "cannot write"))
         self.abandon()
         return ShardIOError(self._failure)
@@ -138,10 +138,10 @@ class TarWriter:
         return bytes(value)
 
     def close(self) -> None:
-        """End the archive; a file given by its path gets its name now. Idempotent.
+        """End the archive; a file given by its path appears now. Idempotent.
 
         Raises:
-            ShardIOError: the disk is full, or a sample could not be written before. There is no file then.
+            ShardIOError: the disk is full, or an earlier write failed. No file remains then.
         """
         out, self._out = self._out, None
         if self._failure:
@@ -165,7 +165,7 @@ class TarWriter:
             raise
 
     def abandon(self) -> None:
-        """Close without an archive: the temporary file is removed. A file that was given is left as it is."""
+        """Close without an archive: remove the temporary file; leave a given file as it is."""
         self._out = None
         self._discard()
 
@@ -189,20 +189,20 @@ class TarWriter:
 
 
 class ShardWriter:
-    """Samples into shards, with a new one when the last is full.
+    """Writes samples to shards, and starts a new shard when the current one is full.
 
     Args:
-        pattern: the shards' names, with a place for the number as in ``"train-%06d.tar"``.
-        maxcount, maxsize: a shard takes no more samples once it has so many of them, or so many bytes.
+        pattern: the shard names, with a field for the number as in ``"train-%06d.tar"``.
+        maxcount, maxsize: the number of samples, or bytes, after which a shard is full.
         post: called with the name of each finished shard.
         start_shard: the first number.
-        opener: ``opener(name)`` gives the file to write to, instead of the local file of that name. It is closed in any
-            case; after an exception without the end mark of an archive, so that readers call it truncated, and by its
+        opener: ``opener(name)`` returns the file to write to, instead of a local file. It is closed in any case; after
+            an exception it is closed without the end mark, so that readers see a truncated archive, and by its
             ``abandon`` method if it has one.
-        options: of `TarWriter`.
+        options: options of `TarWriter`.
 
     Raises:
-        ConfigError: a pattern without a place for the number.
+        ConfigError: a pattern without a field for the number.
         ShardIOError: a file cannot be written.
     """
 
@@ -222,14 +222,14 @@ class ShardWriter:
         except (TypeError, ValueError):
             distinct = False
         if not distinct:
-            raise ConfigError(f"{pattern!r} needs one place for the number of the shard, such as %06d")
+            raise ConfigError(f"{pattern!r} needs one field for the shard number, such as %06d")
         self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
         self.total = 0
         """Samples so far."""
         self.shard = start_shard
         """The number of the next shard."""
         self.fname = ""
-        """The name of the present shard."""
+        """The name of the current shard."""
         self._post, self._opener, self._options = post, opener, options
         self._writer: TarWriter | None = None
         self._opened: BinaryIO | None = None
@@ -237,7 +237,7 @@ class ShardWriter:
         self.next_stream()
 
     def next_stream(self) -> None:
-        """Finish the present shard and begin the next."""
+        """Finish the current shard and start the next."""
         self.finish()
         self.fname = self.pattern % self.shard
         self.shard += 1
@@ -251,7 +251,7 @@ class ShardWriter:
         self._size = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample, to a new shard if the present one is full. Raises what `TarWriter.write` does."""
+        """Add a sample, to a new shard if the current one is full. Raises as `TarWriter.write`."""
         if self._writer is None or self._writer.samples >= self.maxcount or self._size >= self.maxsize:
             self.next_stream()
         assert self._writer is not None
@@ -259,7 +259,7 @@ class ShardWriter:
         self.total += 1
 
     def finish(self) -> None:
-        """Finish the present shard."""
+        """Finish the current shard."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -276,7 +276,7 @@ class ShardWriter:
             self._post(self.fname)
 
     def close(self) -> None:
-        """Finish. Idempotent."""
+        """Finish the last shard. Idempotent."""
         self.finish()
 
     def __enter__(self) -> Self:
@@ -295,8 +295,8 @@ class ShardWriter:
 
 
 def abandon(file: BinaryIO) -> None:
-    """Close a file without the end of its archive, by its own ``abandon`` if it has one."""
-    with contextlib.suppress(OSError):  # what is raised already says more
+    """Close a file without the end mark, by its ``abandon`` method if it has one."""
+    with contextlib.suppress(OSError):  # the original exception is more informative
         getattr(file, "abandon", file.close)()
 
 
@@ -322,7 +322,7 @@ _OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {"gz": _gzip, "bz2": _bz2,
 
 
 def _compression(compress: bool | str | None, path: str | None) -> str:
-    """Which compression, "" for none."""
+    """Return the name of the compression, "" for none."""
     if compress is None:
         ending = (path or "").rpartition(".")[2]
         return {"tgz": "gz"}.get(ending, ending if ending in _OPENERS else "")

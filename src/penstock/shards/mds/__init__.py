@@ -1,8 +1,8 @@
 """MDS, the shards of MosaicML Streaming: read at random, in any order, with a state.
 
-* `index`, `shard`: what is on disk, checked before it is believed.
+* `index`, `shard`: the files, checked before they are trusted.
 * `encodings`, `compression`, `files`: columns, compressed shards, hashes.
-* `folder`: the samples by their numbers. One rank's share of them is a `penstock.MDSDataset`.
+* `folder`: samples by number. `penstock.MDSDataset` is one rank's share of them.
 """
 
 from __future__ import annotations

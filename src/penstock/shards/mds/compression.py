@@ -1,7 +1,7 @@
-"""The compressions of MDS shards: a whole file in, a whole file out.
+"""Decompress whole MDS shards.
 
-Invariant: what comes out has the size that the index announces, or it is a `ShardError`. The output is bounded by that
-size while it is made, so a small file cannot fill the memory.
+Invariant: the output has the size given in the index, or a `ShardError` is raised. That size also limits the output
+while it is produced, so a small file cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["COMPRESSIONS", "algorithm_of", "decompress"]
 
 
 def algorithm_of(compression: str) -> str:
-    """The algorithm in ``compression``, which is ``algorithm`` or ``algorithm:level``.
+    """Return the algorithm of ``compression``, which is ``algorithm`` or ``algorithm:level``.
 
     Raises:
-        ShardError: one that MDS does not have.
+        ShardError: an unknown algorithm.
 
     >>> algorithm_of("zstd:7")
     'zstd'
@@ -36,16 +36,16 @@ def algorithm_of(compression: str) -> str:
 
 
 def decompress(algorithm: str, data: bytes, size: int, *, name: str) -> bytes:
-    """The content of a compressed file.
+    """Return the content of a compressed file.
 
     Args:
         algorithm: a key of `COMPRESSIONS`.
         data: the whole file.
         size: bytes of the content.
-        name: of the file, for the message.
+        name: the name of the file, for messages.
 
     Raises:
-        ShardError: the file is broken, or its content has another size.
+        ShardError: the file is damaged, or its content has another size.
     """
     try:
         content = COMPRESSIONS[algorithm](data, size)
@@ -53,7 +53,7 @@ def decompress(algorithm: str, data: bytes, size: int, *, name: str) -> bytes:
         raise ShardError(f"{name} cannot be decompressed as {algorithm}: {error}. Copy it again") from error
     if len(content) != size:
         found = f"more than {size}" if len(content) > size else str(len(content))
-        raise ShardError(f"{name} has {found} bytes when decompressed, and the index says {size}: copy it again")
+        raise ShardError(f"{name} has {found} bytes when decompressed, but {size} in the index: copy it again")
     return content
 
 
@@ -75,14 +75,14 @@ def _brotli(data: bytes, size: int) -> bytes:
 
 
 def _snappy(data: bytes, size: int) -> bytes:
-    """The raw block format, which begins with the size of the content, 7 bits a byte."""
+    """Decompress the raw block format, which begins with the size of the content, 7 bits a byte."""
     known = shift = 0
     for byte in data[:5]:
         known |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             break
-    if known != size:  # Arrow would fill the rest with whatever was in its memory
+    if known != size:  # Arrow would leave the rest uninitialised
         raise ValueError(f"its block holds {known} bytes")
     content: bytes = pa.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True)
     return content
@@ -95,4 +95,4 @@ COMPRESSIONS: dict[str, Callable[[bytes, int], bytes]] = {
     "snappy": _snappy,
     "zstd": _zstd,
 }
-"""The registry of compressions: a new one is a function ``(file, size of the content) -> content`` and an entry."""
+"""The compressions: functions ``(file, size of the content) -> content`` by name."""

@@ -1,22 +1,22 @@
-"""The encodings of MDS columns, from bytes to values.
+"""Decode MDS columns from bytes to values.
 
     ============================================  ==============================================================
-    ``bytes``, ``str``, ``json``                  as they are; UTF-8; UTF-8 JSON
+    ``bytes``, ``str``, ``json``                  unchanged; UTF-8; UTF-8 JSON
     ``int``                                       8 bytes, a Python int
     ``uint8`` ... ``int64``, ``float16`` ...      1 to 8 bytes, a NumPy scalar
     ``str_int``, ``str_float``, ``str_decimal``   text, as a Python int, float or `decimal.Decimal`
-    ``ndarray``, ``ndarray:T``, ``ndarray:T:D``   an array; a type T or shape D not in the name stands before it
+    ``ndarray``, ``ndarray:T``, ``ndarray:T:D``   an array; a type T or shape D not in the name precedes the data
     ``pil``                                       raw pixels with their mode and size
     ``jpeg``, ``png``                             an encoded file
-    ``jpeg_array``, ``list[jpeg|png|pil]``        several of them behind their sizes
+    ``jpeg_array``, ``list[jpeg|png|pil]``        several of them, preceded by their sizes
     ``pkl``                                       a pickle: runs code when read, refused unless allowed
     ============================================  ==============================================================
 
-All integers are little-endian. Images become Pillow images; with ``images="rgb"`` uint8 arrays (height, width, 3),
-decoded by `penstock.images` at about twice Pillow's speed, and with ``images="bytes"`` they stay as they are stored.
+All integers are little-endian. Images become Pillow images; with ``images="rgb"``, uint8 arrays (height, width, 3),
+decoded by `penstock.images` at about twice Pillow's speed; with ``images="bytes"`` they stay encoded.
 
-Promise: a value that does not fill its bytes exactly is a `ValueError` (`penstock.shards.mds.shard` adds where it was),
-never a shorter one. Arrays are copies, which may be written to.
+Promise: a value that does not use its bytes exactly is a `ValueError` (`penstock.shards.mds.shard` adds the location),
+never a truncated value. Arrays are writable copies.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _U32 = struct.Struct("<I")
 
 
 def encoding_size(encoding: str) -> int | None:
-    """Bytes of a value whose encoding fixes that, else None.
+    """Return the bytes of a value if its encoding has a fixed size, else None.
 
     Raises:
-        ShardError: an encoding that MDS does not have.
+        ShardError: an unknown encoding.
     """
     if encoding == "int":
         return 8
@@ -78,16 +78,16 @@ def encoding_size(encoding: str) -> int | None:
 
 
 def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = False) -> Decoder:
-    """The function from the bytes of a value to the value.
+    """Return the function that decodes the bytes of a value.
 
     Args:
-        encoding: as it stands in ``column_encodings``.
-        images: what becomes of images: ``"pil"``, ``"rgb"`` or ``"bytes"``.
-        allow_pickle: whether columns of encoding ``pkl`` are read.
+        encoding: an entry of ``column_encodings``.
+        images: the form of images: ``"pil"``, ``"rgb"`` or ``"bytes"``.
+        allow_pickle: whether to read columns of encoding ``pkl``.
 
     Raises:
-        ConfigError: pickle that was not allowed, images as Pillow images where Pillow is not installed.
-        ShardError: an encoding that MDS does not have.
+        ConfigError: pickle is not allowed, or Pillow images without Pillow installed.
+        ShardError: an unknown encoding.
     """
     encoding_size(encoding)
     if encoding == "int":
@@ -98,10 +98,7 @@ def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = Fal
         return partial(_array, *_array_spec(encoding))
     if encoding == "pkl":
         if not allow_pickle:
-            raise ConfigError(
-                "reading a pickle runs whatever code its writer put there: if you trust these shards, say "
-                "allow_pickle=True"
-            )
+            raise ConfigError("reading a pickle can run any code: if you trust these shards, pass allow_pickle=True")
         return pickle.loads
     if encoding in _PLAIN:
         return _PLAIN[encoding]
@@ -143,11 +140,11 @@ def _str_decimal(data: bytes) -> Decimal:
     try:
         return Decimal(_text(data))
     except ArithmeticError:
-        raise ValueError(f"{data[:40]!r} is no decimal number") from None
+        raise ValueError(f"{data[:40]!r} is not a decimal number") from None
 
 
 def _array_spec(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
-    """Type and shape as far as the name of the encoding fixes them."""
+    """Return type and shape, each None if the encoding's name does not fix it."""
     name, *rest = encoding.split(":")
     if name != "ndarray" or len(rest) > 2 or (rest and rest[0] not in _ARRAY_TYPES.values()):
         raise ShardError(f"unknown encoding {encoding!r}")
@@ -156,7 +153,7 @@ def _array_spec(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | 
         return dtype, None
     sides = rest[1].split(",")
     if not all(side.isascii() and side.isdigit() and len(side) < 12 for side in sides):
-        raise ShardError(f"unknown encoding {encoding!r}: its shape is no list of positive integers")
+        raise ShardError(f"unknown encoding {encoding!r}: its shape is not a list of positive integers")
     return dtype, tuple(map(int, sides))
 
 
@@ -192,11 +189,11 @@ _PLAIN: dict[str, Decoder] = {
 }
 
 
-# Images. Each is made from bytes by a function for the kind (encoded or raw) and for what is wanted.
+# Images: one function for each kind (encoded or raw) and each requested form.
 
 
 def _parts(data: bytes, begin: int) -> list[bytes]:
-    """The values of a list: a count, their sizes, then they themselves, from ``begin`` on."""
+    """Return the values of a list, stored from ``begin`` on as count, sizes, values."""
     if len(data) < begin + 4:
         raise ValueError(f"a list of {len(data)} bytes has no count")
     count = _U32.unpack_from(data, begin)[0]
@@ -218,7 +215,7 @@ def _list(begin: int, decode: Decoder, data: bytes) -> list[Any]:
 
 
 def _pixels(data: bytes) -> tuple[str, tuple[int, int], bytes]:
-    """Mode, size and pixels of a raw image."""
+    """Return mode, size and pixels of a raw image."""
     if len(data) < 12:
         raise ValueError(f"a raw image of {len(data)} bytes has no header")
     width, height, length = struct.unpack_from("<3I", data)
@@ -239,7 +236,7 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError:
         raise ConfigError(
-            "images as Pillow images need Pillow: pip install pillow, or take images='rgb' (arrays) or images='bytes'"
+            "Pillow images need Pillow: pip install pillow, or use images='rgb' (arrays) or images='bytes'"
         ) from None
     return Image
 
@@ -266,7 +263,7 @@ def _file_pillow(data: bytes) -> Any:
     image = open_pillow(data)
     try:
         image.load()
-    except SyntaxError as error:  # what Pillow says of a broken PNG
+    except SyntaxError as error:  # raised by Pillow for a broken PNG
         raise ValueError(str(error)) from error
     return image
 
@@ -280,7 +277,7 @@ def _file_rgb(data: bytes) -> Any:
 def _image_decoder(decoders: dict[str, Decoder], begin: int | None, images: str) -> Decoder:
     decode = decoders[images]
     if images == "pil":
-        _pillow()  # at once, not at the first sample
+        _pillow()  # fail now, not at the first sample
     return decode if begin is None else partial(_list, begin, decode)
 
 

@@ -1,11 +1,11 @@
-"""Where the files of an MDS data set are: the shard itself, or its compressed form, which is unpacked once.
+"""The files of an MDS dataset: plain shards, or compressed ones, which are decompressed once.
 
-Of a data set in an object store a file is fetched when a sample of it is first asked for, into the local cache that all
-processes of the machine share; the compressed one, where there is one.
+A file in an object store is fetched when one of its samples is first read, into the local cache that all processes of
+the machine share; the compressed form is preferred.
 
-An unpacked shard is kept in the cache too, under a name made of the compressed file's address and version, and within
-the same bound: one process unpacks it while others wait, it appears there whole or not at all, and whoever has it open
-keeps it when it has to make room for others.
+Decompressed shards are in the same cache, under a name derived from the compressed file's URL and version, and count
+towards the same limit. One process decompresses a shard while others wait; it appears atomically, and stays readable
+for processes that have it open when it is evicted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.storage.parallel_requests import in_threads
 
 __all__ = ["HASHES", "Files", "check_hash"]
 
-_LONGEST = 3600.0  # seconds for which others wait while a shard is unpacked
+_LONGEST = 3600.0  # seconds for which other processes wait while a shard is decompressed
 
 Buffer = bytes | mmap.mmap
 
@@ -56,17 +56,17 @@ HASHES: dict[str, Callable[[], Any]] = {
     "xxh3_64": xxhash.xxh3_64,
     "xxh3_128": xxhash.xxh3_128,
 }
-"""The registry of hashes: a new one is a function that makes an object with ``update`` and ``hexdigest``."""
+"""The hashes: functions that return an object with ``update`` and ``hexdigest``, by name."""
 
 
 class Files:
-    """The files of a data set as paths on this machine.
+    """The files of a dataset as local paths.
 
     Args:
-        folder: of the index, a path or an address.
-        storage: how the store is reached; None for a folder of this machine.
-        cache_dir: the cache for unpacked shards, or its folder, instead of the one for objects of this kind.
-        validate_hash: the algorithm by which every file is checked before it is used; None checks sizes alone.
+        folder: the folder of the index, a path or URL.
+        storage: access options; None for a local folder.
+        cache_dir: the cache for decompressed shards, or its folder, instead of the cache of ``storage``.
+        validate_hash: the algorithm to check every file with before its use; None checks sizes only.
 
     Raises:
         ConfigError: an unknown algorithm.
@@ -84,29 +84,29 @@ class Files:
         self._copies: Cache | None = None
         self._found: dict[str, RemoteSource] = {}
         self.versions: dict[str, Stat] = {}
-        """By address what the store said of files, as far as anybody has asked: for copies in other processes."""
+        """The known versions of files by URL, for copies of this object in other processes."""
         self._listed: set[str] = set()
 
     def open(self, info: ShardInfo) -> SourceFile:
-        """A shard that is not compressed (any more), open, with its hash checked if that was asked for.
+        """Return an open, decompressed shard, with its hash checked if ``validate_hash`` is set.
 
         Raises:
-            ShardIOError: there is neither the shard nor its compressed form.
-            ShardError: a file that is broken, or has another hash than the index says.
-            StorageError: the store, or the disk where copies are kept: no room for them.
+            ShardIOError: neither the shard nor its compressed form exists.
+            ShardError: a damaged file, or a hash that differs from the index.
+            StorageError: the store fails, or the cache has no room.
         """
         packed = self._unpacked(info) if info.packed is not None and not self._is_local(info.raw) else None
         file = packed or self._find(info.raw)
         if file is None:
             name = self._name(info.raw)
             if info.packed is None:
-                raise ShardIOError(f"{name} is missing: copy it again, or take it out of the index")
+                raise ShardIOError(f"{name} is missing: copy it again, or remove it from the index")
             raise ShardIOError(f"both {name} and {info.packed.basename} are missing: copy one of them again")
         self._check(file.path, info.raw, file.map or b"")
         return file
 
     def stored(self, shards: Sequence[ShardInfo]) -> list[StoredShard]:
-        """Return those that are fetched from a store as they are; see `MDSFolder.stored`."""
+        """Return the shards that are fetched from a store uncompressed; see `MDSFolder.stored`."""
         how = self.storage
         if how is None:
             return []
@@ -129,7 +129,7 @@ class Files:
         return self.storage is None and os.path.exists(self._name(part))
 
     def _look(self, part: Part) -> FileSource | RemoteSource | None:
-        """What there is under its name, in the folder or in the store: there, the version that was found first."""
+        """Return the source of a file, in the folder or in the store (in the version first seen); None if missing."""
         known = self._found.get(part.basename)
         if known is not None:
             return known
@@ -144,7 +144,7 @@ class Files:
         return found
 
     def _version(self, name: str) -> Stat | None:
-        """What the store says of a file where it lists the folder; None has the file looked up."""
+        """Return the version of a file from the listing of its folder; None if it must be looked up."""
         pattern = f"{self.folder}/{'**' if '/' in name[len(self.folder) + 1 :] else '*'}"
         if name not in self.versions and pattern not in self._listed:
             self._listed.add(pattern)
@@ -154,7 +154,7 @@ class Files:
     def _look_up(self, name: str) -> Stat | None:
         try:
             return RemoteSource(name, self.storage).stat
-        except StorageNotFoundError:  # whoever needs the file says so
+        except StorageNotFoundError:  # opening the file reports it
             return None
 
     def _list(self, pattern: str) -> dict[str, Stat]:
@@ -163,11 +163,11 @@ class Files:
             return dict(self.storage.list_objects(pattern))
         except StorageUnavailableError:
             raise
-        except StorageError:  # web servers have no list, and some stores show it to nobody
+        except StorageError:  # web servers cannot be listed, and some stores do not allow it
             return {}
 
     def _find(self, part: Part) -> SourceFile | None:
-        """A file as it is, or None where it does not exist."""
+        """Return a file as stored, or None if it does not exist."""
         if self.storage is None:
             with shard_errors():
                 return SourceFile(self._name(part)) if self._is_local(part) else None
@@ -176,7 +176,7 @@ class Files:
         return None if source is None else _mapped(source.local(progress=False))
 
     def _unpacked(self, info: ShardInfo) -> SourceFile | None:
-        """The content of a compressed shard, out of the cache; None where there is no such file."""
+        """Return the content of a compressed shard from the cache; None if the file does not exist."""
         assert info.packed is not None
         source = self._look(info.packed)
         if source is None:
@@ -185,7 +185,7 @@ class Files:
         return _mapped(self._cache().open(whole, progress=False))
 
     def _cache(self) -> Cache:
-        """Where unpacked shards are kept, beside other copies and within the same bound."""
+        """Return the cache of decompressed shards, which shares its limit with other copies."""
         if self._copies is None:
             if self.cache_dir is not None:
                 self._copies = self.cache_dir if isinstance(self.cache_dir, Cache) else Cache(self.cache_dir)
@@ -199,11 +199,11 @@ class Files:
         assert compression is not None
         if source.size < packed.size:
             raise TruncatedShardError(
-                f"{source.url} ends at byte {source.size}, and the index says that it has {packed.size}: copy it again"
+                f"{source.url} ends at byte {source.size}, but has {packed.size} bytes in the index: copy it again"
             )
         if source.size > packed.size:
             raise ShardError(
-                f"{source.url} has {source.size} bytes, and the index says {packed.size}: they are not of a kind"
+                f"{source.url} has {source.size} bytes, but {packed.size} in the index: they do not belong together"
             )
         whole = source if isinstance(source, FileSource) else source.local(progress=False)
         data = whole.read_at(0, source.size)
@@ -218,7 +218,7 @@ class Files:
 
 
 class _Unpacked:
-    """The content of a compressed shard as something that the cache has to get: made here, not downloaded."""
+    """The content of a compressed shard as a download of the cache, produced locally."""
 
     given_up = False
 
@@ -231,34 +231,34 @@ class _Unpacked:
         self._make = make
 
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
-        """Some of it. The cache takes all of what has no ranges."""
+        """Never called: the cache downloads objects without ranges as a whole."""
         return bytearray(self._make()[begin:end])
 
     def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
-        """All of it."""
+        """Write the whole content."""
         write(begin, self._make())
 
 
 def _mapped(copy: CachedFile) -> SourceFile:
-    """A copy of the cache as a file that is open; it stays so when the cache removes it."""
+    """Return a cached copy as an open file, which stays readable after eviction."""
     with shard_errors():
         return SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
 
 
 def check_hash(path: str, hashes: dict[str, str], algorithm: str, content: Buffer) -> None:
-    """Compare a file's content with the hash in the index.
+    """Check a file's content against the hash in the index.
 
     Raises:
-        ConfigError: the index has no such hash.
-        ShardError: they differ.
+        ConfigError: the index lacks this hash.
+        ShardError: the hashes differ.
     """
     if algorithm not in hashes:
         there = f"those by {', '.join(sorted(hashes))}" if hashes else "none at all"
-        raise ConfigError(f"the index has no hash by {algorithm} for {path}, it has {there}: see validate_hash=")
+        raise ConfigError(f"the index has no {algorithm} hash for {path}, it has {there}: see validate_hash=")
     digest = HASHES[algorithm]()
     digest.update(content)
     if digest.hexdigest() != hashes[algorithm].lower():
         raise ShardError(
-            f"{path} has {algorithm} {digest.hexdigest()}, and the index says {hashes[algorithm]}: it is damaged, copy "
+            f"{path} has {algorithm} {digest.hexdigest()}, but {hashes[algorithm]} in the index: it is damaged, copy "
             "it again"
         )

@@ -1,10 +1,10 @@
-"""`MDSFolder`: the samples of an MDS data set by their numbers, without an order of its own.
+"""`MDSFolder`: the samples of an MDS dataset by number, without an order of its own.
 
     folder = MDSFolder("data/imagenet-mds", split="train")
-    folder[0], folder[-1]                        the first sample and the last: dicts of their columns
-    folder.records([5, 3, 5])                    some, in this order; each shard is gone through once
+    folder[0], folder[-1]                        the first and the last sample: dicts of columns
+    folder.records([5, 3, 5])                    several samples, in this order; each shard is read in one pass
 
-It is map-style, so any sampler goes on top; `MDSDataset` has an order, a share and a state of its own.
+It is map-style, so any sampler works with it; `MDSDataset` adds an order, a rank's share and a state.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from penstock.wording import counted
 
 __all__ = ["MDSFolder"]
 
-_FEWEST, _MOST = 64, 1024  # shards that are open at a time
+_FEWEST, _MOST = 64, 1024  # shards open at a time
 
 
 class MDSFolder(BatchedDataset):
-    """The samples of an MDS data set, map-style. Every process of a machine shares the pages of the files.
+    """The samples of an MDS dataset, map-style. All processes of a machine share the pages of the files.
 
     Args:
-        path: the folder that holds ``index.json`` (of a merged index, the folder above the parts), or the address of
-            one in a store, such as ``"s3://bucket/imagenet"``: shards are fetched when they are first needed.
-        split: a sub-folder of it, such as ``"train"``.
-        columns: which columns to read; by default all. Others cost nothing but their place in the file.
-        images: ``"pil"`` makes Pillow images, as MosaicML's reader does; ``"rgb"`` uint8 arrays (height, width, 3),
-            faster; ``"bytes"`` leaves them encoded.
-        allow_pickle: read columns of encoding ``pkl``, which runs code that their writer chose.
+        path: the folder with ``index.json`` (for a merged index, the folder above the parts), or the URL of one in a
+            store, such as ``"s3://bucket/imagenet"``: shards are fetched when they are first needed.
+        split: a subfolder, such as ``"train"``.
+        columns: the columns to read; by default all. Others cost only their space in the file.
+        images: ``"pil"`` returns Pillow images, as MosaicML's reader does; ``"rgb"`` uint8 arrays (height, width, 3),
+            which is faster; ``"bytes"`` leaves them encoded.
+        allow_pickle: read columns of encoding ``pkl``, which can run any code of their writer.
         validate_hash: check each file by this hash of the index before its first use, such as ``"xxh64"``; by default
-            sizes, headers and samples are checked, contents are not.
-        cache_dir: the `penstock.storage.Cache` for shards that have to be unpacked, or its folder; by default that of
-            ``storage``, which is in the user's cache folder. Its bound holds for them too.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+            sizes, headers and samples are checked, but not the content.
+        cache_dir: the `penstock.storage.Cache` for decompressed shards, or its folder; by default the cache of
+            ``storage``, in the user's cache folder. Its limit includes them.
+        storage: access options, see `penstock.storage.Storage`.
 
     Raises:
-        ConfigError: arguments that make no sense, pickle that was not allowed.
+        ConfigError: invalid arguments, or pickle that is not allowed.
         ShardIOError: a missing file or folder.
-        StorageError: a store that cannot be read; no room for a copy of a shard.
-        ShardError: an index or shard that is damaged. (When a sample is read: it names shard, sample and column.)
+        StorageError: a store cannot be read, or the cache has no room for a shard.
+        ShardError: a damaged index or shard. (When a sample is read, it names shard, sample and column.)
 
-    Opening reads the index alone. It pickles as a handle: the other side opens the same folder and refuses another.
+    Opening reads only the index. A pickle is a handle: the other process opens the same folder, and refuses another.
     """
 
     pure = True
@@ -80,10 +80,10 @@ class MDSFolder(BatchedDataset):
         if images not in IMAGES:
             raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
         if isinstance(columns, str):
-            raise ConfigError(f"columns={columns!r} has to be a list of names")
+            raise ConfigError(f"columns={columns!r} must be a list of names")
         remote = is_remote(path)
         if storage is not None and not remote:
-            raise ConfigError(f"storage= is for addresses in a store, and {path!r} is a folder of this machine")
+            raise ConfigError(f"storage= is for URLs, but {path!r} is a local folder")
         self.path = os.path.join(os.fspath(path).rstrip("/") if remote else _local(path), *([split] if split else []))
         self._names = None if columns is None else tuple(columns)
         self.images = images
@@ -99,7 +99,7 @@ class MDSFolder(BatchedDataset):
         for columns_ in {shard.columns for shard in self._index.shards}:
             self._reader(columns_)
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -112,12 +112,12 @@ class MDSFolder(BatchedDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the samples: sizes, columns and hashes in the index, without paths."""
+        """The identity of the samples: a hash of sizes, columns and hashes in the index, without paths."""
         return self._index.fingerprint
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that are read, with their encodings; those of the first shard."""
+        """The columns that are read, with their encodings, from the first shard."""
         if not self._index.shards:
             return {}
         names, encodings, _ = self._index.shards[0].columns
@@ -126,41 +126,41 @@ class MDSFolder(BatchedDataset):
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Samples of each shard."""
+        """The number of samples of each shard."""
         return [shard.samples for shard in self._index.shards]
 
     @property
     def starts(self) -> list[int]:
-        """The number of the first sample of each shard, and of all."""
+        """The first sample number of each shard, and the number of all samples."""
         return self._starts
 
     def stored(self) -> list[StoredShard]:
-        """Return the shards that are fetched from a store as they are."""
+        """Return the shards that are fetched from a store uncompressed."""
         return self._files.stored(self._index.shards)
 
     def is_prefix_of_current(self, fingerprint: str, samples: int) -> bool:
-        """Whether a data set with this fingerprint and so many samples has since grown to be this one."""
+        """Return whether a dataset with this fingerprint and number of samples has since grown into this one."""
         return samples in self._starts and prefix_fingerprint(self._index, samples) == fingerprint
 
     # Samples.
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample; negative numbers count from the end, IndexError outside."""
+        """Return one sample. Negative numbers count from the end; IndexError outside."""
         number, length = operator.index(index), len(self)
         if not -length <= number < length:
             raise IndexError(f"index {number} is out of range for {counted(length, 'sample')}")
         return self._sample(number % length)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several samples, in this order."""
+        """Return several samples, in this order."""
         return self.records(indices)
 
     def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None) -> list[dict[str, Any]]:
-        """The same for our loaders; samples draw nothing, so their keys do not matter."""
+        """Return several samples, for our loaders; keys are ignored, since nothing is random."""
         return self.records(indices)
 
     def records(self, indices: Any) -> list[dict[str, Any]]:
-        """Several samples, in this order; they are read in the order of the file."""
+        """Return several samples, in this order; they are read in file order."""
         numbers = normalise(indices, len(self))
         order = np.argsort(numbers, kind="stable").tolist()
         samples: list[Any] = [None] * len(order)
@@ -169,7 +169,7 @@ class MDSFolder(BatchedDataset):
         return samples
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All samples in the order of the file."""
+        """Yield all samples in file order."""
         return map(self._sample, range(len(self)))
 
     def _sample(self, number: int) -> dict[str, Any]:
@@ -177,8 +177,7 @@ class MDSFolder(BatchedDataset):
         return self._shard(shard)[number - self._starts[shard]]
 
     def _shard(self, number: int) -> Shard:
-        """An open shard. Threads may open the same one twice, which does no harm; what is dropped lives as long as
-        somebody reads from it."""
+        """Return an open shard. Threads may open one twice, which is harmless; a dropped one lives while in use."""
         shard = self._open.get(number)
         if shard is None:
             info = self._index.shards[number]
@@ -200,7 +199,7 @@ class MDSFolder(BatchedDataset):
             self._readers[columns] = reader
         return reader
 
-    # Travelling.
+    # Pickling.
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
@@ -220,14 +219,14 @@ def _reopen(
     folder = kind(path, **options)
     folder._files.versions |= versions
     if folder.fingerprint != fingerprint:
-        raise ShardChangedError(f"{path} no longer holds the data set that was opened there: open it again")
+        raise ShardChangedError(f"{path} no longer holds the dataset that was opened: open it again")
     return folder
 
 
 def _local(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text or is_remote(text):
-        raise ConfigError(f"{path!r} is no folder of this machine")
+        raise ConfigError(f"{path!r} is not a local folder")
     return local_part(text)
 
 
@@ -247,7 +246,7 @@ def _read_index(folder: str, storage: Storage | None) -> Index:
 
 
 def _open_files() -> int:
-    """How many shards may be open: a quarter of what this process may open."""
+    """Return how many shards may be open: a quarter of the files that this process may open."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,12 +1,12 @@
-"""The index of an MDS data set: ``index.json``, version 2, read once and kept small.
+"""The index of an MDS dataset: ``index.json``, version 2, read once into a compact form.
 
     {"version": 2, "shards": [{"column_names": [...], "column_encodings": [...], "column_sizes": [8, null, ...],
                                "compression": "zstd:7", "format": "mds", "version": 2, "samples": 1000,
                                "raw_data": {"basename": "shard.00000.mds", "bytes": ..., "hashes": {"sha1": ...}},
                                "zip_data": {"basename": "shard.00000.mds.zstd", ...}}, ...]}
 
-A merged index has folders in its ``basename``. Everything that reading relies on is checked here, so that a damaged
-index is a `ShardError` that names the shard and the entry.
+A merged index has folders in its ``basename``. Everything that reading relies on is checked here, so a damaged index is
+a `ShardError` that names the shard and the entry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BYTES = 1 << 32  # offsets are 32 bits
 
 
 class Columns(NamedTuple):
-    """The columns of a shard, in the order in which a sample holds them."""
+    """The columns of a shard, in the order of their values in a sample."""
 
     names: tuple[str, ...]
     encodings: tuple[str, ...]
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A file of a shard: the shard itself, or the compressed one."""
+    """A file of a shard: plain or compressed."""
 
     basename: str
     size: int
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class ShardInfo(NamedTuple):
-    """What the index says of one shard."""
+    """The index entry of one shard."""
 
     samples: int
     columns: Columns
@@ -56,37 +56,39 @@ class ShardInfo(NamedTuple):
 
 
 class Index(NamedTuple):
-    """A parsed index; ``starts`` has the number of the first sample of each shard, and at the end that of all."""
+    """A parsed index; ``starts`` holds the first sample number of each shard, and the number of all samples."""
 
     shards: list[ShardInfo]
     starts: npt.NDArray[np.int64]
     fingerprint: str
-    """Identity of the samples: sizes, columns and hashes of the uncompressed shards in order, without their paths, so a
-    copy elsewhere has the same one. 32 hex digits."""
+    """The identity of the samples, 32 hex digits: a hash of sizes, columns and hashes of all uncompressed shards.
+
+    It does not depend on paths, so a copy elsewhere has the same one.
+    """
 
 
 def parse_index(text: bytes, path: str) -> Index:
-    """Read the text of an ``index.json``.
+    """Parse an ``index.json``.
 
     Args:
-        text: the file.
-        path: of the file, for messages.
+        text: the content of the file.
+        path: the path of the file, for messages.
 
     Raises:
-        ShardError: it is no index of MDS shards in version 2, or damaged.
+        ShardError: it is not an MDS index of version 2, or damaged.
 
     Memory: a few hundred bytes a shard; shards with the same columns share them.
     """
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ShardError(f"{path} is no JSON: {error}. Write it again with the shards") from None
+        raise ShardError(f"{path} is not JSON: {error}. Write it again with the shards") from None
     if not isinstance(index, dict) or "shards" not in index:
-        raise ShardError(f"{path} is no index of MDS shards: there is no 'shards' in it")
+        raise ShardError(f"{path} is not an MDS index: it has no 'shards'")
     if index.get("version") != 2 or isinstance(index.get("version"), bool):
-        raise ShardError(f"{path} has version {index.get('version')!r}, and only version 2 is known")
+        raise ShardError(f"{path} has version {index.get('version')!r}, but only version 2 is supported")
     if not isinstance(index["shards"], list):
-        raise ShardError(f"{path}: 'shards' is no list")
+        raise ShardError(f"{path}: 'shards' is not a list")
     known: dict[Columns, Columns] = {}
     shards = [_shard(entry, f"{path}, shard {number}", known) for number, entry in enumerate(index["shards"])]
     counts = np.array([0, *(shard.samples for shard in shards)], dtype=np.int64)
@@ -95,18 +97,18 @@ def parse_index(text: bytes, path: str) -> Index:
 
 def _shard(entry: Any, where: str, known: dict[Columns, Columns]) -> ShardInfo:
     if not isinstance(entry, Mapping):
-        raise ShardError(f"{where} is no object")
+        raise ShardError(f"{where} is not an object")
     if entry.get("format") != "mds":
-        raise ShardError(f"{where} has format {entry.get('format')!r}: only 'mds' is read")
+        raise ShardError(f"{where} has format {entry.get('format')!r}: only 'mds' is supported")
     if entry.get("version") != 2 or isinstance(entry.get("version"), bool):
-        raise ShardError(f"{where} has version {entry.get('version')!r}, and only version 2 is known")
+        raise ShardError(f"{where} has version {entry.get('version')!r}, but only version 2 is supported")
     samples = _count(entry.get("samples"), _MAX_BYTES // 4, f"{where}: 'samples'")
     raw = _part(entry.get("raw_data"), f"{where}, raw_data")
     packed = None if entry.get("zip_data") is None else _part(entry["zip_data"], f"{where}, zip_data")
     compression = entry.get("compression")
     if compression is not None:
         if not isinstance(compression, str):
-            raise ShardError(f"{where}: 'compression' is {compression!r}, no name")
+            raise ShardError(f"{where}: 'compression' is {compression!r}, not a name")
         compression = _named(where, algorithm_of, compression)
     if packed is not None and compression is None:
         raise ShardError(f"{where} has zip_data, but no compression")
@@ -116,14 +118,14 @@ def _shard(entry: Any, where: str, known: dict[Columns, Columns]) -> ShardInfo:
 def _columns(entry: Mapping[str, Any], where: str, known: dict[Columns, Columns]) -> Columns:
     lists = [entry.get(f"column_{name}") for name in ("names", "encodings", "sizes")]
     if not all(isinstance(values, list) for values in lists):
-        raise ShardError(f"{where}: column_names, column_encodings and column_sizes have to be lists")
+        raise ShardError(f"{where}: column_names, column_encodings and column_sizes must be lists")
     names, encodings, sizes = (list(values or ()) for values in lists)
     if not len(names) == len(encodings) == len(sizes) or not names:
         raise ShardError(
             f"{where} has {len(names)} column_names, {len(encodings)} column_encodings and {len(sizes)} column_sizes"
         )
     if not all(isinstance(value, str) for value in (*names, *encodings)):
-        raise ShardError(f"{where}: names and encodings of columns have to be text")
+        raise ShardError(f"{where}: names and encodings of columns must be text")
     columns = Columns(tuple(names), tuple(encodings), tuple(sizes))
     if all(size is None or type(size) is int for size in sizes) and columns in known:
         return known[columns]  # nearly all shards have the columns of the first
@@ -142,24 +144,24 @@ def _columns(entry: Mapping[str, Any], where: str, known: dict[Columns, Columns]
 
 def _part(entry: Any, where: str) -> Part:
     if not isinstance(entry, Mapping):
-        raise ShardError(f"{where} is no object")
+        raise ShardError(f"{where} is not an object")
     basename, hashes = entry.get("basename"), entry.get("hashes") or {}
     if not isinstance(basename, str) or not _is_inside(basename):
-        raise ShardError(f"{where}: basename {basename!r} is no file within the folder of the index")
+        raise ShardError(f"{where}: basename {basename!r} is not a file within the folder of the index")
     if not isinstance(hashes, Mapping) or not all(isinstance(text, str) for text in (*hashes, *hashes.values())):
-        raise ShardError(f"{where}: 'hashes' has to give a text for each algorithm")
+        raise ShardError(f"{where}: 'hashes' must map algorithms to texts")
     return Part(basename, _count(entry.get("bytes"), _MAX_BYTES, f"{where}: 'bytes'"), dict(hashes))
 
 
 def _is_inside(basename: str) -> bool:
-    """Whether this is a relative path that stays below where it begins: an index may come from anywhere."""
+    """Return whether this is a relative path within its folder: an index may be untrusted."""
     steps = basename.replace("\\", "/").split("/")
     return bool(steps[-1]) and steps[0] != "" and ".." not in steps and ":" not in steps[0] and "\0" not in basename
 
 
 def _count(value: Any, limit: int, what: str) -> int:
     if type(value) is not int or not 0 <= value <= limit:
-        raise ShardError(f"{what} is {value!r}: it has to be an integer from 0 to {limit}")
+        raise ShardError(f"{what} is {value!r}: it must be an integer from 0 to {limit}")
     return value
 
 
@@ -174,7 +176,7 @@ def _fingerprint(shards: Sequence[ShardInfo]) -> str:
     digest = xxhash.xxh3_128()
     before = None
     for shard in shards:
-        if shard.columns is not before:  # those of nearly all shards are the same object
+        if shard.columns is not before:  # nearly all shards share one object
             before = shard.columns
             digest.update(json.dumps(before).encode())
         digest.update(json.dumps([shard.samples, shard.raw.size, sorted(shard.raw.hashes.items())]).encode())
@@ -182,7 +184,7 @@ def _fingerprint(shards: Sequence[ShardInfo]) -> str:
 
 
 def prefix_fingerprint(index: Index, samples: int) -> str:
-    """The fingerprint of the first shards, which hold so many samples together.
+    """Return the fingerprint of the first shards with ``samples`` samples in total.
 
     Raises:
         ShardError: no shard ends there.

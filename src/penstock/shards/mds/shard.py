@@ -1,12 +1,12 @@
-"""One MDS shard: a file of samples behind their offsets.
+"""An MDS shard: a file of offsets and samples.
 
     uint32 n | n + 1 uint32 offsets from the start of the file | a JSON header | sample 0 | sample 1 | ...
 
-A sample is the uint32 sizes of its columns of variable size, then the values of all columns. The file is mapped, and
-opening it reads the offsets alone; a sample costs one copy of its bytes.
+A sample is the uint32 sizes of its variable-size columns, then the values of all columns. The file is mapped; opening
+it reads only the offsets, and a sample costs one copy of its bytes.
 
-Promise: a file that does not agree with its index, with its own header, or (a sample) with its own sizes is a
-`ShardError`, or `TruncatedShardError` where bytes are missing, that names shard, sample and column.
+Promise: a file that contradicts its index or header, or a sample that contradicts its sizes, raises `ShardError`, or
+`TruncatedShardError` if bytes are missing, which names shard, sample and column.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Reader", "Shard", "shard_errors"]
 
 @contextmanager
 def shard_errors() -> Iterator[None]:
-    """What goes wrong with a file in the block becomes an error of shards."""
+    """Turn errors of files within the block into errors of shards."""
     try:
         yield
     except ManifestChangedError as error:
@@ -50,22 +50,22 @@ def shard_errors() -> Iterator[None]:
 
 
 class Reader:
-    """From the bytes of a sample to a dict of its columns.
+    """Decodes the bytes of a sample into a dict of columns.
 
     Args:
-        columns: of the shard.
-        names: which of them to read; None for all. Others are skipped, and not decoded.
+        columns: the columns of the shard.
+        names: the columns to read; None for all. Others are skipped without decoding.
         images, allow_pickle: see `make_decoder`.
 
     Raises:
-        ConfigError: a column that is not there, or one that may not be read.
+        ConfigError: a column that does not exist or must not be read.
     """
 
     def __init__(self, columns: Columns, names: Sequence[str] | None, *, images: str, allow_pickle: bool) -> None:
         self.columns = columns
         missing = sorted(set(names or ()) - set(columns.names))
         if missing:
-            raise ConfigError(f"there is no column {missing[0]!r}: there are {', '.join(map(repr, columns.names))}")
+            raise ConfigError(f"no column {missing[0]!r}: the columns are {', '.join(map(repr, columns.names))}")
         self._variable = sum(size is None for size in columns.sizes)
         self._sizes = struct.Struct(f"<{self._variable}I")
         self._fixed = self._sizes.size + sum(size or 0 for size in columns.sizes)
@@ -75,16 +75,16 @@ class Reader:
             self._steps.append((name, size, _decoder(name, encoding, images, allow_pickle) if wanted else None))
 
     def read(self, data: bytes) -> dict[str, Any]:
-        """The sample in these bytes.
+        """Return the sample in these bytes.
 
         Raises:
-            ShardError: they are no such sample. The message names the column.
+            ShardError: invalid bytes; the message names the column.
         """
         if len(data) < self._sizes.size:
             raise ShardError(f"it has {len(data)} bytes, too few for the sizes of {self._variable} columns")
         sizes = self._sizes.unpack_from(data)
         if self._fixed + sum(sizes) != len(data):
-            raise ShardError(f"its columns take {self._fixed + sum(sizes)} bytes, and it has {len(data)}")
+            raise ShardError(f"its columns take {self._fixed + sum(sizes)} bytes, but it has {len(data)}")
         variable = iter(sizes)
         sample, begin = {}, self._sizes.size
         for name, size, decode in self._steps:
@@ -92,7 +92,7 @@ class Reader:
             if decode is not None:
                 try:
                     sample[name] = decode(data[begin:end])
-                except Exception as error:  # of any library that decodes
+                except Exception as error:  # decoding libraries may raise anything
                     raise ShardError(f"column {name!r} cannot be decoded: {error}") from error
             begin = end
         return sample
@@ -107,17 +107,17 @@ def _decoder(name: str, encoding: str, images: str, allow_pickle: bool) -> Decod
 
 
 class Shard:
-    """An open shard: samples by their numbers in it. Safe in threads and after a fork.
+    """An open shard: samples by number. Safe in threads and after a fork.
 
     Args:
-        file: an open one, not compressed.
-        info: what the index says of it.
-        reader: of its columns.
+        file: the open, uncompressed file.
+        info: its index entry.
+        reader: decodes its columns.
 
     Raises:
-        ShardError: it is not the file that the index describes, or its header is damaged.
+        ShardError: the file does not match its index entry, or its header is damaged.
 
-    Memory: 4 bytes a sample, of mapped pages that all processes share.
+    Memory: 4 bytes a sample, in mapped pages that all processes share.
     """
 
     def __init__(self, file: SourceFile, info: ShardInfo, reader: Reader) -> None:
@@ -132,10 +132,10 @@ class Shard:
         return len(self._offsets) - 1
 
     def read(self, number: int) -> bytes:
-        """The bytes of a sample.
+        """Return the bytes of a sample.
 
         Raises:
-            ShardChangedError: the file was changed since it was opened.
+            ShardChangedError: the file has changed since it was opened.
         """
         with shard_errors():
             self.file.check()
@@ -143,11 +143,11 @@ class Shard:
         return self.file.map[int(self._offsets[number]) : int(self._offsets[number + 1])]
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """A sample, decoded.
+        """Return a decoded sample.
 
         Raises:
             ShardError: it is damaged.
-            ShardChangedError: the file was changed since it was opened.
+            ShardChangedError: the file has changed since it was opened.
         """
         data = self.read(number)
         try:
@@ -159,25 +159,25 @@ class Shard:
         size = self.file.size
         if size < info.raw.size:
             raise TruncatedShardError(
-                f"{self.path} ends at byte {size}, and the index says that it has {info.raw.size}: copy it again"
+                f"{self.path} ends at byte {size}, but has {info.raw.size} bytes in the index: copy it again"
             )
         if size > info.raw.size or size < 4 + 4 * (info.samples + 1):
             raise ShardError(
-                f"{self.path} has {size} bytes for {info.samples} samples, and the index says {info.raw.size}: index "
-                "and shard are not of one writing"
+                f"{self.path} has {size} bytes for {info.samples} samples, but {info.raw.size} in the index: index and "
+                "shard do not belong together"
             )
 
     def _check_header(self, info: ShardInfo) -> None:
         assert self.file.map is not None
         (count,) = struct.unpack_from("<I", self.file.map)
         if count != info.samples:
-            raise ShardError(f"{self.path} has {count} samples, and the index says {info.samples}")
+            raise ShardError(f"{self.path} has {count} samples, but {info.samples} in the index")
         offsets, begin = self._offsets, 4 + 4 * (count + 1)
         first, last = int(offsets[0]), int(offsets[-1])
         if first < begin or last != self.file.size:
             raise ShardError(
-                f"{self.path} has samples from byte {first} to {last}, and they have to be from {begin} or later to "
-                f"{self.file.size}, its end"
+                f"{self.path} has samples from byte {first} to {last}, but they must begin at {begin} or later and end "
+                f"at {self.file.size}, its end"
             )
         wrong = np.flatnonzero(offsets[1:] < offsets[:-1])
         if wrong.size:
@@ -187,7 +187,7 @@ class Shard:
             self._check_columns(header, info.columns)
 
     def _check_columns(self, header: bytes, columns: Columns) -> None:
-        """The header says the columns once more: another list would give other values."""
+        """Check the columns in the header: different columns would give wrong values."""
         try:
             found = json.loads(header)
         except (ValueError, RecursionError) as error:
@@ -195,4 +195,4 @@ class Shard:
         names = ("column_names", "column_encodings", "column_sizes")
         expected = [list(values) for values in columns]
         if not isinstance(found, Mapping) or [found.get(name) for name in names] != expected:
-            raise ShardError(f"{self.path} has other columns than the index says: they are not of one writing")
+            raise ShardError(f"{self.path} has other columns than the index: they do not belong together")

@@ -404,7 +404,7 @@ def split(
     except (TypeError, ValueError):
         distinct = False
     if not distinct:
-        raise typer.BadParameter(f"{pattern!r} needs one place for the number of the shard, such as %04d")
+        raise typer.BadParameter(f"{pattern!r} needs one field for the shard number, such as %04d")
     _rewrite(urls, (pattern % number for number in itertools.count()), maxsize, maxcount, as_json=as_json)
 
 
