@@ -217,5 +217,5 @@ def test_an_archive_with_a_hole_is_not_finished(tmp_path: Path, monkeypatch: pyt
 
 def test_images_that_cannot_be_written_are_named() -> None:
     for array in (np.zeros((2, 2), np.int32), np.full((2, 2), 7.0)):
-        with pytest.raises(ShardError, match=r"left\.png: a ndarray cannot be written as png: float images"):
+        with pytest.raises(ShardError, match=r"left\.png: .* as png: (an image|float images) must be"):
             TarWriter(io.BytesIO()).write({"__key__": "a", "left.png": array})

@@ -95,9 +95,9 @@ class Exchange:
 
     def _still_waiting(self, number: int) -> str:
         return (
-            f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN_AFTER_S:g} s. Every "
-            "rank must create this dataset and iterate over it, equally often; a rank that reads alone needs rank=0, "
-            "world_size=1"
+            f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN_AFTER_S:g} s. "
+            "Every rank must create this dataset and iterate over it, equally often; a rank that reads alone needs "
+            "rank=0, world_size=1"
         )
 
 
