@@ -95,7 +95,8 @@ class _Scope:
 
 
 _scopes: set[weakref.ref[_Scope]] = set()
-"""The scopes of all threads. Sets add, discard and copy atomically, so no lock is needed."""
+"""The scopes of all threads. Sets add, discard and copy atomically, with the GIL and without it, so
+no lock is needed."""
 
 
 class _ThreadScope(threading.local):

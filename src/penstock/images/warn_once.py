@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 __all__ = ["Once"]
@@ -11,10 +12,13 @@ class Once:
     """Gives the first warning of those that it is asked for, in each process."""
 
     def __init__(self) -> None:
-        self._given = False
+        self._turn = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Once], tuple[()]]:
+        return Once, ()
 
     def warn(self, text: str) -> None:
         """Warn, unless it has."""
-        if not self._given:
-            self._given = True
+        # Whoever takes the lock is the first, and nobody gives it back.
+        if self._turn.acquire(blocking=False):
             warnings.warn(text, stacklevel=3)

@@ -213,8 +213,9 @@ class Fetch:
     ) -> Any:
         """Do something with the data set, and account for it."""
         collect()  # what was spent outside of loaders is not ours
-        self._calls += 1
-        cpu = time.thread_time() if self._calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
+        # A count that is lost between threads only moves the next measurement.
+        self._calls = calls = self._calls + 1
+        cpu = time.thread_time() if calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
         start = time.perf_counter()
         try:
             return job(request, metrics)

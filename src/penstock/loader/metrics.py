@@ -15,6 +15,7 @@ A batch costs nothing more; a scrape costs what ``loader.stats()`` costs. The lo
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,7 +99,8 @@ class _Loaders:
 
     def remove(self, export: Export) -> None:
         """Scrape it no longer."""
-        self._exports = tuple(other for other in self._exports if other is not export)
+        with _exporting:
+            self._exports = tuple(other for other in self._exports if other is not export)
 
     def describe(self) -> Iterator[Metric]:
         """The names, for the registry."""
@@ -115,6 +117,9 @@ class _Loaders:
 
 
 _collectors: weakref.WeakKeyDictionary[Any, _Loaders] = weakref.WeakKeyDictionary()
+
+_exporting = threading.RLock()
+"""Held to add a loader, and to take one out: threads may train beside each other."""
 
 
 def export(
@@ -135,12 +140,13 @@ def export(
     except ImportError as error:
         raise ConfigError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
     where: Any = REGISTRY if registry is None else registry
-    collector = _collectors.get(where)
-    if collector is None:
-        collector = _Loaders()
-        where.register(collector)
-        _collectors[where] = collector
-    return collector.add(loader, labels)
+    with _exporting:
+        collector = _collectors.get(where)
+        if collector is None:
+            collector = _Loaders()
+            where.register(collector)
+            _collectors[where] = collector
+        return collector.add(loader, labels)
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:

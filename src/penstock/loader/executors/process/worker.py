@@ -375,11 +375,12 @@ class _Worker:
         slot: Slot | None = None,
     ) -> None:
         self._mine[4 + 2 * thread_number()] = 0
-        self._sent += 1
-        if self._pool is not None and kind in ("batch", "rows"):
-            self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
-        if self._sent % 16 == 1:
-            self._mine[0] = _peak_memory()
+        with self._sending:
+            self._sent += 1
+            if self._pool is not None and kind in ("batch", "rows"):
+                self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
+            if self._sent % 16 == 1:
+                self._mine[0] = _peak_memory()
         grown = slot.capacity if slot is not None and slot.grown else 0
         answer = kind, run, number, part, payload, metrics.packed(), grown
         beside = packed.beside if packed is not None else []

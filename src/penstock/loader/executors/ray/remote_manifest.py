@@ -13,6 +13,7 @@ import hashlib
 import io
 import operator
 import pickle
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ _KEPT = 200_000
 
 _rows: OrderedDict[tuple[str, int], Record] = OrderedDict()
 """Of this worker's process, by key of the manifest and row."""
+
+_keeping = threading.Lock()
+"""Held to change them: calls to one worker overlap."""
 
 
 class RowsWanted(BaseException):
@@ -128,12 +132,14 @@ def _open(handle: bytes, key: str, rows: int, fingerprint: str) -> Any:
 
 def keep_rows(sent: bytes) -> None:
     """In a worker: rows that came with a call."""
-    for key, records in pickle.loads(sent).items():
-        for row, record in records.items():
-            _rows[key, row] = record
-            _rows.move_to_end((key, row))
-    while len(_rows) > _KEPT:
-        _rows.popitem(last=False)
+    came = pickle.loads(sent)
+    with _keeping:
+        for key, records in came.items():
+            for row, record in records.items():
+                _rows[key, row] = record
+                _rows.move_to_end((key, row))
+        while len(_rows) > _KEPT:
+            _rows.popitem(last=False)
 
 
 def rows_for(manifests: Mapping[str, Manifest], wanted: Mapping[str, Iterable[int]]) -> bytes:
