@@ -40,7 +40,7 @@ ELSEWHERE = {
 }
 MEASURE = () if FULL else ("bench", "doctor", "plan", "profile", "shuffle-quality")
 SHELL = {"bash", "sh", "console"}
-TEXT = {"text", "toml", "json", "yaml", "ini", "make", "py"}
+TEXT = {"text", "toml", "json", "yaml", "ini", "make", "py", "diff"}
 
 
 @pytest.fixture(scope="session")
