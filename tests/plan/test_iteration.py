@@ -48,7 +48,7 @@ def test_every_index_once_in_order(length: int) -> None:
     indices = list(run)
     assert indices == list(range(0, 7 * length, 7))
     assert all(type(index) is int for index in indices[:3])
-    assert run.had == length
+    assert run.yielded == length
 
 
 @settings(deadline=None)
@@ -56,7 +56,7 @@ def test_every_index_once_in_order(length: int) -> None:
 def test_every_batch_once_in_order(length: int, batch_size: int, drop_last: bool) -> None:
     run = BatchIterator(Plan().indices, length, batch_size=batch_size, drop_last=drop_last)
     assert list(run) == expected(length, batch_size, drop_last)
-    assert run.had == len(expected(length, batch_size, drop_last))
+    assert run.yielded == len(expected(length, batch_size, drop_last))
 
 
 @settings(deadline=None)
@@ -83,18 +83,18 @@ def test_blocks_are_whole_batches_and_the_first_is_one(length: int, batch_size: 
 
 def test_the_count_is_exact_after_every_index() -> None:
     run = IndexIterator(Plan().indices, 7000)
-    assert run.had == 0
+    assert run.yielded == 0
     for number, _ in enumerate(run, 1):
-        assert run.had == number
-    assert run.had == 7000
+        assert run.yielded == number
+    assert run.yielded == 7000
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 600, 2000])
 def test_the_count_is_exact_after_every_batch(batch_size: int) -> None:
     run = BatchIterator(Plan().indices, 7000, batch_size=batch_size, drop_last=False)
-    assert run.had == 0
+    assert run.yielded == 0
     for number, _ in enumerate(run, 1):
-        assert run.had == number
+        assert run.yielded == number
 
 
 def test_the_count_is_that_of_all_consumers_together() -> None:
@@ -104,10 +104,10 @@ def test_the_count_is_that_of_all_consumers_together() -> None:
     for index in run:
         if index == 7 * 4000:
             break
-    assert run.had == 4001
+    assert run.yielded == 4001
     assert sum(1 for _ in run) == 10_000 - 4001
     assert next(iter(run), None) is None
-    assert run.had == 10_000
+    assert run.yielded == 10_000
 
 
 def test_no_more_is_computed_than_the_consumer_needs() -> None:
@@ -134,7 +134,7 @@ def test_an_endless_plan_is_asked_for_blocks_of_bounded_size() -> None:
 
 def test_the_end_is_reported_once_and_when_it_is_asked_for() -> None:
     ends: list[int] = []
-    run = IndexIterator(Plan().indices, 300, at_end=lambda: ends.append(run.had))
+    run = IndexIterator(Plan().indices, 300, at_end=lambda: ends.append(run.yielded))
     indices = iter(run)
     for _ in range(300):
         next(indices)
@@ -182,7 +182,7 @@ def test_an_error_of_the_plan_reaches_the_consumer_and_leaves_the_count() -> Non
     run = IndexIterator(broken, 1000)
     with pytest.raises(OSError, match="the plan is gone"):
         list(run)
-    assert run.had == 256
+    assert run.yielded == 256
 
 
 def test_a_plan_goes_with_its_last_iterator() -> None:

@@ -126,18 +126,18 @@ def generators() -> Any:
 @shared
 def test_binding_is_pure(make: Maker) -> None:
     plan = make().plan
-    cursor = plan.wish().cursor
+    cursor = plan.start_request().cursor
     entropy = plan.draw(cursor, None, None)
-    before, wish = generators(), plan.wish()
+    before, request = generators(), plan.start_request()
     first, second = plan.bind(cursor, entropy), plan.bind(cursor, entropy)
     assert length(first) == length(second)
     assert (first.seed, first.epoch, first.place) == (second.seed, second.epoch, second.place)
     assert generators() == before
-    assert plan.wish() == wish
+    assert plan.start_request() == request
     whole = items(first)
     assert items(second) == whole
     assert items(plan.bind(cursor, entropy)) == whole
-    assert plan.wish() == wish
+    assert plan.start_request() == request
 
 
 @every
@@ -146,12 +146,12 @@ def test_looking_moves_nothing(make: Maker) -> None:
     if getattr(told.plan, "length_varies", False):
         pytest.skip("its length is found by reading it")
     reader = PlanReader(told.plan)
-    before, wish, own = generators(), told.plan.wish(), _own(told.by)
+    before, request, own = generators(), told.plan.start_request(), _own(told.by)
     for look in (reader.peek, reader.whole, reader.preview):
         length(look())
-    assert where(reader.plan.wish().cursor) == (reader.epoch, 0) == (0, 0)
+    assert where(reader.plan.start_request().cursor) == (reader.epoch, 0) == (0, 0)
     assert generators() == before
-    assert told.plan.wish() == wish
+    assert told.plan.start_request() == request
     assert _own(told.by) == own
 
 
@@ -166,7 +166,7 @@ def _own(sampler: Any) -> Any:
 @samples
 def test_any_part_is_that_of_the_whole(make: Maker) -> None:
     plan = make().plan
-    cursor = plan.wish().cursor
+    cursor = plan.start_request().cursor
     entropy = plan.draw(cursor, None, None)
     run = plan.bind(cursor, entropy)
     n = length(run)
@@ -182,7 +182,7 @@ def test_any_part_is_that_of_the_whole(make: Maker) -> None:
 @these(BATCHES, moves=(False,), chance=("", "global"), local=(False,))
 def test_blocks_and_lists_are_those_of_the_iteration(make: Maker) -> None:
     plan = make().plan
-    cursor = plan.wish().cursor
+    cursor = plan.start_request().cursor
     entropy = plan.draw(cursor, None, None)
     whole = items(plan.bind(cursor, entropy))
     found: list[Any] = []
@@ -196,7 +196,7 @@ def test_blocks_and_lists_are_those_of_the_iteration(make: Maker) -> None:
     assert found[:TAKE] == whole
     lists = plan.bind(cursor, entropy).lists()
     assert list(itertools.islice(lists, TAKE)) == [indices for indices, _ in whole]
-    assert lists.had == len(whole)
+    assert lists.yielded == len(whole)
 
 
 @every
@@ -321,11 +321,11 @@ def test_reading_a_state_changes_nothing(make: Maker) -> None:
     reader.set_epoch(4)
     state = through_json(reader.peek().cursor(0).state())
     other = make()
-    wish, text, before = other.plan.wish(), json.dumps(state), generators()
+    request, text, before = other.plan.start_request(), json.dumps(state), generators()
     cursor = other.plan.read(state)
     assert json.dumps(state) == text
     assert cursor.epoch == 4
-    assert other.plan.wish() == wish
+    assert other.plan.start_request() == request
     if make.case.chance != "global":
         assert generators() == before
     for damage in ({"version": 1}, {"epoch": -1}, {"epoch": None}, {"consumed": -1}, {"consumed": "1"}):
@@ -337,7 +337,7 @@ def test_reading_a_state_changes_nothing(make: Maker) -> None:
     for nothing in nothings:
         with pytest.raises(StateError):
             other.plan.read(nothing)
-    assert other.plan.wish() == wish
+    assert other.plan.start_request() == request
 
 
 # Readers.
@@ -427,11 +427,11 @@ def test_what_comes_after_a_run(make: Maker, advance: bool) -> None:
     found = []
     for _ in range(5):
         run = reader.start(advance=advance)
-        found.append((where(reader.plan.again(run)), items(run)))
+        found.append((where(reader.plan.restart(run)), items(run)))
         had = len(found[-1][1])
-        following = reader.plan.after(run, had) if advance else reader.plan.again(run)
-        reader.finish(advance=advance, had=had)
-        assert where(reader.plan.again(reader.peek())) == where(following)
+        following = reader.plan.after(run, had) if advance else reader.plan.restart(run)
+        reader.finish(advance=advance, delivered=had)
+        assert where(reader.plan.restart(reader.peek())) == where(following)
         assert reader.epoch == following.epoch
     places = [place for place, _ in found]
     assert places[0] == (2, 0)
@@ -464,9 +464,9 @@ def test_a_run_that_is_broken_off_is_followed_by_a_whole_one(make: Maker) -> Non
         reader.set_epoch(2)
         run = reader.start(advance=advance)
         items(run, 2)
-        following = where(reader.plan.after(run, 2) if advance else reader.plan.again(run))
-        second = reader.start(advance=advance, had=2)
-        assert where(reader.plan.again(second)) == following
+        following = where(reader.plan.after(run, 2) if advance else reader.plan.restart(run))
+        second = reader.start(advance=advance, delivered=2)
+        assert where(reader.plan.restart(second)) == following
         if not make.case.chance and not make.case.moves and not advance:
             assert items(second) == items(make_at(make, 2))
 
@@ -501,7 +501,7 @@ def test_an_epoch_is_heard_once_by_each_reader(make: Maker) -> None:
         assert run.epoch == 5
         following = reader.plan.after(run, 0)
         second = reader.start(advance=True)
-        assert where(reader.plan.again(second)) == where(following), "it was heard once"
+        assert where(reader.plan.restart(second)) == where(following), "it was heard once"
 
 
 @every
@@ -515,8 +515,8 @@ def test_a_state_is_heard_once(make: Maker) -> None:
     run = reader.start(advance=False)
     assert items(run, TAKE - 2) == expected
     following = reader.plan.after(run, len(expected))
-    second = reader.start(advance=True, had=len(expected))
-    assert where(reader.plan.again(second)) == where(following)
+    second = reader.start(advance=True, delivered=len(expected))
+    assert where(reader.plan.restart(second)) == where(following)
     if not make.case.endless and not make.case.rest and not make.case.chance:
         whole = make.reader()
         whole.set_epoch(second.epoch)
@@ -579,7 +579,7 @@ def test_another_epoch_drops_a_loaded_cursor(make: Maker, tell: Callable[..., No
     reader = PlanReader(told.plan)
     tell(reader, told, state, 4)
     run = reader.start(advance=False)
-    assert where(reader.plan.again(run)) == (4, 0)
+    assert where(reader.plan.restart(run)) == (4, 0)
     whole = make_at(make, 4)
     assert length(run) == length(whole) or make.case.chance
     if not make.case.chance and not make.case.moves:
@@ -591,14 +591,14 @@ def test_a_wish_after_the_start_of_which_nothing_was_had(make: Maker) -> None:
     told = make()
     reader = PlanReader(told.plan)
     run = reader.start(advance=False)
-    assert reader.goes_on(run, had=False)
+    assert reader.continues(run, delivered=False)
     told.by.set_epoch(7)
-    assert not reader.goes_on(run, had=False)
+    assert not reader.continues(run, delivered=False)
     second = reader.start(advance=True)
     assert second.epoch == 7
-    assert reader.goes_on(second, had=False)
+    assert reader.continues(second, delivered=False)
     told.by.set_epoch(7)  # the one that runs
-    assert reader.goes_on(second, had=False)
+    assert reader.continues(second, delivered=False)
     assert reader.current
     if not make.case.chance and not make.case.moves:
         assert items(second) == items(make_at(make, 7))
@@ -611,7 +611,7 @@ def test_a_wish_after_something_was_had_is_for_the_next_run(make: Maker) -> None
     run = reader.start(advance=False)
     items(run, 1)
     told.by.set_epoch(7)
-    assert reader.goes_on(run, had=True)
+    assert reader.continues(run, delivered=True)
     assert reader.current
     assert reader.start(advance=True).epoch == 7
 
@@ -623,7 +623,7 @@ def test_a_state_after_the_start_of_which_nothing_was_had(make: Maker) -> None:
     reader = PlanReader(told.plan)
     run = reader.start(advance=False)
     told.by.load_state_dict(state)
-    assert not reader.goes_on(run, had=False)
+    assert not reader.continues(run, delivered=False)
     assert rest(reader, TAKE - 2) == expected
 
 
@@ -634,7 +634,7 @@ def test_a_run_of_another_reader_goes_on(make: Maker) -> None:
     first = reader.start(advance=False)
     reader.start(advance=False)
     told.by.set_epoch(7)
-    assert reader.goes_on(first, had=False), "it is not the one that the reader has begun last"
+    assert reader.continues(first, delivered=False), "it is not the one that the reader has begun last"
 
 
 # Pickles.
@@ -652,7 +652,7 @@ def test_a_pickled_reader_begins_its_epoch_anew(make: Maker) -> None:
     assert reader.current
     assert copy.epoch == 2
     begun = copy.start(advance=False)
-    assert where(copy.plan.again(begun)) == where(reader.plan.again(run))
+    assert where(copy.plan.restart(begun)) == where(reader.plan.restart(run))
     if not make.case.chance and not make.case.moves:
         assert items(begun) == items(run)
 
@@ -697,7 +697,7 @@ class Consumer:
     def take(self, count: int) -> None:
         """Read as loaders do: ask whether the run goes on, and begin the one that is wished for if it does not."""
         for _ in range(count):
-            if self._run is None or not self.reader.goes_on(self._run, had=self.had > 0):
+            if self._run is None or not self.reader.continues(self._run, delivered=self.had > 0):
                 self.start(advance=False)
             found = next(self._walk, None)
             if found is None:
@@ -753,9 +753,9 @@ def test_random_programs_of_two_readers(make: Maker, program: list[Any]) -> None
             told.by.load_state_dict(both[arguments[0]].state())
         else:
             one, other = both[arguments[0]], both[1 - arguments[0]]
-            before, offered = other.state(), told.plan.wish().loaded
+            before, offered = other.state(), told.plan.start_request().loaded
             _do(step, one, other, arguments[1:])
-            used = offered and not told.plan.wish().loaded  # a loaded state is used once
+            used = offered and not told.plan.start_request().loaded  # a loaded state is used once
             if step not in ("hand over", "epoch") and "by epoch" not in make.name and not used:
                 assert other.state() == before, "it is the other reader's"
         for consumer in both:

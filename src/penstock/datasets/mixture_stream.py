@@ -190,7 +190,7 @@ class _MixedStream(Stream):
         item = next(self._passes[number], _END)
         if item is not _END:
             return item
-        name, had = self._mix.names[number], self._passes[number].had
+        name, had = self._mix.names[number], self._passes[number].delivered
         self._turns[number] += 1
         if self._mix.is_over(self._turns):
             raise StopIteration

@@ -255,7 +255,7 @@ class SourceDataset(BatchedDataset):
 
     def next_mini_epoch(self) -> int:
         """Go to the next mini-epoch, or to the first of the next epoch; return its number."""
-        self.plan.wish_for(self.plan.following(self.plan.shown))
+        self.plan.request_start(self.plan.following(self.plan.shown))
         return self.mini_epoch
 
     def state_dict(self, count: int = 0) -> State:
@@ -281,4 +281,4 @@ class SourceDataset(BatchedDataset):
             StateError: the state is of another source, order or partition.
         """
         cursor = self.plan.read_grown(state) if allow_growth else self.plan.read(state)
-        self.plan.wish_at(cursor)
+        self.plan.request_resume(cursor)

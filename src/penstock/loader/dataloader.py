@@ -580,7 +580,7 @@ class DataLoader(TorchDataLoader[T_co]):
             length=self.__len__,
         )
         progress.held_by = weakref.ref(iterator)
-        iterator.renewed = lambda: None if position.goes_on(progress) else self._begin()
+        iterator.renewed = lambda: None if position.continues(progress) else self._begin()
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(iterator)]
         return iterator
 

@@ -203,7 +203,7 @@ class Position:
 
     # A pass.
 
-    def goes_on(self, progress: Progress) -> bool:
+    def continues(self, progress: Progress) -> bool:
         """The consumer of a pass asks for a batch, and so this pass is where it is, also if its epoch was set once more
         since (Lightning sets it after ``iter()``). False if nothing was had yet and another epoch was set: that one is
         to begin in its place.
@@ -211,7 +211,7 @@ class Position:
         reader = self._any_reader
         if reader is None or self._progress is not progress or reader.run is None:
             return True
-        return reader.goes_on(reader.run, had=progress.had > 0)
+        return reader.continues(reader.run, delivered=progress.had > 0)
 
     @property
     def running(self) -> bool:
@@ -219,7 +219,7 @@ class Position:
         progress, reader = self._progress, self._any_reader
         if progress is None:
             return False
-        return reader is None or reader.current or (reader.wished and progress.had > 0 and progress.is_held())
+        return reader is None or reader.current or (reader.start_requested and progress.had > 0 and progress.is_held())
 
     def base_seed(self, draw: Callable[[], int]) -> int:
         """Of the pass that begins next: that of a loaded state, else drawn, but only once."""
@@ -241,7 +241,7 @@ class Position:
                 self._epoch_had = _epoch(self._progress)
             if self._under is not None:
                 self._under.start(advance=self.seeded)
-            run = self._reader.start(advance=self._advances, had=_had(self._progress))
+            run = self._reader.start(advance=self._advances, delivered=_delivered(self._progress))
             self._warn_of_same_epoch(run)
             self._progress, self._history = self._beginning(run, base_seed)
             self._chosen, self._skipped, self._ahead = False, 0, frozenset()
@@ -308,7 +308,7 @@ class Position:
             if self._reader is not None:
                 if self._under is not None:
                     self._under.finish(advance=self.seeded)
-                self._reader.finish(advance=self._advances, had=_had(progress))
+                self._reader.finish(advance=self._advances, delivered=_delivered(progress))
             elif self._stream is not None:
                 self._stream.finish(advance=True)
             elif self._users_epoch is not None and not self._chosen:
@@ -496,7 +496,7 @@ def _epoch(progress: Progress) -> int | None:
     return None if progress.run is None else progress.run.epoch
 
 
-def _had(progress: Progress | None) -> int:
+def _delivered(progress: Progress | None) -> int:
     """Batches that the consumer of a pass has had of its epoch plan, with those that the pass left out."""
     return 0 if progress is None else progress.count if progress.run is None else _at(progress.run, progress.count)
 

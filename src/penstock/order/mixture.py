@@ -156,7 +156,7 @@ class BlockMixture:
         path = self._shuffle.path(position - block.begin, block.begin, block.digits)
         source = bisect.bisect_right(block.bounds, slot_of(path)) - 1
         inside = rank(path, block.bounds[source + 1]) - rank(path, block.bounds[source])
-        return source, block.had(source) + inside
+        return source, block.count_before(source) + inside
 
     def counts(self, position: int) -> tuple[int, ...]:
         """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
@@ -175,7 +175,7 @@ class BlockMixture:
             OrderError: the source has no such sample in this epoch.
         """
         block = self._block_with(operator.index(source), operator.index(ordinal))
-        rest = operator.index(ordinal) - block.had(source)
+        rest = operator.index(ordinal) - block.count_before(source)
         slots = block.bounds[source], block.bounds[source + 1]
         return block.begin + find_in(self._shuffle, rest, slots, block.begin, block.digits)
 
@@ -233,7 +233,7 @@ class BlockMixture:
         # Its share of what is before a bound is off by one sample at most, and a block has more of them than that.
         for near in (number + 1, number):
             block = self._block_of(min(near, self._whole) * self.block_size)
-            if block.had(source) <= ordinal:
+            if block.count_before(source) <= ordinal:
                 return block
         return self._block_of((number - 1) * self.block_size)
 
@@ -279,7 +279,7 @@ class _Block(NamedTuple):
     bounds: list[int]
     before: list[int]
 
-    def had(self, source: int) -> int:
+    def count_before(self, source: int) -> int:
         """Return the number of samples of a source before the block."""
         return self.before[source + 1] - self.before[source]
 

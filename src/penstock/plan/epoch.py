@@ -54,7 +54,7 @@ class CountedIterable(Protocol[T_co]):
     """An iterable that counts the items it has yielded. It can be iterated once."""
 
     @property
-    def had(self) -> int:
+    def yielded(self) -> int:
         """Number of items yielded so far."""
         ...
 
@@ -219,11 +219,11 @@ class _Lists:
 
     def __init__(self, run: BatchEpochPlan) -> None:
         self._run = run
-        self.had = 0
+        self.yielded = 0
 
     def __iter__(self) -> Iterator[list[Any]]:
         for indices, _ in self._run:
-            self.had += 1
+            self.yielded += 1
             yield indices
 
 

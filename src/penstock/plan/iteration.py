@@ -46,7 +46,7 @@ class _CountedIterator(Generic[T]):
         return self._items
 
     @property
-    def had(self) -> int:
+    def yielded(self) -> int:
         """Number of items yielded so far."""
         return self._progress.count()
 
@@ -79,12 +79,12 @@ class IndexIterator(_CountedIterator[int]):
         length: number of indices; None for an endless plan.
         at_end: called once, at the ``next`` after the last index.
 
-    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is the number of indices yielded so far.
+    ``iter()`` returns an iterator whose ``next`` is C code. ``yielded`` is the number of indices yielded so far.
 
     >>> import numpy as np
     >>> run = IndexIterator(lambda start, stop: np.arange(start, stop), 1000)
     >>> indices = iter(run)
-    >>> next(indices), next(indices), run.had
+    >>> next(indices), next(indices), run.yielded
     (0, 1, 2)
     """
 
@@ -102,7 +102,7 @@ class BatchIterator(_CountedIterator[list[int]]):
         at_end: called once: at the ``next`` for a last batch that is not full, or else after the last batch.
         one_by_one: read the plan only as far as the batch that is yielded.
 
-    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is the number of batches yielded so far.
+    ``iter()`` returns an iterator whose ``next`` is C code. ``yielded`` is the number of batches yielded so far.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.plan.cursor import Cursor, State, read_int, read_mapping
-from penstock.plan.reader import Plan, Wish
+from penstock.plan.reader import Plan, StartRequest
 
 if TYPE_CHECKING:
     from penstock.plan.stream import ResumableDataset
@@ -60,9 +60,9 @@ class StreamPlan(Plan[Opening]):
         """How often the user has set where to begin."""
         return self._dataset.times_set
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin."""
-        return self._dataset.wish
+        return self._dataset.start_request
 
     def bind(self, cursor: Cursor, entropy: Any) -> Opening:
         """Return the opening of the cursor's epoch."""
@@ -78,7 +78,7 @@ class StreamPlan(Plan[Opening]):
         stream = dict(read_mapping(state, "cursor", of=of)) if "cursor" in state else None
         return Opening(epoch=read_int(state, "epoch", of=of), chosen=state.get("chosen") is not False, stream=stream)
 
-    def after(self, run: Opening, had: int) -> Opening:
+    def after(self, run: Opening, delivered: int) -> Opening:
         """Return the opening of the next epoch."""
         return Opening(epoch=run.epoch + 1, chosen=False)
 

@@ -1,6 +1,6 @@
 """`Plan`: the order of the samples, without a position. `PlanReader`: one reader of a plan, with its position.
 
-    plan      an immutable order, and one request (`Wish`): the epoch or loaded cursor at which readers begin next
+    plan      an immutable order, and one `StartRequest`: the epoch or loaded cursor at which readers begin next
     reader    of a loader, or of ``iter(sampler)``: the current epoch plan, and the cursor of the next one
 
 Invariant: readers of one plan do not affect each other. Each follows every request once. Without a new request, it
@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor, checked_epoch
 
-__all__ = ["Plan", "PlanReader", "Wish"]
+__all__ = ["Plan", "PlanReader", "StartRequest"]
 
 
 class OneEpoch(Protocol):
@@ -36,7 +36,7 @@ class OneEpoch(Protocol):
 E = TypeVar("E", bound=OneEpoch)
 
 
-class Wish(NamedTuple):
+class StartRequest(NamedTuple):
     """A request of the user: where readers should begin next.
 
     Attributes:
@@ -76,10 +76,10 @@ class Plan(abc.ABC, Generic[E]):
     @property
     @abc.abstractmethod
     def times_set(self) -> Any:
-        """A value that changes with every `Wish`. Readers compare it before each batch, so it must be cheap."""
+        """A value that changes with every `StartRequest`. Readers compare it before each batch, so it must be cheap."""
 
     @abc.abstractmethod
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin."""
 
     @abc.abstractmethod
@@ -131,16 +131,16 @@ class Plan(abc.ABC, Generic[E]):
         """Return the start of the cursor's epoch."""
         return Cursor(epoch=cursor.epoch)
 
-    def again(self, run: E) -> Cursor:
+    def restart(self, run: E) -> Cursor:
         """Return the start of the epoch of a bound plan."""
         return Cursor(epoch=run.epoch)
 
-    def after(self, run: E, had: int) -> Cursor:
+    def after(self, run: E, delivered: int) -> Cursor:
         """Return the start of the epoch after a bound plan.
 
         Args:
             run: the bound plan.
-            had: number of its units that were delivered to the consumer; prefetched units do not count.
+            delivered: number of its units that were delivered to the consumer; prefetched units do not count.
         """
         return Cursor(epoch=run.epoch + 1)
 
@@ -161,7 +161,7 @@ class PlanReader(Generic[E]):
     """One reader of a plan, with its position.
 
     ``run`` is the epoch plan begun last. It is `current` until it is read to its end, or until the user chooses another
-    start with `set_epoch`, `choose`, or a `Wish` on the plan.
+    start with `set_epoch`, `choose`, or a `StartRequest` on the plan.
     """
 
     def __init__(self, plan: Plan[E], *, seed: int | None = None) -> None:
@@ -169,38 +169,38 @@ class PlanReader(Generic[E]):
         self._seed = seed
         self.run: E | None = None
         self._run_entropy: Any = None
-        # Where the next epoch plan begins, if it was chosen; whether by a loaded state, and whether by a Wish.
+        # Where the next epoch plan begins, if it was chosen; whether by a loaded state, and whether by a StartRequest.
         self._next: Cursor | None = None
         self._loaded = False
-        self._wished = False
+        self._requested = False
         # The random draw of the next epoch plan, if it was needed already.
         self._entropy: Any = None
-        # `times_set` of the plan when its last Wish was followed.
-        self._heard: Any = _NOTHING
+        # `times_set` of the plan when its last StartRequest was followed.
+        self._followed: Any = _NOTHING
         # Whether `run` is current.
         self._attached = False
 
     def __getstate__(self) -> dict[str, Any]:
         # The current epoch plan stays in this process. A copy begins at the start of that epoch, or where was chosen.
-        upcoming = self.plan.again(self.run) if self._next is None and self.run is not None else self._next
+        upcoming = self.plan.restart(self.run) if self._next is None and self.run is not None else self._next
         rest = {"run": None, "_run_entropy": None, "_entropy": None, "_attached": False}
         return self.__dict__ | rest | {"_next": upcoming}
 
     @property
     def current(self) -> bool:
         """Whether ``run`` is being read, and no other start was chosen since."""
-        self._listen()
+        self._follow_request()
         return self._attached
 
     @property
-    def wished(self) -> bool:
-        """Whether a `Wish` was made while ``run`` was read. If its consumer continues, the wish is for the next run."""
-        return self.run is not None and not self.current and self._wished
+    def start_requested(self) -> bool:
+        """Whether a `StartRequest` was made while ``run`` was read. If the run continues, the next run follows it."""
+        return self.run is not None and not self.current and self._requested
 
     @property
     def resumes(self) -> bool:
         """Whether the next run begins at a loaded state."""
-        self._listen()
+        self._follow_request()
         return self._loaded
 
     @property
@@ -215,59 +215,59 @@ class PlanReader(Generic[E]):
             SamplerError: the epoch is not an integer from 0 to 2**62 - 1.
         """
         epoch = checked_epoch(epoch, SamplerError)
-        self._listen()
+        self._follow_request()
         if self._next is not None and self._loaded and self._next.epoch == epoch:
             return
         self.choose(Cursor(epoch=epoch))
 
     def choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        """Begin the next run at a cursor. This replaces an earlier `Wish`."""
+        """Begin the next run at a cursor. This replaces an earlier `StartRequest`."""
         self._choose(cursor, loaded=loaded)
         self.plan.chosen(cursor)
         self.plan.show(cursor, loaded=loaded, running=False)
-        self._heard = self.plan.times_set
+        self._followed = self.plan.times_set
 
-    def start(self, *, advance: bool, had: int = 0) -> E:
+    def start(self, *, advance: bool, delivered: int = 0) -> E:
         """Begin and return a run: where the user chose, else the next epoch (``advance``) or the same one again.
 
         Args:
             advance: whether to begin the next epoch.
-            had: number of units of the last run that were delivered to the consumer.
+            delivered: number of units of the last run that were delivered to the consumer.
         """
-        self._listen()
+        self._follow_request()
         cursor = self._next
         if cursor is None:
             assert self.run is not None
-            cursor = self.plan.after(self.run, had) if advance else self.plan.again(self.run)
+            cursor = self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run)
         entropy = self.plan.draw(cursor, self._entropy, self._seed)
         run = self.plan.bind(cursor, entropy)
         self.run, self._run_entropy, self._attached = run, entropy, True
-        self._next, self._loaded, self._wished, self._entropy = None, False, False, None
+        self._next, self._loaded, self._requested, self._entropy = None, False, False, None
         self.plan.show(cursor, loaded=False, running=True)
         return run
 
-    def goes_on(self, run: E, *, had: bool) -> bool:
+    def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
 
-        A `Wish` made after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the epoch
-        there). A later wish is for the next run. A wish for the epoch of the run itself needs no change.
+        A `StartRequest` made after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the
+        epoch there). A later request is for the next run. A request for the epoch of the run itself changes nothing.
         """
-        if self.run is not run or (self._attached and self.plan.times_set == self._heard) or self.current:
+        if self.run is not run or (self._attached and self.plan.times_set == self._followed) or self.current:
             return True
         upcoming = self._upcoming()
-        if not self._loaded and _names(upcoming, self.plan.again(run)):
+        if not self._loaded and _is_in(upcoming, self.plan.restart(run)):
             self._next = None
-        elif not had:
+        elif not delivered:
             run.exhaust()
             return False
         self._attached = True
         return True
 
-    def finish(self, *, advance: bool, had: int = 0) -> None:
-        """Record that the run was read to its end, after ``had`` units: the next run is a whole epoch."""
+    def finish(self, *, advance: bool, delivered: int = 0) -> None:
+        """Record that the run was read to its end, after ``delivered`` units: the next run is a whole epoch."""
         assert self.run is not None
         if self._next is None:
-            self._choose(self.plan.after(self.run, had) if advance else self.plan.again(self.run))
+            self._choose(self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run))
             self.plan.show(self._upcoming(), loaded=False, running=False)
         self.run, self._run_entropy, self._attached = None, None, False
 
@@ -287,7 +287,7 @@ class PlanReader(Generic[E]):
     def whole(self) -> E:
         """Return the whole epoch of the current or next run, from its start."""
         if self.current and self.run is not None:
-            return self.plan.bind(self.plan.again(self.run), self._run_entropy)
+            return self.plan.bind(self.plan.restart(self.run), self._run_entropy)
         cursor = self._upcoming()
         self._entropy = self.plan.draw(cursor, self._entropy, self._seed)
         return self.plan.bind(self.plan.whole(cursor), self._entropy)
@@ -297,40 +297,40 @@ class PlanReader(Generic[E]):
         return self.peek().cursor(count if self.current else 0)
 
     def _upcoming(self) -> Cursor:
-        self._listen()
+        self._follow_request()
         if self._next is not None:
             return self._next
         assert self.run is not None
-        return self.plan.again(self.run)
+        return self.plan.restart(self.run)
 
-    def _listen(self) -> None:
-        """Follow the plan's `Wish`, if it is new."""
+    def _follow_request(self) -> None:
+        """Follow the plan's `StartRequest`, if it is new."""
         times = self.plan.times_set
-        if times == self._heard:
+        if times == self._followed:
             # A loaded state is used once. If another reader has used it, this reader begins the whole epoch.
-            if self._wished and self._loaded and not (wish := self.plan.wish()).loaded:
-                self._choose(wish.cursor)
-                self._wished = True
+            if self._requested and self._loaded and not (request := self.plan.start_request()).loaded:
+                self._choose(request.cursor)
+                self._requested = True
             return
-        self._heard, wish = times, self.plan.wish()
-        keeps = self._loaded and self._next is not None and not wish.loaded
+        self._followed, request = times, self.plan.start_request()
+        keeps = self._loaded and self._next is not None and not request.loaded
         # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
-        if keeps and (wish.later or _names(wish.cursor, self._upcoming())):
+        if keeps and (request.later or _is_in(request.cursor, self._upcoming())):
             return
-        if wish.later and self._attached:
-            self._next = wish.cursor
+        if request.later and self._attached:
+            self._next = request.cursor
         else:
-            self._choose(wish.cursor, loaded=wish.loaded)
-            self._wished = True
+            self._choose(request.cursor, loaded=request.loaded)
+            self._requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        self._next, self._loaded, self._attached, self._wished = cursor, loaded, False, False
+        self._next, self._loaded, self._attached, self._requested = cursor, loaded, False, False
 
 
 _NOTHING = "nothing"
 """Differs from every `Plan.times_set`."""
 
 
-def _names(wished: Cursor, place: Cursor) -> bool:
+def _is_in(requested: Cursor, place: Cursor) -> bool:
     """Return whether a cursor is in the requested epoch, and in the requested mini-epoch if there is one."""
-    return wished.epoch == place.epoch and wished.mini_epoch in (None, place.mini_epoch)
+    return requested.epoch == place.epoch and requested.mini_epoch in (None, place.mini_epoch)

@@ -27,7 +27,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import Dealt, EpochPlan
-from penstock.plan.reader import Plan, Wish
+from penstock.plan.reader import Plan, StartRequest
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
 from penstock.wording import counted
@@ -254,12 +254,12 @@ class ShareEpoch(EpochPlan):
     def cursor(self, count: int) -> ShareCursor:
         """Return the cursor of the job when every rank has received ``count`` samples of this view."""
         place, partition = self.place, self.view.partition
-        had = min(place.skip + count, len(partition))
+        delivered = min(place.skip + count, len(partition))
         # The mini-epoch may have been finished before the epoch was split anew.
         if place.mini_epoch < place.mini_epochs_done:
             consumed, finished = place.consumed, True
         else:
-            consumed = partition.consumed_after(had)
+            consumed = partition.consumed_after(delivered)
             # Finished by all ranks: with remainder="uneven", others may have more samples than this rank.
             finished = consumed >= min(partition.end, place.samples)
         return ShareCursor(
@@ -267,7 +267,7 @@ class ShareEpoch(EpochPlan):
             mini_epoch=place.mini_epoch,
             consumed=consumed,
             plan=self._plan.identity(),
-            place=place._replace(skip=had),
+            place=place._replace(skip=delivered),
             world_size=partition.world_size,
             finished=finished,
             changes=self._plan.write_changes(place.changes) | self._plan.write_layout(place),
@@ -337,7 +337,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Epoch plans of readers in this process."""
         self.running = False
         """Whether a reader is reading the place in `shown`."""
-        self._wish = Wish(Cursor(), loaded=False)
+        self._request = StartRequest(Cursor(), loaded=False)
         self._times_set = 0
         # Whether a state was loaded, and no reader has begun since.
         self._loaded = False
@@ -385,7 +385,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Add a filter, and begin at the start of the current epoch."""
         self.filters, self._views = (*self.filters, kept), {}
         self.excluded = None if self.excluded is None else self.excluded.among(kept)
-        self.wish_for(MiniEpoch(self.shown.epoch, 0, self.samples))
+        self.request_start(MiniEpoch(self.shown.epoch, 0, self.samples))
 
     @property
     def world(self) -> distributed.World:
@@ -457,11 +457,11 @@ class SharePlan(Plan[ShareEpoch]):
     def __repr__(self) -> str:
         """Return a description of the order and the share, without fixing rank and world size."""
         place, world = self.shown, self._world.peek()
-        had = max(0, len(self._partition(place, world)) - place.skip)
+        left = max(0, len(self._partition(place, world)) - place.skip)
         part = f", mini-epoch {place.mini_epoch} of {self.mini_epochs}" if self.mini_epochs > 1 else ""
         return (
             f"  order: {self._order_in_words()}, seed {self.seed}, epoch {place.epoch}{part}\n"
-            f"  share: rank {world.rank} of {world.world_size}, {counted(had, 'sample')}"
+            f"  share: rank {world.rank} of {world.world_size}, {counted(left, 'sample')}"
         )
 
     def _order_in_words(self) -> str:
@@ -485,9 +485,9 @@ class SharePlan(Plan[ShareEpoch]):
         """
         epoch = checked_epoch(epoch)
         if not (self._loaded and epoch == self.shown.epoch):
-            self.wish_for(MiniEpoch(epoch, 0, self.samples, changes=self.changes))
+            self.request_start(MiniEpoch(epoch, 0, self.samples, changes=self.changes))
             # Without a mini-epoch, so that a loader in another mini-epoch of this epoch stays there.
-            self._wish = Wish(Cursor(epoch=epoch), loaded=False)
+            self._request = StartRequest(Cursor(epoch=epoch), loaded=False)
 
     def set_mini_epoch(self, mini_epoch: int) -> None:
         """Set the mini-epoch, in the epoch of `shown`, at which readers begin next.
@@ -508,16 +508,16 @@ class SharePlan(Plan[ShareEpoch]):
         # A mini-epoch before a resume exists only in the partition of the whole epoch.
         if mini_epoch < place.mini_epochs_done:
             place = place._replace(mini_epochs_done=0, consumed=0)
-        self.wish_for(place._replace(mini_epoch=mini_epoch, skip=0))
+        self.request_start(place._replace(mini_epoch=mini_epoch, skip=0))
 
-    def wish_for(self, place: MiniEpoch, *, loaded: bool = False) -> None:
+    def request_start(self, place: MiniEpoch, *, loaded: bool = False) -> None:
         """Request that every reader begins at a place next."""
         self._show(place, loaded=loaded, running=False)
-        self._wish, self._times_set = Wish(ShareCursor.at(place), loaded), self._times_set + 1
+        self._request, self._times_set = StartRequest(ShareCursor.at(place), loaded), self._times_set + 1
 
-    def wish_at(self, cursor: ShareCursor) -> None:
+    def request_resume(self, cursor: ShareCursor) -> None:
         """Request that every reader begins at the cursor of a loaded state."""
-        self.wish_for(cursor.place, loaded=True)
+        self.request_start(cursor.place, loaded=True)
 
     def begin(self) -> None:
         """Record that an iteration without a reader begins at `shown`."""
@@ -527,10 +527,10 @@ class SharePlan(Plan[ShareEpoch]):
         self._shown.set(place.numbers)
         self.changes = place.changes
         self.running, self._loaded = running, loaded
-        if running and self._wish.loaded and self._wish.cursor == ShareCursor.at(place):
+        if running and self._request.loaded and self._request.cursor == ShareCursor.at(place):
             # A loaded state is used once.
             whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=self.changes)
-            self._wish = Wish(ShareCursor.at(whole), loaded=False)
+            self._request = StartRequest(ShareCursor.at(whole), loaded=False)
         self.prepare()
 
     def prepare(self) -> None:
@@ -554,12 +554,12 @@ class SharePlan(Plan[ShareEpoch]):
 
     @property
     def times_set(self) -> Any:
-        """A value that changes with every `Wish`."""
+        """A value that changes with every `StartRequest`."""
         return self._times_set
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin."""
-        return self._wish
+        return self._request
 
     def bind(self, cursor: Cursor, entropy: Any) -> ShareEpoch:
         """Return the share of an epoch from the cursor on."""
@@ -571,11 +571,11 @@ class SharePlan(Plan[ShareEpoch]):
         """Return the cursor itself: after a resume, a view has only the rest of its mini-epoch."""
         return cursor
 
-    def again(self, run: ShareEpoch) -> Cursor:
+    def restart(self, run: ShareEpoch) -> Cursor:
         """Return the cursor at the start of a view."""
         return ShareCursor.at(run.place)
 
-    def after(self, run: ShareEpoch, had: int) -> Cursor:
+    def after(self, run: ShareEpoch, delivered: int) -> Cursor:
         """Return the start of the next mini-epoch, or of the next epoch after the last one."""
         return ShareCursor.at(self.following(run.place))
 

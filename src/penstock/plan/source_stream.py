@@ -55,7 +55,7 @@ class SourceStream(Stream):
         self._source, self._name, self._epoch, self._iterate, self._warn = source, name, epoch, iterate, warn
         # Until the first item, the position is where the stream was opened.
         self._opened_at: Mapping[str, Any] | None = {"had": 0} if cursor is None else cursor
-        self.had = 0 if cursor is None else int(cursor["had"])
+        self.delivered = 0 if cursor is None else int(cursor["had"])
         self._items: Iterator[Any] | None = None
 
     def begin(self) -> None:
@@ -72,14 +72,14 @@ class SourceStream(Stream):
         if self._items is None:
             self._items = self._open(self._opened_at or {})
         item = next(self._items)
-        self.had += 1
+        self.delivered += 1
         self._opened_at = None
         return item
 
     def cursor(self) -> State:
         if self._opened_at is not None:
             return copy.deepcopy(dict(self._opened_at))
-        return {"had": self.had, **self._state()}
+        return {"had": self.delivered, **self._state()}
 
     def _state(self) -> State:
         if is_opened(self._source):

@@ -5,8 +5,8 @@
     cursor = stream.cursor()               JSON: the position after the last item
     rest = dataset.open(cursor)            in another process
 
-Invariants: only a stream holds a position; a dataset holds only a request of the user (`Wish`): an epoch, or a loaded
-state. A cursor depends only on the items that were yielded, not on items read ahead, and its size does not grow.
+Invariants: only a stream holds a position; a dataset holds only a request of the user (`StartRequest`): an epoch, or a
+loaded state. A cursor depends only on the items that were yielded, not on items read ahead, and its size does not grow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock.errors import ConfigError
 from penstock.plan.cursor import State, checked_epoch
 from penstock.plan.opening import Opening
-from penstock.plan.reader import Wish
+from penstock.plan.reader import StartRequest
 from penstock.plan.shared_epoch import SharedEpoch
 
 __all__ = ["ResumableDataset", "Stream", "is_opened"]
@@ -46,8 +46,8 @@ class ResumableDataset(IterableDataset[Any]):
     """An iterable dataset whose iterators are streams.
 
     A subclass defines `first_cursor`, `check_cursor` and `open_at`. Every iteration is a new epoch, also in worker
-    processes, unless `set_epoch` chose one. A Penstock loader counts its own epochs, and reads only `wish` here.
-    ``state_dict`` and ``load_state_dict`` are for the loaders of other libraries.
+    processes, unless `set_epoch` chose one. A Penstock loader counts its own epochs, and reads only `start_request`
+    here. ``state_dict`` and ``load_state_dict`` are for the loaders of other libraries.
     """
 
     own_items = False
@@ -69,9 +69,9 @@ class ResumableDataset(IterableDataset[Any]):
         self._epochs = SharedEpoch()
         self._stream: Stream | None = None
         # `times_set` of the shared epoch when that stream began.
-        self._heard = 0
+        self._times_set_at_start = 0
         self._loaded: State | None = None
-        self._wished, self.times_set = 0, 0
+        self._requested_epoch, self.times_set = 0, 0
 
     # Defined by subclasses.
 
@@ -130,7 +130,7 @@ class ResumableDataset(IterableDataset[Any]):
     def _begin(self, cursor: State) -> Stream:
         """Return a stream, which `state_dict` will refer to."""
         self._epochs.begin(int(cursor["epoch"]))
-        self._heard = self._epochs.times_set
+        self._times_set_at_start = self._epochs.times_set
         self._stream = self.open_at(cursor)
         return self._stream
 
@@ -140,11 +140,11 @@ class ResumableDataset(IterableDataset[Any]):
         return self._epochs.current if self._loaded is None else int(self._loaded["epoch"])
 
     @property
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Where each loader should begin next: at an epoch, or at a loaded state."""
         if self._loaded is not None:
-            return Wish(Opening(epoch=self._wished, stream=self._loaded), loaded=True)
-        return Wish(Opening(epoch=self._wished, chosen=self.times_set > 0), loaded=False)
+            return StartRequest(Opening(epoch=self._requested_epoch, stream=self._loaded), loaded=True)
+        return StartRequest(Opening(epoch=self._requested_epoch, chosen=self.times_set > 0), loaded=False)
 
     def show(self, epoch: int) -> None:
         """Set `epoch` to the epoch that a loader begins, and drop a loaded state, which the loader has used."""
@@ -162,11 +162,11 @@ class ResumableDataset(IterableDataset[Any]):
         epoch = checked_epoch(epoch)
         if self._loaded is None or epoch != self._loaded["epoch"]:
             self._loaded = None
-            self._wish(epoch)
+            self._request_epoch(epoch)
             self._epochs.set(epoch)
 
-    def _wish(self, epoch: int) -> None:
-        self._wished, self.times_set = epoch, self.times_set + 1
+    def _request_epoch(self, epoch: int) -> None:
+        self._requested_epoch, self.times_set = epoch, self.times_set + 1
 
     # State.
 
@@ -176,8 +176,8 @@ class ResumableDataset(IterableDataset[Any]):
 
         In a worker, `set_epoch` is for the next iteration, so the stream stays the current one.
         """
-        heard = get_worker_info() is not None or self._heard == self._epochs.times_set
-        return self._stream if heard else None
+        current = get_worker_info() is not None or self._times_set_at_start == self._epochs.times_set
+        return self._stream if current else None
 
     def state_dict(self) -> State:
         """Return the cursor of the iterator made last in this process."""
@@ -195,7 +195,7 @@ class ResumableDataset(IterableDataset[Any]):
         """
         self.check_cursor(state)
         self._loaded = copy.deepcopy(dict(state))
-        self._wish(int(self._loaded["epoch"]))
+        self._request_epoch(int(self._loaded["epoch"]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None}

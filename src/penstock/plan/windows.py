@@ -30,7 +30,7 @@ from penstock.order.permutation import Indices
 from penstock.order.windows import Stage, WindowOrder, window_spans
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
 from penstock.plan.epoch import TO_BE_COUNTED, EpochPlan, unknown_length
-from penstock.plan.reader import Wish
+from penstock.plan.reader import StartRequest
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, ShareEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.wording import counted
@@ -507,20 +507,20 @@ class WindowPlan(SharePlan):
             return MiniEpoch(place.epoch, 0, self.samples)
         return place
 
-    def again(self, run: ShareEpoch | WindowEpoch) -> Cursor:
+    def restart(self, run: ShareEpoch | WindowEpoch) -> Cursor:
         """Return the cursor at the start of an epoch plan."""
-        return run._start if isinstance(run, WindowEpoch) else super().again(run)
+        return run._start if isinstance(run, WindowEpoch) else super().restart(run)
 
-    def after(self, run: ShareEpoch | WindowEpoch, had: int) -> Cursor:
+    def after(self, run: ShareEpoch | WindowEpoch, delivered: int) -> Cursor:
         """Return the start of the next epoch."""
-        return Cursor(epoch=run.epoch + 1) if isinstance(run, WindowEpoch) else super().after(run, had)
+        return Cursor(epoch=run.epoch + 1) if isinstance(run, WindowEpoch) else super().after(run, delivered)
 
-    def wish_at(self, cursor: ShareCursor) -> None:
+    def request_resume(self, cursor: ShareCursor) -> None:
         """Request that every reader begins at the cursor of a loaded state."""
-        super().wish_at(cursor)
+        super().request_resume(cursor)
         self._note_windows(cursor)
         if isinstance(cursor, WindowCursor):
-            self._wish = Wish(cursor, loaded=True)
+            self._request = StartRequest(cursor, loaded=True)
 
     # States.
 

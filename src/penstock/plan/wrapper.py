@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
-from penstock.plan.reader import Plan, Wish
+from penstock.plan.reader import Plan, StartRequest
 
 __all__ = ["OuterPlan"]
 
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
 
 
 class OuterPlan(Plan[E]):
-    """A plan that takes epochs, cursors, requests (`Wish`) and random draws from an inner plan.
+    """A plan that takes epochs, cursors, requests (`StartRequest`) and random draws from an inner plan.
 
     Subclasses implement `inner`, `inside` and `bind`.
     """
@@ -47,12 +47,12 @@ class OuterPlan(Plan[E]):
 
     @property
     def times_set(self) -> Any:
-        """A value that changes with every `Wish`."""
+        """A value that changes with every `StartRequest`."""
         return self.inner.times_set
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin."""
-        return self.inner.wish()
+        return self.inner.start_request()
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
         """Return the random draw of the inner plan's epoch."""
@@ -70,13 +70,13 @@ class OuterPlan(Plan[E]):
         """Return the start of the cursor's epoch."""
         return self.inner.whole(cursor)
 
-    def again(self, run: E) -> Cursor:
+    def restart(self, run: E) -> Cursor:
         """Return the start of the epoch of a bound plan."""
-        return self.inner.again(self.inside(run))
+        return self.inner.restart(self.inside(run))
 
-    def after(self, run: E, had: int) -> Cursor:
+    def after(self, run: E, delivered: int) -> Cursor:
         """Return the start of the epoch after a bound plan."""
-        return self.inner.after(self.inside(run), had)
+        return self.inner.after(self.inside(run), delivered)
 
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""

@@ -24,7 +24,7 @@ from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import Cursor, State, checked_epoch
 from penstock.plan.epoch import BatchEpochPlan, CountedIterable, EpochPlan, length_of
 from penstock.plan.iteration import IndexIterator
-from penstock.plan.reader import Plan, PlanReader, Wish
+from penstock.plan.reader import Plan, PlanReader, StartRequest
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "OfRank", "PlanSampler"]
 
@@ -69,10 +69,10 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         Raises:
             SamplerError: the epoch is not an integer from 0 to 2**62 - 1.
         """
-        epoch, wish = checked_epoch(epoch, SamplerError), self.wish()
+        epoch, request = checked_epoch(epoch, SamplerError), self.start_request()
         self._times_set += 1
         self._shown = epoch
-        if not (wish.loaded and wish.cursor.epoch == epoch):
+        if not (request.loaded and request.cursor.epoch == epoch):
             self._epoch, self._cursor = epoch, None
 
     def state_dict(self) -> State:
@@ -80,8 +80,8 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
 
         A Penstock loader has its own position: save `DataLoader.state_dict` instead.
         """
-        had = 0 if self._iterator is None else self._iterator.had
-        return self._reader.cursor(had).state()
+        count = 0 if self._iterator is None else self._iterator.yielded
+        return self._reader.cursor(count).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``, in the state's epoch.
@@ -126,10 +126,10 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         """A value that changes with every `set_epoch` and `load_state_dict`."""
         return self._times_set
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin."""
         cursor = self._cursor
-        return Wish(cursor or Cursor(epoch=self._epoch), cursor is not None)
+        return StartRequest(cursor or Cursor(epoch=self._epoch), cursor is not None)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Record the position of a reader. A reader that begins at a loaded state uses that state up."""

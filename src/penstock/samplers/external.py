@@ -31,7 +31,7 @@ from penstock.errors import StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
-from penstock.plan.reader import Wish
+from penstock.plan.reader import StartRequest
 from penstock.plan.user_states import Frozen, freeze, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.shares import rank_of
@@ -107,12 +107,12 @@ class ExternalSampler(EpochBatchSampler):
         """A value that changes with every `set_epoch` and `load_state_dict`, and with the sampler's own epoch."""
         return self._times_set, self._said_epoch
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin: in the sampler's epoch, if it reports one."""
-        wish, epoch = super().wish(), self._said_epoch
-        if epoch is None or wish.cursor.epoch == epoch:
-            return wish
-        return Wish(Cursor(epoch=epoch), False, later=epoch == self._moved_to)
+        request, epoch = super().start_request(), self._said_epoch
+        if epoch is None or request.cursor.epoch == epoch:
+            return request
+        return StartRequest(Cursor(epoch=epoch), False, later=epoch == self._moved_to)
 
     @contextmanager
     def drawing(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
 from penstock.plan.exclusion import check_excluded
-from penstock.plan.reader import Wish
+from penstock.plan.reader import StartRequest
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, OfRank
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import said_epoch
@@ -206,11 +206,11 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the inner sampler."""
-        wish = self.wish()
+        request = self.start_request()
         super().set_epoch(epoch)
-        if wish.loaded and wish.cursor.epoch == epoch:
+        if request.loaded and request.cursor.epoch == epoch:
             # The state may have been loaded into the inner sampler. From here on it belongs to this sampler.
-            self._epoch, self._cursor = epoch, wish.cursor
+            self._epoch, self._cursor = epoch, request.cursor
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         self._told = self._shown_at = self._times_inside()
@@ -229,15 +229,15 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         """A value that changes with every `set_epoch` and `load_state_dict`, here or on the inner sampler."""
         return self._times_set, self._times_inside()
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin: as set last, here or on the inner sampler."""
         if self._times_inside() == self._told:
-            return super().wish()
+            return super().start_request()
         if self.inner is None:
-            return Wish(Cursor(epoch=self._epoch_inside()), False)
-        own = self.inner.wish()
+            return StartRequest(Cursor(epoch=self._epoch_inside()), False)
+        own = self.inner.start_request()
         cursor = Cursor(epoch=own.cursor.epoch, sampler=own.cursor if own.loaded else None)
-        return Wish(cursor, own.loaded)
+        return StartRequest(cursor, own.loaded)
 
     def _times_inside(self) -> Any:
         return self._epoch_inside() if self.inner is None else self.inner.times_set
@@ -248,7 +248,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     def _epoch_shown(self) -> int:
         # The epoch of the inner sampler may have been set since.
-        return super()._epoch_shown() if self._shown_at == self._times_inside() else self.wish().cursor.epoch
+        return super()._epoch_shown() if self._shown_at == self._times_inside() else self.start_request().cursor.epoch
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Record the position of a reader."""

@@ -114,10 +114,10 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
-    def after(self, run: BatchEpochPlan, had: int) -> Cursor:
+    def after(self, run: BatchEpochPlan, delivered: int) -> Cursor:
         """Return the start of the epoch after the last one from which a batch was delivered."""
         assert isinstance(run, _Iterations)
-        return Cursor(epoch=run.epoch_of(had) + 1)
+        return Cursor(epoch=run.epoch_of(delivered) + 1)
 
 
 class _Draws:

@@ -10,7 +10,7 @@ import torch.utils.data
 from penstock.order import ORDER_VERSION, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.plan.reader import Plan, Wish
+from penstock.plan.reader import Plan, StartRequest
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, own_order
 
@@ -81,9 +81,9 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         """A value that changes with every `set_epoch` and `load_state_dict`."""
         return self._times_set if self.inner is None else self.inner.times_set
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin."""
-        return super().wish() if self.inner is None else self.inner.wish()
+        return super().start_request() if self.inner is None else self.inner.start_request()
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the order from the cursor on."""
@@ -118,13 +118,13 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         """Return the start of the cursor's epoch."""
         return super().whole(cursor) if self.inner is None else self.inner.whole(cursor)
 
-    def again(self, run: EpochPlan) -> Cursor:
+    def restart(self, run: EpochPlan) -> Cursor:
         """Return the start of the epoch of a bound plan."""
-        return super().again(run) if self.inner is None else self.inner.again(run)
+        return super().restart(run) if self.inner is None else self.inner.restart(run)
 
-    def after(self, run: EpochPlan, had: int) -> Cursor:
+    def after(self, run: EpochPlan, delivered: int) -> Cursor:
         """Return the start of the next epoch, or of the next mini-epoch of a dataset that has them."""
-        return super().after(run, had) if self.inner is None else self.inner.after(run, had)
+        return super().after(run, delivered) if self.inner is None else self.inner.after(run, delivered)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Record the position of a reader."""

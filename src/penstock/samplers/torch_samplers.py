@@ -19,7 +19,7 @@ from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.plan.reader import Wish
+from penstock.plan.reader import StartRequest
 from penstock.samplers.alias import weights_digest
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.draws import Draw, check_entropy, decode_generator
@@ -138,12 +138,12 @@ class TorchDistributed(EpochSampler):
         """A value that changes with every `set_epoch` and `load_state_dict`, here or on torch's sampler."""
         return self._times_set, self._sampler.epoch
 
-    def wish(self) -> Wish:
+    def start_request(self) -> StartRequest:
         """Return where the next reader should begin: in the sampler's epoch."""
-        wish, epoch = super().wish(), int(self._sampler.epoch)
-        if wish.cursor.epoch == epoch:
-            return wish
-        return Wish(Cursor(epoch=epoch), False)
+        request, epoch = super().start_request(), int(self._sampler.epoch)
+        if request.cursor.epoch == epoch:
+            return request
+        return StartRequest(Cursor(epoch=epoch), False)
 
     def chosen(self, cursor: Cursor) -> None:
         """Set the epoch of torch's sampler."""

@@ -151,5 +151,5 @@ class WebLoader(DataPipeline, FluidInterface):
         if isinstance(dataset, ResumableDataset) and dataset.times_set != self._heard_loader:
             self._heard_loader = dataset.times_set
             if self._loaded is None:
-                self.set_epoch(dataset.wish.cursor.epoch)
+                self.set_epoch(dataset.start_request.cursor.epoch)
         return super().__iter__()

@@ -260,7 +260,7 @@ class DataPipeline(EpochDataset, PipelineStage):
     @property
     def _ending(self) -> _PipelineStream | None:
         """The last stream, if the next epoch goes on behind it."""
-        return self._alive(self._stream) if self._heard == self._epochs.times_set else None
+        return self._alive(self._stream) if self._times_set_at_start == self._epochs.times_set else None
 
     def _alive(self, last: Stream | None) -> _PipelineStream | None:
         """Return a stream, if the next epoch goes on behind it."""

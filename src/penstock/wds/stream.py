@@ -54,7 +54,7 @@ class EpochDataset(ResumableDataset):
         if self._loaded is not None:
             return int(self._loaded["epoch"])
         epoch, stream = self._epochs.current, self._stream
-        chosen = self._heard != self._epochs.times_set
+        chosen = self._times_set_at_start != self._epochs.times_set
         return epoch + (isinstance(stream, EpochStream) and stream.over and stream.epoch == epoch and not chosen)
 
     @property
