@@ -3,8 +3,7 @@
 The extension is built where a compiler and the headers of libjpeg-turbo are found (Debian: libjpeg62-turbo-dev). Where
 they are not, or where building fails, the package is installed without it and decodes whole images with simplejpeg and
 OpenCV. PENSTOCK_EXTENSION=required makes the failure an error. Python without the GIL has no stable ABI yet: there, an
-extension is for one version of Python. Wheels hold the training program and the images of the demo as
-penstock/examples.
+extension is for one version of Python. Wheels hold the demo, its training program and its images as penstock/examples.
 """
 
 import os
@@ -17,6 +16,7 @@ from setuptools.command.build_py import build_py
 SOURCES = ("_jpeg", "baseline", "track", "scan", "idct", "pixels", "resize", "remark", "vectors")
 HEADERS = SOURCES[1:]
 DEMO = ("train_ddp.py", "data/NOTICE", "data/cifar10-small.tar.xz")
+DEMO += tuple(f"demo/{path.name}" for path in sorted(Path("examples/demo").glob("*.py")))
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 

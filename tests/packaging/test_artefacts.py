@@ -39,9 +39,11 @@ import simplejpeg
 
 image = np.full((16, 16, 3), 200, np.uint8)
 assert abs(int(decode(simplejpeg.encode_jpeg(image)).mean()) - 200) < 3
-from penstock.tools.cli.demo import _find
+from penstock.tools.cli.demo import find_examples
 
-assert all(path.is_file() and path.is_relative_to(sys.argv[1]) for path in _find(None))
+examples = find_examples()
+assert examples.is_relative_to(sys.argv[1])
+assert all((examples / name).is_file() for name in ("demo/demo.py", "train_ddp.py", "data/cifar10-small.tar.xz"))
 print(native.is_available())
 """
 LOADS = """
@@ -112,6 +114,7 @@ def test_sdist_has_what_building_and_testing_take(built: Built) -> None:
         "src/penstock/images/_jpeg.c",
         "src/penstock/images/_jpeg.pyi",
         "examples/data/NOTICE",
+        "examples/demo/demo.py",
         "examples/data/cifar10-small.tar.xz",
         "tests/run.py",
         "docs/index.md" if (ROOT / "docs/index.md").is_file() else "docs/architecture.md",

@@ -12,18 +12,18 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import demo_history
 import numpy as np
 import psutil
 import pytest
 from busy_support import HANG
+from demo_history import count_samples, read_attempt, surviving
+from demo_report import _print_verdict, print_results
 from full_run import full_only
 from interpreter_support import FULL
 from rich.console import Console
 
-from penstock.tools.cli import demo_history
-from penstock.tools.cli.demo import Data, Plan
-from penstock.tools.cli.demo_history import count_samples, read_attempt, surviving
-from penstock.tools.cli.demo_report import _print_verdict, print_results
+from demo import Data, Plan
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}

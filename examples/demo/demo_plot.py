@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from demo_history import Attempt, last_tests, surviving
 
-from penstock.tools.cli.demo_history import Attempt, last_tests, surviving
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.tools.cli.demo import Plan
+    from demo import Plan
 
 __all__ = ["draw"]
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from demo_history import Attempt, Step, count_samples, final_accuracy, last_tests, surviving
 from rich.console import Console
 from rich.table import Table
 
-from penstock.tools.cli.demo_history import Attempt, Step, count_samples, final_accuracy, last_tests, surviving
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.tools.cli.demo import Data, Plan
+    from demo import Data, Plan
 
 __all__ = ["print_results", "summary"]
 
