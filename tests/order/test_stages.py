@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 from penstock.errors import OrderError
 from penstock.hashing import derive_key
 from penstock.order.mixture import MIXTURE_ORDER, BlockMixture
-from penstock.order.stages import Stage, StagedMixture, boundary, changed, check_stages, counts_before, staged_counts
+from penstock.order.stages import (
+    StagedMixture,
+    WeightStage,
+    boundary,
+    changed,
+    check_stages,
+    counts_before,
+    staged_counts,
+)
 
 
 @st.composite
-def stages(draw: Any, sources: int = 3) -> tuple[Stage, ...]:
+def stages(draw: Any, sources: int = 3) -> tuple[WeightStage, ...]:
     weights = st.lists(st.integers(0, 5), min_size=sources, max_size=sources).filter(any)
     begins = sorted(draw(st.sets(st.integers(1, 40_000), max_size=3)))
-    return tuple(Stage(begin, tuple(draw(weights))) for begin in (0, *begins))
+    return tuple(WeightStage(begin, tuple(draw(weights))) for begin in (0, *begins))
 
 
 def everything(made: StagedMixture) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +36,9 @@ def everything(made: StagedMixture) -> tuple[np.ndarray, np.ndarray]:
 
 @given(stages(), st.integers(1, 12_000), st.integers(0, 4))
 @settings(max_examples=40, deadline=None)
-def test_sources_are_gone_through_in_order_and_found_again(parts: tuple[Stage, ...], length: int, epoch: int) -> None:
+def test_sources_are_gone_through_in_order_and_found_again(
+    parts: tuple[WeightStage, ...], length: int, epoch: int
+) -> None:
     made = StagedMixture(parts, length, epoch, 7)
     sources, ordinals = everything(made)
     for source in range(3):
@@ -45,7 +55,7 @@ def test_sources_are_gone_through_in_order_and_found_again(parts: tuple[Stage, .
 
 @given(stages(), st.integers(1, 9_000), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
-def test_epochs_before_are_summed_up(parts: tuple[Stage, ...], length: int, epoch: int) -> None:
+def test_epochs_before_are_summed_up(parts: tuple[WeightStage, ...], length: int, epoch: int) -> None:
     before = np.zeros(3, dtype=int)
     for number in range(epoch):
         before += StagedMixture(parts, length, number, 0).counts(length)
@@ -55,11 +65,11 @@ def test_epochs_before_are_summed_up(parts: tuple[Stage, ...], length: int, epoc
 @given(st.integers(1, 60_000), st.integers(0, 3), st.data())
 @settings(max_examples=40, deadline=None)
 def test_new_weights_leave_what_was_before_as_it_is(length: int, epoch: int, data: Any) -> None:
-    first = (Stage(0, (3, 1, 1)), Stage(9_000, (1, 1, 1)))
+    first = (WeightStage(0, (3, 1, 1)), WeightStage(9_000, (1, 1, 1)))
     at = data.draw(st.integers(epoch * length, (epoch + 1) * length - 1))
     begin = boundary(first, length, at)
     assert at <= begin
-    later = changed(first, Stage(begin, (1, 0, 5)))
+    later = changed(first, WeightStage(begin, (1, 0, 5)))
     for number in range(begin // length + 1):
         before, after = (everything(StagedMixture(parts, length, number, 3)) for parts in (first, later))
         same = min(length, begin - number * length)
@@ -67,7 +77,7 @@ def test_new_weights_leave_what_was_before_as_it_is(length: int, epoch: int, dat
 
 
 def test_a_boundary_is_the_end_of_a_block_where_there_is_one() -> None:
-    only = (Stage(0, (1, 1)),)
+    only = (WeightStage(0, (1, 1)),)
     assert [boundary(only, 100_000, at) for at in (0, 1, 4096, 4097, 90_000, 99_999)] == [
         *(0, 4096, 4096, 8192),
         *(90_112, 100_000),
@@ -77,20 +87,27 @@ def test_a_boundary_is_the_end_of_a_block_where_there_is_one() -> None:
 
 
 def test_without_changes_the_order_is_that_of_the_block_mixture() -> None:
-    made = StagedMixture((Stage(0, (7, 2, 1)),), 10_000, 3, 5)
+    made = StagedMixture((WeightStage(0, (7, 2, 1)),), 10_000, 3, 5)
     same = BlockMixture((7, 2, 1), derive_key(5, 3, MIXTURE_ORDER), length=10_000)
     for mine, theirs in zip(everything(made), same.locate(np.arange(10_000)), strict=True):
         assert (mine == theirs).all()
 
 
 def test_epochs_far_away() -> None:
-    parts = (Stage(0, (1, 2)), Stage(10**30, (2, 1)))
+    parts = (WeightStage(0, (1, 2)), WeightStage(10**30, (2, 1)))
     assert sum(counts_before(parts, 2**61, 3000)) == 2**61 * 3000
 
 
 @pytest.mark.parametrize(
-    "parts", [(), (Stage(1, (1,)),), (Stage(0, (1,)), Stage(0, (2,))), (Stage(0, (0, 0)),), (Stage(0, (1, -1)),)]
+    "parts",
+    [
+        (),
+        (WeightStage(1, (1,)),),
+        (WeightStage(0, (1,)), WeightStage(0, (2,))),
+        (WeightStage(0, (0, 0)),),
+        (WeightStage(0, (1, -1)),),
+    ],
 )
-def test_what_is_no_order(parts: tuple[Stage, ...]) -> None:
+def test_what_is_no_order(parts: tuple[WeightStage, ...]) -> None:
     with pytest.raises(OrderError):
         check_stages(parts)

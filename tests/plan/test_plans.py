@@ -695,7 +695,7 @@ class Consumer:
         assert expected in (None, self._whole)
 
     def take(self, count: int) -> None:
-        """Read as loaders do: ask whether the run goes on, and begin the one that is wished for if it does not."""
+        """Read as loaders do: ask whether the run goes on, and begin the requested one if it does not."""
         for _ in range(count):
             if self._run is None or not self.reader.continues(self._run, delivered=self.had > 0):
                 self.start(advance=False)

@@ -22,7 +22,7 @@ from penstock.samplers import (
     WeightedRandomSampler,
     make_batch_data_sampler,
 )
-from penstock.samplers.shares import dealer, layers
+from penstock.samplers.shares import layers, rank_splitter
 
 N = 41
 GROUPS = np.arange(N) % 3
@@ -292,15 +292,15 @@ def test_a_data_set_that_is_a_share_takes_no_sampler_that_deals(tmp_path: Any) -
 
 def test_who_deals() -> None:
     share = Share(range(N))
-    assert dealer(share, ranks=1) is share
-    assert dealer(torch.utils.data.BatchSampler(share, 2, False), ranks=1) is share
+    assert rank_splitter(share, ranks=1) is share
+    assert rank_splitter(torch.utils.data.BatchSampler(share, 2, False), ranks=1) is share
     inner = DistributedSampler(range(N), 2, 0)
     grouped = GroupedBatchSampler(inner, GROUPS, 2)
-    assert dealer(IterationBasedBatchSampler(grouped, 3), ranks=1) is grouped
+    assert rank_splitter(IterationBasedBatchSampler(grouped, 3), ranks=1) is grouped
     for said in (InfiniteSampler(range(N), rank=0, world_size=2), DistributedSampler(range(N), 1, 0)):
-        assert dealer(said, ranks=2) is said
+        assert rank_splitter(said, ranks=2) is said
     for silent in (RandomSampler(range(N)), range(N), InfiniteSampler(range(N), rank=0, world_size=1), Unsized([])):
-        assert dealer(silent, ranks=2) is None
+        assert rank_splitter(silent, ranks=2) is None
 
 
 def test_samplers_that_hold_each_other_are_looked_at_once() -> None:

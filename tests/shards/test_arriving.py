@@ -32,7 +32,7 @@ from penstock.errors import (
     StorageChangedError,
     StorageNotFoundError,
 )
-from penstock.order.windows import Stage, WindowOrder, window_spans
+from penstock.order.windows import WindowOrder, WindowStage, window_spans
 from penstock.shards import ShardSet
 from penstock.storage import Cache, Storage
 
@@ -137,7 +137,7 @@ def test_each_sample_of_a_window_has_one_position(counts: list[int], world: int,
 
 @given(shards=st.integers(0, 300), world=st.integers(1, 9), most=st.integers(1, 20), begin=st.integers(0, 50))
 def test_windows_cover_the_shards(shards: int, world: int, most: int, begin: int) -> None:
-    end, stage, widest = min(begin, shards), Stage(begin, 0, world), 0
+    end, stage, widest = min(begin, shards), WindowStage(begin, 0, world), 0
     for window in range(320):
         first, last = window_spans(stage, window, shards, most)
         assert first == end

@@ -24,7 +24,7 @@ from penstock.hashing import mix
 from penstock.order import make_order
 from penstock.order.mixture import MIXTURE_ORDER
 from penstock.order.permutation import Indices
-from penstock.order.stages import Stage, StagedMixture, Stages, changed, counts_before
+from penstock.order.stages import StagedMixture, WeightStage, WeightStages, changed, counts_before
 from penstock.random import sample_scope
 from penstock.samplers.identity import fingerprint_of, shares_in
 from penstock.sources.batched import BatchedDataset
@@ -32,7 +32,7 @@ from penstock.stages import stage
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.plan.exclusion import ExcludedRows, Mark
+    from penstock.plan.exclusion import ExcludedRows, ExclusionMark
 
 __all__ = ["MixedOrder", "MixedRows", "Turn"]
 
@@ -71,7 +71,7 @@ class MixedRows:
         datasets: list[Any],
         names: list[str],
         proportions: Proportions,
-        stages: Stages,
+        stages: WeightStages,
         shuffle: str,
         block: dict[str, int],
         seed: int,
@@ -115,14 +115,14 @@ class MixedRows:
 
     # Which row stands where.
 
-    def stages_with(self, changes: Sequence[Stage]) -> Stages:
+    def stages_with(self, changes: Sequence[WeightStage]) -> WeightStages:
         """Return all weights after changes, in the order in which they were made."""
         stages = self.stages
         for change in changes:
             stages = changed(stages, change)
         return stages
 
-    def order(self, epoch: int, changes: tuple[Stage, ...] = ()) -> MixedOrder:
+    def order(self, epoch: int, changes: tuple[WeightStage, ...] = ()) -> MixedOrder:
         """Return the rows at the positions of an epoch."""
         return MixedOrder(self, epoch, self.stages_with(changes))
 
@@ -158,7 +158,7 @@ class MixedRows:
         """Return the order in which a source is gone through for the ``turn``-th time."""
         return make_order(self.shuffle, self.sizes[number], seed=self.seed_of(number), epoch=turn, **self._block)
 
-    def mixture(self, epoch: int, stages: Stages) -> StagedMixture:
+    def mixture(self, epoch: int, stages: WeightStages) -> StagedMixture:
         """Return which source stands at each position of an epoch."""
         return _mixture(stages, len(self), epoch, self._seed)
 
@@ -216,7 +216,7 @@ class MixedRows:
 
     # What it is.
 
-    def statistics(self, epoch: int, consumed: int, changes: tuple[Stage, ...]) -> list[SourceStatistics]:
+    def statistics(self, epoch: int, consumed: int, changes: tuple[WeightStage, ...]) -> list[SourceStatistics]:
         """See `Mixture.statistics`."""
         stages, length = self.stages_with(changes), len(self)
         weights = [stage.weights for stage in stages if stage.begin <= epoch * length + consumed][-1]
@@ -244,7 +244,7 @@ class MixedRows:
             identity["schedule"] = [[stage.begin, stage.weights[:count]] for stage in self.stages[1:]]
         return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
 
-    def excluded_marks(self) -> list[Mark | None]:
+    def excluded_marks(self) -> list[ExclusionMark | None]:
         """Return number and identity of what is excluded of each source, by the mixture or by the source itself."""
         own = (getattr(getattr(dataset, "plan", None), "excluded_mark", None) for dataset in self.datasets)
         pairs = zip(self.excluded, own, strict=True)
@@ -258,7 +258,7 @@ class MixedRows:
 class MixedOrder:
     """``order[positions]``: rows of all sources at positions of one epoch."""
 
-    def __init__(self, rows: MixedRows, epoch: int, stages: Stages) -> None:
+    def __init__(self, rows: MixedRows, epoch: int, stages: WeightStages) -> None:
         self._rows = rows
         self.mixture = rows.mixture(epoch, stages)
         self._had = counts_before(stages, epoch, len(rows))
@@ -291,5 +291,5 @@ def check_source(name: str, dataset: Any) -> None:
 
 
 @lru_cache(maxsize=8)
-def _mixture(stages: Stages, length: int, epoch: int, seed: int) -> StagedMixture:
+def _mixture(stages: WeightStages, length: int, epoch: int, seed: int) -> StagedMixture:
     return StagedMixture(stages, length, epoch, seed)

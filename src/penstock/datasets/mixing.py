@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.order.mixture import BlockMixture
 from penstock.order.permutation import MAX_N
-from penstock.order.stages import Stage, Stages, staged_counts
+from penstock.order.stages import WeightStage, WeightStages, staged_counts
 
 __all__ = [
     "MODES",
@@ -46,10 +46,10 @@ class Proportions(NamedTuple):
         """Return which source stands at each position of an epoch with this key."""
         return _order(self.weights, key, length)
 
-    def stages(self, schedule: Sequence[tuple[int, Sequence[Fraction]]]) -> Stages:
+    def stages(self, schedule: Sequence[tuple[int, Sequence[Fraction]]]) -> WeightStages:
         """Return these weights from the beginning on, and those of a schedule behind them."""
-        later = (Stage(begin, whole_numbers(weights)) for begin, weights in schedule)
-        return (Stage(0, self.weights), *later)
+        later = (WeightStage(begin, whole_numbers(weights)) for begin, weights in schedule)
+        return (WeightStage(0, self.weights), *later)
 
 
 class SourceStatistics(NamedTuple):

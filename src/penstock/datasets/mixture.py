@@ -46,19 +46,19 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
 from penstock.order.permutation import normalise
-from penstock.order.stages import Stage, boundary, check_stages
+from penstock.order.stages import WeightStage, boundary, check_stages
 from penstock.plan.cursor import State
 from penstock.plan.share import MiniEpoch, SharePlan
-from penstock.plan.share_options import DealOptions, check_share
+from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample
 from penstock.samplers.orders import block_options
 
 if TYPE_CHECKING:
-    from penstock.plan.exclusion import Mark
+    from penstock.plan.exclusion import ExclusionMark
 
 __all__ = ["Mixture"]
 
-_OPTIONS = DealOptions.__annotations__.keys() | {"shuffle", "block_size", "window"}
+_OPTIONS = PartitionOptions.__annotations__.keys() | {"shuffle", "block_size", "window"}
 
 
 class Mixture(SourceDataset):
@@ -129,7 +129,7 @@ class Mixture(SourceDataset):
         names: Sequence[str] | None = None,
         tag: bool = False,
         exclude: Mapping[str, Any] | Sequence[Any] | None = None,
-        **deal: Unpack[DealOptions],
+        **deal: Unpack[PartitionOptions],
     ) -> None:
         order = {"shuffle": shuffle, "block_size": block_size, "window": window}
         check_share(type(self), {**order, **deal}, known=_OPTIONS)
@@ -232,7 +232,7 @@ class Mixture(SourceDataset):
                 f"{self.rank}. The first position that is possible is {boundary(stages, length, least)}; leave room "
                 "for what the other ranks have planned"
             )
-        self._plan.change(Stage(begin, whole))
+        self._plan.change(WeightStage(begin, whole))
         return begin
 
     def _check_may_change(self) -> None:
@@ -352,19 +352,19 @@ class _MixturePlan(SharePlan):
         return shuffle is True or bool(self.source.shuffle == shuffle)
 
     @property
-    def excluded_mark(self) -> Mark | None:
+    def excluded_mark(self) -> ExclusionMark | None:
         """Number and identity of the rows of all sources that are excluded; None if there are none."""
-        marks: list[Mark | None] = self.source.excluded_marks()
+        marks: list[ExclusionMark | None] = self.source.excluded_marks()
         digests = [mark and mark[1] for mark in marks]
         count = sum(mark[0] for mark in marks if mark)
         return (count, xxhash.xxh3_64_hexdigest(repr(digests).encode())) if count else None
 
-    def write_changes(self, changes: tuple[Stage, ...]) -> State:
+    def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
         """Return the entries of a state for weights that were changed, and for excluded rows."""
         weights = [[begin, self._hash(weights), *weights] for begin, weights in changes]
         return super().write_changes(changes) | ({"weights": weights} if weights else {})
 
-    def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
+    def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:
         """Return the changes of weights that a state holds.
 
         Raises:
@@ -382,7 +382,7 @@ class _MixturePlan(SharePlan):
                     "same order"
                 )
             missing = len(self.source.sizes) - len(weights)
-            changes.append(Stage(int(begin), (*weights, *[0] * missing)))
+            changes.append(WeightStage(int(begin), (*weights, *[0] * missing)))
         return tuple(changes)
 
     def _hash(self, weights: Sequence[int]) -> str:

@@ -37,7 +37,7 @@ from penstock.errors import ConfigError, DataFileError, PartitionError
 from penstock.hashing import mix
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import MiniEpoch
-from penstock.plan.share_options import DealOptions, check_share
+from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample, load_each
 from penstock.samplers.identity import shares_in
 from penstock.samplers.lengths import SampleLengths
@@ -48,7 +48,7 @@ __all__ = ["IGNORED", "PackedDataset", "collate_packed"]
 IGNORED = -100
 """The label of a position that no loss is for, as torch's cross entropy has it."""
 
-_OPTIONS = DealOptions.__annotations__.keys()
+_OPTIONS = PartitionOptions.__annotations__.keys()
 
 
 class PackedDataset(SourceDataset, Redealt):
@@ -132,7 +132,7 @@ class PackedDataset(SourceDataset, Redealt):
         balance: int | None = None,
         exclude: Any = None,
         load: Callable[[Any], Any] | None = None,
-        **deal: Unpack[DealOptions],
+        **deal: Unpack[PartitionOptions],
     ) -> None:
         check_share(type(self), deal, load, known=_OPTIONS)
         _check(dataset)

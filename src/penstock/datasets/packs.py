@@ -18,15 +18,15 @@ import xxhash
 from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, StateError
 from penstock.order import Order, Partition
-from penstock.order.balance import deal_by_cost
+from penstock.order.balance import split_by_cost
 from penstock.order.pack_blocks import different
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces
 from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
-from penstock.plan.exclusion import ExcludedPieces, ExcludedRows, Mark, PiecesInstead
+from penstock.plan.exclusion import DocumentPieces, ExcludedPieces, ExcludedRows, ExclusionMark
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
-from penstock.plan.share_options import DealOptions
+from penstock.plan.share_options import PartitionOptions
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths
 from penstock.sources.batched import BatchedDataset
@@ -199,7 +199,7 @@ def pieces_of(order: PackOrder, packs: Indices, instead: ExcludedPieces | None, 
     found = order.pieces(packs)
     if instead is None:
         return found
-    return Pieces(*instead.replace(PiecesInstead(*found[:3]), seed, epoch), found.splits)
+    return Pieces(*instead.replace(DocumentPieces(*found[:3]), seed, epoch), found.splits)
 
 
 def packs_at(order: PackOrder, place: int, instead: ExcludedPieces | None, seed: int, epoch: int) -> Indices:
@@ -220,12 +220,12 @@ def _order(layout: PackLayout, seed: int, epoch: int) -> PackOrder:
 class PackPlan(SharePlan):
     """A share of the packs of an epoch."""
 
-    def __init__(self, packs: Packs, order: str, balance: int | None, **deal: Unpack[DealOptions]) -> None:
+    def __init__(self, packs: Packs, order: str, balance: int | None, **deal: Unpack[PartitionOptions]) -> None:
         self.order, self.balance = order, balance
         super().__init__(packs, shuffle="none", **deal)
 
     @property
-    def excluded_mark(self) -> Mark | None:
+    def excluded_mark(self) -> ExclusionMark | None:
         """Number and identity of the documents that are excluded; None if there are none."""
         excluded: ExcludedRows | None = self.source.excluded
         return None if excluded is None else excluded.mark
@@ -318,4 +318,4 @@ class _Balanced:
     def _dealt(self, begin: int) -> Indices:
         """Return the packs of a window by place: place p is of rank ``p % world_size``."""
         packs = self._order[np.arange(begin, begin + self._window)]
-        return packs[deal_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]
+        return packs[split_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]

@@ -19,7 +19,7 @@ from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.errors import ConfigError
 from penstock.order import Partition
 from penstock.order.permutation import Indices
-from penstock.order.stages import Stage, counts_before
+from penstock.order.stages import WeightStage, counts_before
 from penstock.plan.share import EpochRows, MiniEpoch
 
 __all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_dataset", "positions_of_order"]
@@ -57,7 +57,7 @@ class DataPositions(Protocol):
 
 
 def positions_of_dataset(
-    dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[Stage, ...]
+    dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[WeightStage, ...]
 ) -> DataPositions:
     """Return the positions of a data set with an order of its own.
 
@@ -134,7 +134,7 @@ class _Packed:
 class _Mixed:
     """Sources in their proportions, of rows or of packs."""
 
-    def __init__(self, dataset: Mixture, epoch: int, changes: tuple[Stage, ...]) -> None:
+    def __init__(self, dataset: Mixture, epoch: int, changes: tuple[WeightStage, ...]) -> None:
         self._rows: MixedRows = dataset.plan.source
         stages = self._rows.stages_with(changes)
         self._order = MixedOrder(self._rows, epoch, stages)

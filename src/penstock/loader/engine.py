@@ -20,7 +20,7 @@ from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.messages import BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import DispatchPolicy, Window
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 from penstock.plan.user_states import has_state
 from penstock.samplers.identity import parts_of
 
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
     requests: Iterator[BatchRequest]
     fetcher: Fetcher
-    epoch: Told
+    epoch: EpochStart
     base_seed: int
     resume: Callable[[int], Any]
     first: int

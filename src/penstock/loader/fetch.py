@@ -25,7 +25,7 @@ from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.seeding import Seeding
 from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import WorkerState
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 from penstock.plan.user_states import has_state
 from penstock.random import Samples, sample_scope
 from penstock.sources.batched import BatchedDataset
@@ -52,7 +52,7 @@ class Fetcher(Protocol):
     def tells_states(self) -> bool:
         """Whether users' objects may have states."""
 
-    def begin(self, epoch: Told) -> Snapshot | None:
+    def begin(self, epoch: EpochStart) -> Snapshot | None:
         """Begin a run, streams with a new iterator, and return the first snapshot of users' objects."""
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
@@ -142,7 +142,7 @@ class Fetch:
         """Whether data set or collate function has a state."""
         return has_state(self.dataset) or has_state(self.collate_fn)
 
-    def begin(self, epoch: Told) -> Snapshot | None:
+    def begin(self, epoch: EpochStart) -> Snapshot | None:
         """Return a snapshot of users' objects. The place of a data set of ours travels with its requests."""
         if not self.tells_states:
             return None

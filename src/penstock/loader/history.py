@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.loader.config import Ranges, merged, ranges_of
 from penstock.loader.layouts import Layouts
 from penstock.plan.cursor import State, read_int
-from penstock.plan.epoch import BatchEpochPlan, BatchesLeft
+from penstock.plan.epoch import BatchEpochPlan, RemainingBatches
 
 __all__ = ["History", "new_history", "within"]
 
@@ -79,8 +79,8 @@ class History:
             first = self.first
             passed = tuple((begin - first, end - first) for begin, end in within(self.skip, first, first + len(run)))
         if skipped:
-            passed = merged([(0, BatchesLeft(run, passed).at(skipped)), *passed])
-        return BatchesLeft(run, passed) if passed else run
+            passed = merged([(0, RemainingBatches(run, passed).at(skipped)), *passed])
+        return RemainingBatches(run, passed) if passed else run
 
     def passed_before(self, step: int) -> Ranges:
         """Return the steps before one that were passed over."""

@@ -25,10 +25,10 @@ from penstock.loader.messages import BatchRequest
 from penstock.loader.source import plan_requests, why_unknown
 from penstock.loader.stateful import WorkerStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan, unknown_length
-from penstock.plan.opening import StreamPlan, Told
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, unknown_length
 from penstock.plan.reader import PlanReader
 from penstock.plan.stream import is_opened
+from penstock.plan.stream_plan import EpochStart, StreamPlan
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
@@ -139,7 +139,7 @@ class Position:
         return reader.run.epoch if self.running and reader.run is not None else reader.epoch
 
     @property
-    def told(self) -> Told:
+    def told(self) -> EpochStart:
         """The epoch that workers are told: that of streams, for nothing else has to know it there."""
         if self._reader is not None:
             return None
@@ -263,8 +263,8 @@ class Position:
         history = None if self._history is None else self._history.followed(run)
         left = run if history is None else history.left(run, self._skipped)
         if history is None and self._skipped:
-            left = BatchesLeft(run, [(0, self._skipped)])
-        numbers = (left.number(at) if isinstance(left, BatchesLeft) else at for at in self._ahead)
+            left = RemainingBatches(run, [(0, self._skipped)])
+        numbers = (left.number(at) if isinstance(left, RemainingBatches) else at for at in self._ahead)
         return Progress(left, base_seed, frozenset(number for number in numbers if number is not None)), history
 
     def _present(self) -> tuple[Progress, History | None]:
@@ -503,12 +503,12 @@ def _delivered(progress: Progress | None) -> int:
 
 def _at(run: BatchEpochPlan, count: int) -> int:
     """Return the number in the epoch plan of the batch that comes behind ``count`` of a pass."""
-    return run.at(count) if isinstance(run, BatchesLeft) else count
+    return run.at(count) if isinstance(run, RemainingBatches) else count
 
 
 def _whole(run: BatchEpochPlan) -> BatchEpochPlan:
     """Return the epoch plan of a pass."""
-    return run.whole if isinstance(run, BatchesLeft) else run
+    return run.whole if isinstance(run, RemainingBatches) else run
 
 
 def _length(run: BatchEpochPlan) -> int:

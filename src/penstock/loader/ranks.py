@@ -11,7 +11,7 @@ from penstock import distributed
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.identity import holds_a_share
 from penstock.samplers.random import RandomSampler
-from penstock.samplers.shares import dealer, layers
+from penstock.samplers.shares import layers, rank_splitter
 
 __all__ = ["says_rank", "splits_by_rank", "warn_of_same_batches"]
 
@@ -21,12 +21,12 @@ _warned = False
 
 def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
     """Return whether the loader's data set, or one of its samplers, gives each of so many ranks a share of its own."""
-    return holds_a_share(loader.dataset) or dealer(_outermost(loader), ranks=ranks) is not None
+    return holds_a_share(loader.dataset) or rank_splitter(_outermost(loader), ranks=ranks) is not None
 
 
 def says_rank(sampler: Any) -> bool:
     """Return whether a sampler, or one inside it, says whose share it yields, be it that of the only rank."""
-    return _is_told(sampler) or dealer(sampler, ranks=2) is not None
+    return _is_told(sampler) or rank_splitter(sampler, ranks=2) is not None
 
 
 def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler | None, *, chosen: bool) -> None:

@@ -48,7 +48,7 @@ from penstock.samplers.identity import data_identity, holds_a_share, own_order, 
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamplerOfShare
-from penstock.samplers.shares import dealer
+from penstock.samplers.shares import rank_splitter
 from penstock.sources.batched import BatchedDataset
 
 __all__ = ["Asked", "Splitter", "check_pass", "choose_sampler", "epoch_of_other_world", "splitter_of"]
@@ -371,7 +371,7 @@ def _refuse_double_split(dataset: Any, given: Any) -> None:
     """Raise if both the data set and the sampler deal samples to ranks."""
     if not holds_a_share(dataset):
         return
-    second = dealer(given, ranks=_ranks())
+    second = rank_splitter(given, ranks=_ranks())
     if second is not None:
         raise PartitionError(
             f"{type(dataset).__name__} holds this rank's share already, and {type(second).__name__} would split it "

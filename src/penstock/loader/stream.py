@@ -27,8 +27,8 @@ from penstock.loader.snapshots import (
     take_snapshot,
 )
 from penstock.loader.stateful import WorkerState
-from penstock.plan.opening import Opening, Told
 from penstock.plan.stream import ResumableDataset, Stream, is_opened
+from penstock.plan.stream_plan import EpochStart, StreamStart
 from penstock.plan.user_states import Frozen, has_state
 from penstock.stages import collect
 from penstock.wording import counted
@@ -95,7 +95,7 @@ class StreamFetch:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": []}
 
-    def begin(self, epoch: Told) -> Snapshot | None:
+    def begin(self, epoch: EpochStart) -> Snapshot | None:
         """Begin an iterator of the data set, or go on where a loaded state left off, and return its first snapshot.
 
         None if nobody has a state yet; or if the loaded state says more, with the batches since its snapshot.
@@ -120,7 +120,7 @@ class StreamFetch:
                 return None
         return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
 
-    def _go_on(self, resume: WorkerState, epoch: Told) -> None:
+    def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
         """Go to where the consumer was: from the snapshot on, make what it has had again, and drop it."""
         snapshot, since = resume.snapshot, resume.since
         again = since if resume.in_iterator else since[:-1]
@@ -137,7 +137,7 @@ class StreamFetch:
         if not resume.in_iterator:
             self._reopen(None if again else snapshot, epoch)
 
-    def _reopen(self, snapshot: Snapshot | None, epoch: Told, *, failed: bool = False) -> None:
+    def _reopen(self, snapshot: Snapshot | None, epoch: EpochStart, *, failed: bool = False) -> None:
         """Begin an iterator at a snapshot.
 
         Args:
@@ -146,9 +146,9 @@ class StreamFetch:
             failed: the consumer has had an error in the place of the first batch, of ``iter()`` maybe.
         """
         try:
-            if isinstance(epoch, Opening):
+            if isinstance(epoch, StreamStart):
                 cursor = cursor_of(snapshot)
-                self._open(epoch if cursor is None else Opening(epoch=int(cursor["epoch"]), stream=cursor))
+                self._open(epoch if cursor is None else StreamStart(epoch=int(cursor["epoch"]), stream=cursor))
             else:
                 reopen(snapshot, self.dataset, lambda: self._open(epoch))
         except Exception:
@@ -184,7 +184,7 @@ class StreamFetch:
                 if number not in failed:
                     raise
 
-    def _open(self, epoch: Told) -> Iterator[Any]:
+    def _open(self, epoch: EpochStart) -> Iterator[Any]:
         self._items, self._ended = None, False  # the old iterator goes first: both may want the same file
         if is_opened(self.dataset):
             self._items = self._open_stream(self.dataset, epoch)
@@ -196,8 +196,8 @@ class StreamFetch:
         self._items = items
         return items
 
-    def _open_stream(self, dataset: ResumableDataset, epoch: Told) -> Stream:
-        if not isinstance(epoch, Opening):
+    def _open_stream(self, dataset: ResumableDataset, epoch: EpochStart) -> Stream:
+        if not isinstance(epoch, StreamStart):
             return dataset.open(epoch=epoch)  # somebody only looks
         stream = dataset.open_behind(self._last.pop() if self._last else None, epoch)
         self._last.append(stream)
@@ -268,12 +268,12 @@ class StreamFetch:
         self._resume = state
 
 
-def _before(epoch: Told, passes: int) -> Told:
+def _before(epoch: EpochStart, passes: int) -> EpochStart:
     """Return what an iterator so many passes before is told."""
     if epoch is None or not passes:
         return epoch
-    if isinstance(epoch, Opening):
-        return Opening(epoch=max(0, epoch.epoch - passes), chosen=False)
+    if isinstance(epoch, StreamStart):
+        return StreamStart(epoch=max(0, epoch.epoch - passes), chosen=False)
     return max(0, epoch - passes)
 
 

@@ -1,4 +1,4 @@
-"""`deal_by_cost`: split tasks among ranks, equally many for each rank and with nearly equal costs."""
+"""`split_by_cost`: split tasks among ranks, equally many for each rank and with nearly equal costs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from penstock.order.permutation import Indices
 
-__all__ = ["deal_by_cost"]
+__all__ = ["split_by_cost"]
 
 _SWAPS = 16  # at most, per rank
 _CLOSE = 0.002  # of the mean cost
 
 
-def deal_by_cost(costs: Indices, ranks: int) -> Indices:
+def split_by_cost(costs: Indices, ranks: int) -> Indices:
     """Return the tasks of each rank: int64 of shape (ranks, tasks / ranks).
 
     Args:
@@ -23,7 +23,7 @@ def deal_by_cost(costs: Indices, ranks: int) -> Indices:
     cost swaps one task with another rank, always the pair that leaves the lowest maximum of the two. This repeats until
     the highest cost is close to the mean, or no swap helps. Each swap takes O(tasks * tasks / ranks).
 
-    >>> deal_by_cost(np.array([9, 5, 4, 8, 1, 3]), 2).tolist()
+    >>> split_by_cost(np.array([9, 5, 4, 8, 1, 3]), 2).tolist()
     [[0, 2, 4], [3, 1, 5]]
     """
     rounds = np.argsort(-costs, kind="stable").reshape(-1, ranks)

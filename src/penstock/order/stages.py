@@ -27,17 +27,26 @@ from penstock.hashing import derive_key
 from penstock.order.mixture import MIXTURE_ORDER, BlockMixture, exact_counts
 from penstock.order.permutation import Indices
 
-__all__ = ["Stage", "StagedMixture", "Stages", "boundary", "changed", "check_stages", "counts_before", "staged_counts"]
+__all__ = [
+    "StagedMixture",
+    "WeightStage",
+    "WeightStages",
+    "boundary",
+    "changed",
+    "check_stages",
+    "counts_before",
+    "staged_counts",
+]
 
 
-class Stage(NamedTuple):
+class WeightStage(NamedTuple):
     """The weights of all sources from a position of the job on; weight 0 leaves a source out."""
 
     begin: int
     weights: tuple[int, ...]
 
 
-Stages = tuple[Stage, ...]
+WeightStages = tuple[WeightStage, ...]
 """Stages in ascending order; the first begins at 0."""
 
 
@@ -50,7 +59,7 @@ class _Segment(NamedTuple):
     before: tuple[int, ...]
 
 
-def check_stages(stages: Stages) -> None:
+def check_stages(stages: WeightStages) -> None:
     """Raise unless stages are valid.
 
     Raises:
@@ -67,11 +76,11 @@ def check_stages(stages: Stages) -> None:
         BlockMixture(_present(weights)[1])
 
 
-def changed(stages: Stages, change: Stage) -> Stages:
+def changed(stages: WeightStages, change: WeightStage) -> WeightStages:
     """Return the stages with one more, which replaces a stage with the same beginning.
 
-    >>> changed((Stage(0, (1, 1)), Stage(90, (1, 3))), Stage(40, (2, 1)))[1]
-    Stage(begin=40, weights=(2, 1))
+    >>> changed((WeightStage(0, (1, 1)), WeightStage(90, (1, 3))), WeightStage(40, (2, 1)))[1]
+    WeightStage(begin=40, weights=(2, 1))
     """
     return tuple(sorted((*(stage for stage in stages if stage.begin != change.begin), change)))
 
@@ -85,7 +94,7 @@ def staged_counts(weights: Sequence[int], length: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def counts_before(stages: Stages, epoch: int, length: int) -> tuple[int, ...]:
+def counts_before(stages: WeightStages, epoch: int, length: int) -> tuple[int, ...]:
     """Return the number of samples of each source in all epochs before one, as Python integers. Costs O(stages)."""
     had = [0] * len(stages[0].weights)
     for number, stage in enumerate(stages):
@@ -114,7 +123,7 @@ class StagedMixture:
     Cost: O(stages) memory.
     """
 
-    def __init__(self, stages: Stages, length: int, epoch: int = 0, seed: int = 0) -> None:
+    def __init__(self, stages: WeightStages, length: int, epoch: int = 0, seed: int = 0) -> None:
         self.length = length
         self._epoch, self._seed = epoch, seed
         self._count = len(stages[0].weights)
@@ -183,7 +192,7 @@ class StagedMixture:
         raise OrderError(f"source {source} has {has} samples in the epoch, so it has no sample {ordinal}")
 
 
-def boundary(stages: Stages, length: int, at: int) -> int:
+def boundary(stages: WeightStages, length: int, at: int) -> int:
     """Return the first position of the job, from ``at`` on, where new weights change nothing before.
 
     This is the end of a block (not of the last block of a segment), or the end of the segment.
@@ -203,7 +212,7 @@ def _present(weights: Sequence[int]) -> tuple[list[int], list[int]]:
     return sources, [weights[source] for source in sources]
 
 
-def _segments(stages: Stages, length: int, epoch: int) -> list[_Segment]:
+def _segments(stages: WeightStages, length: int, epoch: int) -> list[_Segment]:
     begin, end = epoch * length, (epoch + 1) * length
     first = max(0, bisect.bisect_right([stage.begin for stage in stages], begin) - 1)
     had = tuple([0] * len(stages[0].weights))

@@ -26,10 +26,10 @@ from penstock.errors import OrderError
 from penstock.hashing import mix
 from penstock.order.permutation import Indices, Permutation
 
-__all__ = ["Stage", "WindowOrder", "window_spans"]
+__all__ = ["WindowOrder", "WindowStage", "window_spans"]
 
 
-class Stage(NamedTuple):
+class WindowStage(NamedTuple):
     """A part of an epoch with a fixed number of ranks. It begins at the start of the epoch or at a resume.
 
     Attributes:
@@ -43,7 +43,7 @@ class Stage(NamedTuple):
     world_size: int
 
 
-def window_spans(stage: Stage, number: int, shards: int, most: int) -> tuple[int, int]:
+def window_spans(stage: WindowStage, number: int, shards: int, most: int) -> tuple[int, int]:
     """Return the first and the last shard (exclusive) of a window, by their places in the epoch's order.
 
     Args:
@@ -54,7 +54,7 @@ def window_spans(stage: Stage, number: int, shards: int, most: int) -> tuple[int
 
     Window k has 2**k shards per rank, until that is more than ``most``. Spans behind the last window are empty.
 
-    >>> [window_spans(Stage(0, 0, 2), number, 20, 4) for number in range(5)]
+    >>> [window_spans(WindowStage(0, 0, 2), number, 20, 4) for number in range(5)]
     [(0, 2), (2, 6), (6, 14), (14, 20), (20, 20)]
     """
     full = most.bit_length() - 1  # windows before this one double

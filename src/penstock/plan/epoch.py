@@ -23,19 +23,19 @@ from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
 
 __all__ = [
-    "TO_BE_COUNTED",
+    "COUNTING_ADVICE",
     "Batch",
     "BatchEpochPlan",
-    "BatchesLeft",
     "CountedIterable",
     "Dealt",
     "EpochPlan",
     "PartitionedOrder",
+    "RemainingBatches",
     "length_of",
     "unknown_length",
 ]
 
-TO_BE_COUNTED = (
+COUNTING_ADVICE = (
     "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
     "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
 )
@@ -316,7 +316,7 @@ class PartitionedOrder(EpochPlan):
             self._exhaust()
 
 
-class BatchesLeft(BatchEpochPlan):
+class RemainingBatches(BatchEpochPlan):
     """The rest of a batch epoch plan: some batches are skipped. Their indices are drawn and dropped.
 
     Args:
@@ -397,5 +397,5 @@ def unknown_length() -> LengthUnknownError:
     """Return the error for code that needs the number of samples while it is unknown."""
     return LengthUnknownError(
         "the number of samples in these shards is unknown until all of them have been read once, because they have no "
-        f"indexes in the store: read them through a DataLoader; or {TO_BE_COUNTED}"
+        f"indexes in the store: read them through a DataLoader; or {COUNTING_ADVICE}"
     )

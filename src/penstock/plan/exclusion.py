@@ -20,9 +20,9 @@ from penstock.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
 
-__all__ = ["ExcludedMembers", "ExcludedPieces", "ExcludedRows", "Mark", "PiecesInstead", "check_excluded"]
+__all__ = ["DocumentPieces", "ExcludedMembers", "ExcludedPieces", "ExcludedRows", "ExclusionMark", "check_excluded"]
 
-Mark = tuple[int, str]
+ExclusionMark = tuple[int, str]
 """The entry of a state for excluded rows: their number, and a hash of them."""
 
 _MOST = 100_000
@@ -73,7 +73,7 @@ class ExcludedRows:
         return len(self.rows)
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> ExclusionMark | None:
         """Number and identity of the rows; None if there are none."""
         return (len(self.rows), xxhash.xxh3_64_hexdigest(self.rows.tobytes())) if len(self.rows) else None
 
@@ -129,7 +129,7 @@ class ExcludedRows:
         return instead if self.holds(np.array([row]))[0] else [row, *instead]
 
 
-def check_excluded(state: Mapping[str, Any], here: Mark | None, *, of: str) -> None:
+def check_excluded(state: Mapping[str, Any], here: ExclusionMark | None, *, of: str) -> None:
     """Raise unless the rows excluded here are the same as in the state, or more.
 
     Only the numbers are compared if more rows are excluded here.
@@ -156,7 +156,7 @@ def check_excluded(state: Mapping[str, Any], here: Mark | None, *, of: str) -> N
     )
 
 
-def _read_mark(entry: Any) -> Mark:
+def _read_mark(entry: Any) -> ExclusionMark:
     match entry:
         case [int(count), str(digest)]:
             return count, digest
@@ -178,7 +178,7 @@ class ExcludedMembers:
         ConfigError: no member of any class is left.
     """
 
-    def __init__(self, excluded: ExcludedRows, starts: Indices, mark: Mark | None) -> None:
+    def __init__(self, excluded: ExcludedRows, starts: Indices, mark: ExclusionMark | None) -> None:
         self.excluded, self.mark, self._starts = excluded, mark, starts
         self._left = np.flatnonzero(excluded.count(starts[:-1], starts[1:]) > 0)
         if not len(self._left):
@@ -204,7 +204,7 @@ class ExcludedMembers:
         return instead if self.excluded.holds(np.array([place]))[0] else [place, *instead]
 
 
-class PiecesInstead(NamedTuple):
+class DocumentPieces(NamedTuple):
     """Parts of documents.
 
     Attributes:
@@ -244,7 +244,7 @@ class ExcludedPieces:
         self._lengths, self._begins, self._ends = lengths[left], starts[left], starts[left + 1]
         self._excluded_lengths = lengths[starts.searchsorted(excluded.rows, "right") - 1]
 
-    def replace(self, pieces: PiecesInstead, seed: int, turn: int) -> PiecesInstead:
+    def replace(self, pieces: DocumentPieces, seed: int, turn: int) -> DocumentPieces:
         """Return pieces with those of excluded documents replaced, see `ExcludedRows.replace`."""
         bad = np.flatnonzero(self.excluded.holds(pieces.places))
         if not len(bad):
@@ -257,7 +257,7 @@ class ExcludedPieces:
         places[bad] = self.excluded.draw(words, self._begins[classes], self._ends[classes])
         begins[bad] = 0
         lengths[bad] = np.minimum(lengths[bad], self._lengths[classes])
-        return PiecesInstead(places, begins, lengths)
+        return DocumentPieces(places, begins, lengths)
 
     def instead(self, place: int, seed: int, turn: int) -> list[tuple[int, int]]:
         """Return the pieces that a document replaces, each as the place of its document and its number in it."""
@@ -265,6 +265,6 @@ class ExcludedPieces:
         numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         begins = numbers * self._capacity
         lengths = np.minimum(np.repeat(self._excluded_lengths, counts) - begins, self._capacity)
-        pieces = PiecesInstead(np.repeat(self.excluded.rows, counts), begins, lengths)
+        pieces = DocumentPieces(np.repeat(self.excluded.rows, counts), begins, lengths)
         here = np.flatnonzero(self.replace(pieces, seed, turn).places == place)
         return list(zip(pieces.places[here].tolist(), numbers[here].tolist(), strict=True))

@@ -33,8 +33,8 @@ from penstock.random import sample_key, sample_keys
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.order.stages import Stage
-    from penstock.plan.exclusion import ExcludedRows, Mark
+    from penstock.order.stages import WeightStage
+    from penstock.plan.exclusion import ExcludedRows, ExclusionMark
     from penstock.plan.filter import KeptRows
     from penstock.plan.locality import Locality
 
@@ -79,7 +79,7 @@ class MiniEpoch(NamedTuple):
     skip: int = 0
     nodes: int = 0
     ranks: int = 0
-    changes: tuple[Stage, ...] = ()
+    changes: tuple[WeightStage, ...] = ()
 
     @property
     def numbers(self) -> list[int]:
@@ -331,7 +331,7 @@ class SharePlan(Plan[ShareEpoch]):
         self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
         self._shown = SharedIntegers(MiniEpoch(0, 0, rows).numbers)
-        self.changes: tuple[Stage, ...] = ()
+        self.changes: tuple[WeightStage, ...] = ()
         """Changes of a mixture's weights, in the order in which they were made."""
         self.runs: weakref.WeakSet[ShareEpoch] = weakref.WeakSet()
         """Epoch plans of readers in this process."""
@@ -371,7 +371,7 @@ class SharePlan(Plan[ShareEpoch]):
         return xxhash.xxh3_128_hexdigest(" ".join(names).encode())
 
     @property
-    def excluded_mark(self) -> Mark | None:
+    def excluded_mark(self) -> ExclusionMark | None:
         """Number and hash of the excluded rows; None if no row is excluded."""
         return None if self.excluded is None else self.excluded.mark
 
@@ -594,7 +594,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     # Changes of a mixture's weights.
 
-    def change(self, stage: Stage) -> None:
+    def change(self, stage: WeightStage) -> None:
         """Change the weights from a position of the job on, for all readers."""
         self.changes = (*self.changes, stage)
 
@@ -606,7 +606,7 @@ class SharePlan(Plan[ShareEpoch]):
         least = place.epoch * place.samples + min(begin + place.skip * view.partition.world_size, place.samples)
         return max([least, *(run.epoch * place.samples + min(run.planned, place.samples) for run in self.runs)])
 
-    def write_changes(self, changes: tuple[Stage, ...]) -> State:
+    def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
         """Return the entries of a state that may change during a job: weights of a mixture, excluded rows."""
         mark = self.excluded_mark
         return {} if mark is None else {"excluded": list(mark)}
@@ -615,7 +615,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Return the entry of a state for the nodes and ranks of an epoch's order."""
         return {} if self.locality is None else {"nodes": list(self.locality.layout(place, self.world))}
 
-    def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
+    def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:
         """Return the changes in a state; only a mixture has any."""
         return ()
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from penstock.errors import ConfigError
 
-__all__ = ["DealOptions", "ShareOptions", "check_share", "wrong_share_option"]
+__all__ = ["PartitionOptions", "ShareOptions", "check_share", "wrong_share_option"]
 
 
-class DealOptions(TypedDict, total=False):
+class PartitionOptions(TypedDict, total=False):
     """Options of the partition among ranks and mini-epochs.
 
     Keys:
@@ -40,7 +40,7 @@ class DealOptions(TypedDict, total=False):
     remainder: str
 
 
-class ShareOptions(DealOptions, total=False):
+class ShareOptions(PartitionOptions, total=False):
     """Options of a rank's samples and their order, which all of Penstock's map-style datasets have.
 
     Keys:

@@ -20,9 +20,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.errors import ConfigError
 from penstock.plan.cursor import State, checked_epoch
-from penstock.plan.opening import Opening
 from penstock.plan.reader import StartRequest
 from penstock.plan.shared_epoch import SharedEpoch
+from penstock.plan.stream_plan import StreamStart
 
 __all__ = ["ResumableDataset", "Stream", "is_opened"]
 
@@ -107,7 +107,7 @@ class ResumableDataset(IterableDataset[Any]):
         self.check_cursor(cursor)
         return self.open_at(copy.deepcopy(dict(cursor)))
 
-    def open_behind(self, last: Stream | None, opening: Opening) -> Stream:
+    def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
         """Return the stream of a loader's next epoch, as `open`.
 
         Args:
@@ -143,8 +143,8 @@ class ResumableDataset(IterableDataset[Any]):
     def start_request(self) -> StartRequest:
         """Where each loader should begin next: at an epoch, or at a loaded state."""
         if self._loaded is not None:
-            return StartRequest(Opening(epoch=self._requested_epoch, stream=self._loaded), loaded=True)
-        return StartRequest(Opening(epoch=self._requested_epoch, chosen=self.times_set > 0), loaded=False)
+            return StartRequest(StreamStart(epoch=self._requested_epoch, stream=self._loaded), loaded=True)
+        return StartRequest(StreamStart(epoch=self._requested_epoch, chosen=self.times_set > 0), loaded=False)
 
     def show(self, epoch: int) -> None:
         """Set `epoch` to the epoch that a loader begins, and drop a loaded state, which the loader has used."""

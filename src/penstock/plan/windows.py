@@ -27,9 +27,9 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import Indices
-from penstock.order.windows import Stage, WindowOrder, window_spans
+from penstock.order.windows import WindowOrder, WindowStage, window_spans
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
-from penstock.plan.epoch import TO_BE_COUNTED, EpochPlan, unknown_length
+from penstock.plan.epoch import COUNTING_ADVICE, EpochPlan, unknown_length
 from penstock.plan.reader import StartRequest
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, ShareEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
@@ -124,7 +124,7 @@ class WindowCursor(ShareCursor):
         begin: number of samples of the epoch before the window.
     """
 
-    stage: Stage
+    stage: WindowStage
     window: int
     begin: int
 
@@ -271,7 +271,7 @@ class WindowEpoch(EpochPlan):
         begin, end = self._span(*self._upcoming)
         return begin == end
 
-    def _span(self, stage: Stage, number: int) -> tuple[int, int]:
+    def _span(self, stage: WindowStage, number: int) -> tuple[int, int]:
         return window_spans(stage, number, len(self._order), self._plan.window_shards)
 
     def _rounds(self) -> int:
@@ -288,14 +288,14 @@ class WindowEpoch(EpochPlan):
         self._read_here.append(self._shards_read(len(self._windows) - 1))
         self._upcoming = self._following(self._windows[-1])
 
-    def _following(self, window: _Window) -> tuple[Stage, int]:
+    def _following(self, window: _Window) -> tuple[WindowStage, int]:
         """Return stage and number of the window after a window. If the number of ranks has changed, a stage begins."""
         stage, number = window.stage, window.number
         if stage.world_size == self._world.world_size:
             return stage, number + 1
-        return Stage(self._span(stage, number)[1], window.end, self._world.world_size), 0
+        return WindowStage(self._span(stage, number)[1], window.end, self._world.world_size), 0
 
-    def _shards(self, stage: Stage, number: int) -> list[int]:
+    def _shards(self, stage: WindowStage, number: int) -> list[int]:
         begin, end = self._span(stage, number)
         shards: list[int] = self._order[np.arange(begin, end)].tolist() if end > begin else []
         return shards
@@ -313,7 +313,7 @@ class WindowEpoch(EpochPlan):
         stage, number = self._upcoming
         after = (stage, number + 1)
         if stage.world_size != self._world.world_size:
-            after = Stage(self._span(stage, number)[1], 0, self._world.world_size), 0
+            after = WindowStage(self._span(stage, number)[1], 0, self._world.world_size), 0
         needs = [need for number in range(len(self._windows)) for need in self._needs(number)]
         for turn, place in enumerate(((stage, number), after)):
             first = self._rounds() + turn
@@ -366,7 +366,7 @@ class WindowEpoch(EpochPlan):
 class _Window(NamedTuple):
     """A window whose shards are counted."""
 
-    stage: Stage
+    stage: WindowStage
     number: int
     shards: list[int]
     begin: int
@@ -434,7 +434,7 @@ class WindowPlan(SharePlan):
         counts = self.source.counts_of(window.shards)
         return WindowOrder(window.shards, counts, begin=window.begin, first=first, world_size=stage.world_size, key=key)
 
-    def cursor_at(self, epoch: int, consumed: int, stage: Stage, window: int, begin: int) -> WindowCursor:
+    def cursor_at(self, epoch: int, consumed: int, stage: WindowStage, window: int, begin: int) -> WindowCursor:
         """Return a cursor in an epoch in windows."""
         return WindowCursor(
             epoch=epoch,
@@ -496,7 +496,7 @@ class WindowPlan(SharePlan):
                 self.source.finish(*self.world)
             if self._place(cursor).samples != UNKNOWN:
                 return super().bind(cursor, entropy)
-            stage = Stage(0, 0, self.world.world_size)
+            stage = WindowStage(0, 0, self.world.world_size)
             cursor = self.cursor_at(cursor.epoch, 0, stage, 0, 0)
         self._counting = cursor.epoch
         return WindowEpoch(self, cursor)
@@ -543,11 +543,11 @@ class WindowPlan(SharePlan):
         window, begin = read_ints(state, "window", 2, of=of)
         if world_size < 1 or position > begin or begin > consumed or shard > len(self.source.urls):
             raise StateError(f"this state is damaged: its window is {state['window']}, its stage {state['stage']}")
-        stage = Stage(shard, position, world_size)
+        stage = WindowStage(shard, position, world_size)
         if world_size != self.world.world_size and consumed == begin:
             # No sample of the window was consumed, so it is split anew.
             place = window_spans(stage, window, len(self.source.urls), self.window_shards)[0]
-            stage, window = Stage(place, begin, self.world.world_size), 0
+            stage, window = WindowStage(place, begin, self.world.world_size), 0
         return self.cursor_at(epoch, consumed, stage, window, begin)
 
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
@@ -582,5 +582,5 @@ def _check_countless(share: Mapping[str, Any]) -> None:
     for name, usual in (("mini_epochs", 1), ("group", None), ("exclude", None)):
         if share.get(name, usual) != usual:
             raise ConfigError(
-                f"{name}= needs the number of samples, which is unknown before the shards are read: {TO_BE_COUNTED}"
+                f"{name}= needs the number of samples, which is unknown before the shards are read: {COUNTING_ADVICE}"
             )

@@ -26,7 +26,7 @@ from penstock.plan.epoch import BatchEpochPlan, CountedIterable, EpochPlan, leng
 from penstock.plan.iteration import IndexIterator
 from penstock.plan.reader import Plan, PlanReader, StartRequest
 
-__all__ = ["EpochBatchSampler", "EpochSampler", "OfRank", "PlanSampler"]
+__all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler", "RankMixin"]
 
 E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
         return run.lists()
 
 
-class OfRank:
+class RankMixin:
     """Mixin of the samplers that yield the share of one rank."""
 
     _world: LateWorld

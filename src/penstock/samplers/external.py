@@ -37,7 +37,7 @@ from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.shares import rank_of
 from penstock.wording import counted
 
-__all__ = ["ExternalSampler", "said_epoch"]
+__all__ = ["ExternalSampler", "reported_epoch"]
 
 _KEPT = 4096
 """How many marks of prefetched batches are kept. A state of an earlier batch counts from the start of the epoch."""
@@ -85,16 +85,16 @@ class ExternalSampler(EpochBatchSampler):
         return not isinstance(self.items, Sequence)
 
     @property
-    def _said_epoch(self) -> int | None:
-        return said_epoch(self.items)
+    def _reported_epoch(self) -> int | None:
+        return reported_epoch(self.items)
 
     @property
     def advances(self) -> bool:  # type: ignore[override]
         """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
-        return self._said_epoch is None
+        return self._reported_epoch is None
 
     def _epoch_shown(self) -> int:
-        epoch = self._said_epoch
+        epoch = self._reported_epoch
         return super()._epoch_shown() if epoch is None else epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -105,11 +105,11 @@ class ExternalSampler(EpochBatchSampler):
     @property
     def times_set(self) -> Any:
         """A value that changes with every `set_epoch` and `load_state_dict`, and with the sampler's own epoch."""
-        return self._times_set, self._said_epoch
+        return self._times_set, self._reported_epoch
 
     def start_request(self) -> StartRequest:
         """Return where the next reader should begin: in the sampler's epoch, if it reports one."""
-        request, epoch = super().start_request(), self._said_epoch
+        request, epoch = super().start_request(), self._reported_epoch
         if epoch is None or request.cursor.epoch == epoch:
             return request
         return StartRequest(Cursor(epoch=epoch), False, later=epoch == self._moved_to)
@@ -117,9 +117,9 @@ class ExternalSampler(EpochBatchSampler):
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Record an epoch to which the sampler advances by itself while items are drawn. The user did not set it."""
-        before = self._said_epoch
+        before = self._reported_epoch
         yield
-        if (now := self._said_epoch) != before:
+        if (now := self._reported_epoch) != before:
             self._moved_to = now
 
     def chosen(self, cursor: Cursor) -> None:
@@ -133,7 +133,7 @@ class ExternalSampler(EpochBatchSampler):
 
     def tell(self, epoch: int) -> None:
         """Set the sampler to the epoch that begins, unless it is in that epoch already or takes none."""
-        said = self._said_epoch
+        said = self._reported_epoch
         if (self._told if said is None else said) != epoch:
             self._say(epoch)
 
@@ -163,7 +163,7 @@ class ExternalSampler(EpochBatchSampler):
         return {"order": type(self.items).__name__, **size}
 
 
-def said_epoch(sampler: Any) -> int | None:
+def reported_epoch(sampler: Any) -> int | None:
     """Return the epoch that another library's sampler reports; None if it reports none or has no ``set_epoch``."""
     epoch: Any = getattr(sampler, "epoch", None)
     if not hasattr(sampler, "set_epoch") or isinstance(epoch, bool):

@@ -22,15 +22,15 @@ from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
 from penstock.plan.exclusion import check_excluded
 from penstock.plan.reader import StartRequest
-from penstock.samplers.base import EpochBatchSampler, EpochSampler, OfRank
+from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.external import said_epoch
-from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
+from penstock.samplers.external import reported_epoch
+from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, fill, rank_rows
 from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.plan_of import plan_of
 from penstock.samplers.random import RandomSampler
-from penstock.samplers.shares import dealer, is_share, refuse_chance, refuse_share
+from penstock.samplers.shares import is_share, rank_splitter, refuse_share, refuse_unseeded
 from penstock.samplers.streams import ExternalStream, JobStream, Stream
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _REPLAYED = {"completion": by_completion, "first": by_first}
 _ORDERS = (*_REPLAYED, "class")
 
 
-class GroupedBatchSampler(OfRank, EpochBatchSampler):
+class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     """Batches whose samples all belong to one group, such as images of one orientation.
 
     Args:
@@ -126,7 +126,9 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         if isinstance(sampler, DistributedSampler):
             self._plan: EpochSampler | None = sampler
         else:
-            self._plan = None if dealer(sampler, ranks=1) is not None and not _ours(sampler) else plan_of(sampler)
+            self._plan = (
+                None if rank_splitter(sampler, ranks=1) is not None and not _ours(sampler) else plan_of(sampler)
+            )
         self.batch_size = batch_size
         self.drop_last = self.drop_uneven = drop_last
         self.order = order
@@ -141,7 +143,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
             self.remainder = "drop" if drop_last else "pad"
         self._given = world_size
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
-        self._epoch = self._shown = said_epoch(sampler) or 0
+        self._epoch = self._shown = reported_epoch(sampler) or 0
         self._counted: tuple[Any, int] | None = None
         # times_set of the inner sampler at the last set_epoch or load_state_dict here, and at the last `show`.
         self._told: Any = "nothing"
@@ -192,7 +194,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
     @property
     def advances(self) -> bool:  # type: ignore[override]
         """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
-        return said_epoch(self.sampler) is None if self.inner is None else self.inner.advances
+        return reported_epoch(self.sampler) is None if self.inner is None else self.inner.advances
 
     @property
     def key_seed(self) -> int | None:
@@ -243,7 +245,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         return self._epoch_inside() if self.inner is None else self.inner.times_set
 
     def _epoch_inside(self) -> int:
-        said = said_epoch(self.sampler)
+        said = reported_epoch(self.sampler)
         return self._epoch if said is None else said
 
     def _epoch_shown(self) -> int:
@@ -277,7 +279,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         # A process group may have been made since the check in __init__.
         self._refuse_share(self.world_size)
-        refuse_chance(self.sampler, self.world_size)
+        refuse_unseeded(self.sampler, self.world_size)
         stream: Stream = entropy
         if self.inner is not None:
             inside = self.inner.bind(self._inner_cursor(cursor), entropy)
@@ -369,7 +371,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
     def _refuse_share(self, ranks: int) -> None:
         """Raise if the sampler is, or may be, one rank's share that would be split among ranks once more."""
         if not isinstance(self.sampler, DistributedSampler) and self._given != 1:
-            refuse_share(self.sampler, len(self.groups), ranks=ranks, told=self._given is not None)
+            refuse_share(self.sampler, len(self.groups), ranks=ranks, explicit=self._given is not None)
 
     def _check_size(self) -> None:
         data = data_of(self.sampler)
@@ -418,7 +420,7 @@ class _Grouped(BatchEpochPlan):
         chunks = self._stream.chunks(max(_CHUNK, self._groups.count * self._batch_size))
         blocks = self._form(chunks, self._groups.of, self._batch_size, self._drop_last)
         first = self._stream.first
-        mine: Iterator[Rows] = deal(blocks, self._world_size, self._rank, self._consumed, self._remainder)
+        mine: Iterator[Rows] = rank_rows(blocks, self._world_size, self._rank, self._consumed, self._remainder)
         for indices, ordinals in mine:
             yield from zip(indices.tolist(), ordinals + first, strict=True)
         self.exhaust()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 
-__all__ = ["Groups", "Rows", "batch_count", "by_completion", "by_first", "deal", "fill"]
+__all__ = ["Groups", "Rows", "batch_count", "by_completion", "by_first", "fill", "rank_rows"]
 
 Rows = tuple[Indices, Indices]
 GroupIds = npt.NDArray[np.integer]
@@ -157,7 +157,7 @@ def _arrange(groups: GroupIds, batch_size: int) -> tuple[Indices, Indices, Indic
     return places[in_full].reshape(-1, batch_size), places[~in_full], np.cumsum(left[left > 0])
 
 
-def deal(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int, remainder: str) -> Iterator[Rows]:
+def rank_rows(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int, remainder: str) -> Iterator[Rows]:
     """Yield the rows of one rank: batch g of the job goes to rank ``(g - consumed) % world_size``.
 
     Args:
@@ -205,6 +205,6 @@ def deal(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int, rema
 
 
 def fill(counts: int, world_size: int, consumed: int) -> list[int]:
-    """Return the numbers of the batches that `deal` repeats to fill the last round."""
+    """Return the numbers of the batches that `rank_rows` repeats to fill the last round."""
     missing = -(counts - consumed) % world_size if counts > consumed else 0
     return [(counts + i) % counts for i in range(missing)]

@@ -15,14 +15,14 @@ from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State, read_int
 from penstock.plan.epoch import EpochPlan
-from penstock.samplers.base import EpochSampler, OfRank
+from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
 
 __all__ = ["InfiniteSampler"]
 
 
-class InfiniteSampler(OfRank, EpochSampler):
+class InfiniteSampler(RankMixin, EpochSampler):
     """An endless stream of indices: position p of the whole job is sample ``order(epoch p // n)[p % n]``.
 
     Args:

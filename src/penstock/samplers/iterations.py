@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, BatchesLeft
+from penstock.plan.epoch import Batch, BatchEpochPlan, RemainingBatches
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of
 
@@ -137,7 +137,7 @@ class _Draws:
         return found
 
 
-class _Leg(NamedTuple):
+class _EpochSegment(NamedTuple):
     """One epoch of the batch sampler within the iterations."""
 
     first: int
@@ -154,7 +154,7 @@ class _Iterations(BatchEpochPlan):
         self._cursor = cursor
         self._draws = draws
         self._start = start if cursor.sampler is None else cursor.consumed
-        self._legs: deque[_Leg] = deque()
+        self._segments: deque[_EpochSegment] = deque()
         if cursor.sampler is not None:
             # The first call for an epoch fixes its draw: here, the draw in the state.
             draws.of(cursor.sampler)
@@ -163,8 +163,8 @@ class _Iterations(BatchEpochPlan):
 
     def epoch_of(self, count: int) -> int:
         """Return the batch sampler's epoch of a consumer that has received the first ``count`` batches."""
-        leg = self._leg(count)
-        return self._locate()[0].epoch if leg is None else leg.run.epoch
+        segment = self._segment_of(count)
+        return self._locate()[0].epoch if segment is None else segment.run.epoch
 
     def __len__(self) -> int:
         left = max(0, self._num_iterations - self._start)
@@ -172,15 +172,15 @@ class _Iterations(BatchEpochPlan):
 
     def __iter__(self) -> Iterator[Batch]:
         done, left, empty = 0, len(self), 0
-        self._legs.clear()
+        self._segments.clear()
         run = self._first() if left or self._cursor.sampler is not None else None
         if run is not None and not left:
             run.exhaust()  # resumed at the end
             return
         while run is not None:
-            self._legs.append(_Leg(done, run))
-            while len(self._legs) > 1 and self._legs[1].first < done - _LAG:
-                self._legs.popleft()
+            self._segments.append(_EpochSegment(done, run))
+            while len(self._segments) > 1 and self._segments[1].first < done - _LAG:
+                self._segments.popleft()
             # These follow the current inner plan.
             self.one_by_one, self.per_rank = run.one_by_one, run.per_rank
             before, shift = done, (run.epoch - self.epoch) % _EPOCHS << _EPOCH_SHIFT
@@ -196,16 +196,16 @@ class _Iterations(BatchEpochPlan):
             run = self._bind(Cursor(epoch=run.epoch + 1))
 
     def cursor(self, count: int) -> Cursor:
-        leg = self._leg(count)
-        if leg is None and count:
+        segment = self._segment_of(count)
+        if segment is None and count:
             raise SamplerError(
                 f"cannot return the state after {count} batches: this iterator "
-                + (f"is more than {_LAG} batches ahead" if self._legs else "has not been started")
+                + (f"is more than {_LAG} batches ahead" if self._segments else "has not been started")
             )
-        if leg is None or count == 0:
+        if segment is None or count == 0:
             inner = self._first_cursor()
         else:
-            inner = leg.run.cursor(count - leg.first)
+            inner = segment.run.cursor(count - segment.first)
         return Cursor(
             epoch=self.epoch,
             consumed=self._start + count,
@@ -214,9 +214,9 @@ class _Iterations(BatchEpochPlan):
             sampler=inner,
         )
 
-    def _leg(self, count: int) -> _Leg | None:
+    def _segment_of(self, count: int) -> _EpochSegment | None:
         # Between two epochs the earlier one counts, even if the later one has begun.
-        return next((leg for leg in reversed(self._legs) if leg.first < max(count, 1)), None)
+        return next((segment for segment in reversed(self._segments) if segment.first < max(count, 1)), None)
 
     def _first_cursor(self) -> Cursor:
         run, skip = self._locate()
@@ -226,7 +226,7 @@ class _Iterations(BatchEpochPlan):
         run, skip = self._locate()
         if not skip:
             return run
-        return BatchesLeft(run, [(0, skip)]) if run.one_by_one else self._bind(run.cursor(skip))
+        return RemainingBatches(run, [(0, skip)]) if run.one_by_one else self._bind(run.cursor(skip))
 
     def _locate(self) -> tuple[BatchEpochPlan, int]:
         """Return the epoch of the first iteration, and the number of its batches before that iteration."""

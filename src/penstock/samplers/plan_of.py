@@ -26,7 +26,7 @@ def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
     kind = next((kind for kind in TORCH_PLANS if _orders_like(sampler, kind)), None)
     if kind is None or (isinstance(sampler, torch.utils.data.SubsetRandomSampler) and not _integers(sampler.indices)):
         return None
-    if isinstance(sampler, torch.utils.data.DistributedSampler) and not _deals_as_torch(sampler):
+    if isinstance(sampler, torch.utils.data.DistributedSampler) and not _splits_as_torch(sampler):
         return None
     return TORCH_PLANS[kind](sampler)
 
@@ -39,7 +39,7 @@ def _orders_like(sampler: Any, kind: type) -> bool:
     )
 
 
-def _deals_as_torch(sampler: torch.utils.data.DistributedSampler[Any]) -> bool:
+def _splits_as_torch(sampler: torch.utils.data.DistributedSampler[Any]) -> bool:
     """Return whether shares have torch's lengths: subclasses and programs assign others."""
     samples, ranks = len(cast(Sized, sampler.dataset)), sampler.num_replicas
     share = samples // ranks if sampler.drop_last else -(-samples // ranks)

@@ -14,7 +14,7 @@ from penstock.samplers.base import EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
 
-__all__ = ["dealer", "is_share", "layers", "rank_of", "refuse_chance", "refuse_share"]
+__all__ = ["is_share", "layers", "rank_of", "rank_splitter", "refuse_share", "refuse_unseeded"]
 
 _DRAWING = (
     *(DrawingSampler, torch.utils.data.RandomSampler),
@@ -26,17 +26,17 @@ _RANKS = ("rank", "_rank")
 """Attributes of samplers that split by rank: of torch and its copies, mmengine, detectron2."""
 
 
-def dealer(sampler: Any, *, ranks: int) -> Any:
+def rank_splitter(sampler: Any, *, ranks: int) -> Any:
     """Return the sampler that splits the data by rank: the argument, or a sampler inside it; else None.
 
     Args:
         sampler: a sampler or batch sampler of any library.
         ranks: number of ranks of the job, for samplers that have a rank but no world size.
 
-    >>> type(dealer(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0), ranks=1)).__name__
+    >>> type(rank_splitter(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0), ranks=1)).__name__
     'DistributedSampler'
     """
-    return next((layer for layer in layers(sampler) if _deals(layer, ranks)), None)
+    return next((layer for layer in layers(sampler) if _splits(layer, ranks)), None)
 
 
 def rank_of(sampler: Any, *, ranks: int) -> int | None:
@@ -45,7 +45,7 @@ def rank_of(sampler: Any, *, ranks: int) -> int | None:
     >>> rank_of(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=1), ranks=1)
     1
     """
-    layer = dealer(sampler, ranks=ranks)
+    layer = rank_splitter(sampler, ranks=ranks)
     found = (getattr(layer, name, None) for name in _RANKS)
     return next((int(rank) for rank in found if isinstance(rank, Integral)), None)
 
@@ -58,7 +58,7 @@ def is_share(sampler: Any, samples: int, *, ranks: int) -> bool | None:
     >>> is_share([0, 2, 4], 6, ranks=2), is_share(range(6), 6, ranks=2), is_share((i for i in range(6)), 6, ranks=2)
     (True, False, None)
     """
-    if dealer(sampler, ranks=ranks) is not None:
+    if rank_splitter(sampler, ranks=ranks) is not None:
         return True
     if isinstance(sampler, EpochSampler) or ranks == 1:
         return False
@@ -68,27 +68,27 @@ def is_share(sampler: Any, samples: int, *, ranks: int) -> bool | None:
         return None
 
 
-def refuse_share(sampler: Any, samples: int, *, ranks: int, told: bool) -> None:
+def refuse_share(sampler: Any, samples: int, *, ranks: int, explicit: bool) -> None:
     """Raise if a stream that will be split among ranks is one rank's share already, or may be.
 
     Args:
         sampler: the sampler of the indices.
         samples: number of samples of the data.
         ranks: number of ranks of the job, as far as it is known.
-        told: the user passed world_size, which decides where `is_share` cannot.
+        explicit: the user passed world_size, which decides where `is_share` cannot.
 
     Raises:
         SamplerError: the stream is, or may be, a share. The message says what to write instead.
     """
     name = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
-    if dealer(sampler, ranks=ranks) is not None:
+    if rank_splitter(sampler, ranks=ranks) is not None:
         raise SamplerError(
             f"batches are formed from the indices of the whole job, but this {name} has only one rank's share: use "
             "penstock.DistributedSampler, which knows the order of all ranks, or pass world_size=1 to group each "
             "rank's share by itself"
         )
     share = is_share(sampler, samples, ranks=ranks)
-    if share is False or told:
+    if share is False or explicit:
         return
     why = f"has {len(sampler)} of {samples} samples" if share else "has no length"
     raise SamplerError(
@@ -98,7 +98,7 @@ def refuse_share(sampler: Any, samples: int, *, ranks: int, told: bool) -> None:
     )
 
 
-def refuse_chance(sampler: Any, ranks: int) -> None:
+def refuse_unseeded(sampler: Any, ranks: int) -> None:
     """Raise if each of several ranks would draw a different order. All ranks must draw the same one.
 
     Raises:
@@ -123,7 +123,7 @@ def layers(sampler: Any) -> Iterator[Any]:
         sampler = getattr(sampler, "sampler", None) if inner is None else inner
 
 
-def _deals(sampler: Any, ranks: int) -> bool:
+def _splits(sampler: Any, ranks: int) -> bool:
     if isinstance(sampler, DistributedSampler):
         return True  # even on one rank so far: a process group may be made later
     world = getattr(sampler, "_world", None)

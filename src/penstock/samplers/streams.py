@@ -15,7 +15,7 @@ from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import EpochPlan
-from penstock.samplers.external import said_epoch
+from penstock.samplers.external import reported_epoch
 from penstock.samplers.grouping import Groups
 from penstock.samplers.shares import rank_of
 
@@ -118,7 +118,7 @@ class ExternalStream:
             for a, b in _bounds(len(self._kept), largest):
                 yield self._kept[a:b]
             return
-        if hasattr(self._sampler, "set_epoch") and (said_epoch(self._sampler) or 0) != self.epoch:
+        if hasattr(self._sampler, "set_epoch") and (reported_epoch(self._sampler) or 0) != self.epoch:
             self._sampler.set_epoch(self.epoch)
         indices, size = map(operator.index, self._sampler), _FIRST_CHUNK
         while (chunk := np.fromiter(itertools.islice(indices, size), dtype=np.int64)).size:

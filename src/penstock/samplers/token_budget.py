@@ -21,7 +21,7 @@ from penstock.order.token_budget import budget_batches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.exclusion import check_excluded
-from penstock.samplers.base import EpochBatchSampler, OfRank
+from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import SampleLengths, lengths_of
 from penstock.wording import counted
@@ -34,7 +34,7 @@ __all__ = ["TokenBudgetBatchSampler"]
 _LONGEST = ("error", "alone", "drop")
 
 
-class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
+class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
     """Batches of samples with similar lengths (bucketing) whose padded size is at most a token budget.
 
     The padded size of a batch is the length of its longest sample times its number of samples.

@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock.errors import LengthUnknownError
 from penstock.order.permutation import Indices
-from penstock.plan.epoch import TO_BE_COUNTED
+from penstock.plan.epoch import COUNTING_ADVICE
 from penstock.plan.windows import Need, split_rows
 from penstock.progress import progress_bar
 from penstock.shards.arrivals import Arrivals, Arriver
@@ -185,7 +185,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         if not self.complete:
             raise LengthUnknownError(
                 f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: iterate over a "
-                f"DataLoader; or {TO_BE_COUNTED}"
+                f"DataLoader; or {COUNTING_ADVICE}"
             )
         return self._all
 

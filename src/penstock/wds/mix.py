@@ -9,8 +9,8 @@ from typing import Any
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
-from penstock.plan.opening import Opening
 from penstock.plan.stream import Stream
+from penstock.plan.stream_plan import StreamStart
 from penstock.wds.iterators import Step, choose_epoch, context_here, open_source
 from penstock.wds.stream import EpochDataset, EpochStream
 
@@ -78,7 +78,7 @@ class _Mix(EpochDataset):
         if self._loaded is None:
             self._choose(epoch)
 
-    def open_behind(self, last: Stream | None, opening: Opening) -> Stream:
+    def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
         """Return the stream of an epoch of a loader. Sources are told the epoch if somebody chose it."""
         if opening.chosen and opening.stream is None:
             self._choose(opening.epoch)

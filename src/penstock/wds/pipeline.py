@@ -22,9 +22,9 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
-from penstock.plan.opening import Opening
 from penstock.plan.source_stream import keeps_position
 from penstock.plan.stream import Stream
+from penstock.plan.stream_plan import StreamStart
 from penstock.wds import utils
 from penstock.wds.iterators import Context, Step, choose_epoch, open_steps
 from penstock.wds.stream import EpochDataset, EpochStream
@@ -238,7 +238,7 @@ class DataPipeline(EpochDataset, PipelineStage):
         if self._loaded is None and self.pipeline:
             choose_epoch(self.pipeline[0], epoch)
 
-    def open_behind(self, last: Stream | None, opening: Opening) -> Stream:
+    def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
         """Return the stream of an epoch of a loader. It goes on behind the last one, or its source is told the epoch,
         if somebody chose that.
         """

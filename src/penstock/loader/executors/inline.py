@@ -9,7 +9,7 @@ from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.stream import StreamFetch
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 from penstock.random import call_in_scope
 
 __all__ = ["InlineExecutor"]
@@ -25,7 +25,7 @@ class InlineExecutor(Executor):
 
     depth = 0
 
-    def __init__(self, fetcher: Fetcher, epoch: Told = None) -> None:
+    def __init__(self, fetcher: Fetcher, epoch: EpochStart = None) -> None:
         super().__init__()
         self._fetcher = fetcher
         self._stream = isinstance(fetcher, StreamFetch)

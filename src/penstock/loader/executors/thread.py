@@ -31,7 +31,7 @@ from penstock.loader.sizes import RecentSizes
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.workerinfo import worker_scope
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["ThreadExecutor"]
 
@@ -80,7 +80,7 @@ class _Lane:
         self._error: BaseException | None = None
         self._broken = False
 
-    def begin(self, epoch: Told, crew: _Crew, failure: Failure | None) -> None:
+    def begin(self, epoch: EpochStart, crew: _Crew, failure: Failure | None) -> None:
         """Begin the stream; what goes wrong is raised in the place of its first batch."""
         first: Snapshot | None = None
         try:
@@ -234,7 +234,7 @@ class ThreadExecutor(Executor):
         pool: ThreadPool,
         *,
         depth: int,
-        epoch: Told = None,
+        epoch: EpochStart = None,
         max_bytes: int | None = None,
     ) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.ledger import Ledger
 from penstock.order.mixture import BlockMixture
-from penstock.order.stages import Stage, StagedMixture, Stages, boundary, counts_before
+from penstock.order.stages import StagedMixture, WeightStage, WeightStages, boundary, counts_before
 
 __all__ = ["DataPlan", "SourcePlan", "StagePlan", "data_plan"]
 
@@ -162,11 +162,11 @@ class _Run:
         self._length: int = dataset.plan.samples
         if isinstance(dataset, Mixture):
             rows = dataset.plan.source
-            self._stages: Stages = rows.stages_with(dataset.plan.changes)
+            self._stages: WeightStages = rows.stages_with(dataset.plan.changes)
             self._names, self._sizes, self._parts = rows.names, rows.sizes, dataset.sources
             marks = rows.excluded_marks()
         else:
-            self._stages = (Stage(0, (1,)),)
+            self._stages = (WeightStage(0, (1,)),)
             self._names, self._sizes, self._parts = [type(dataset).__name__], [self._length], [dataset]
             marks = [dataset.plan.excluded_mark]
         self._excluded = [0 if mark is None else mark[0] for mark in marks]
@@ -296,5 +296,5 @@ class _Run:
         return epoch * self._length + min(place, self._length)
 
 
-def _block_size(stage: Stage) -> int:
+def _block_size(stage: WeightStage) -> int:
     return BlockMixture([weight for weight in stage.weights if weight]).block_size

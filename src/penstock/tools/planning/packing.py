@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.order.balance import deal_by_cost
+from penstock.order.balance import split_by_cost
 from penstock.order.pack_types import pack_types
 from penstock.order.permutation import Indices
 from penstock.storage.mapped import MappedFiles, look_at
@@ -238,7 +238,7 @@ def _figures(name: str, filled: _Filled, capacity: int, tokens: int, ranks: int,
         documents=float(np.average(filled.documents, weights=filled.times)),
         deviation=float(spread),
         cost=_cost(drawn.reshape(_STEPS, ranks, batch)),
-        balanced=_cost(np.stack([costs[deal_by_cost(costs, ranks)] for costs in drawn])),
+        balanced=_cost(np.stack([costs[split_by_cost(costs, ranks)] for costs in drawn])),
     )
 
 

@@ -23,7 +23,7 @@ from penstock.loader.executors.process.pool import Pool
 from penstock.loader.executors.process.ring import AHEAD
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["ProcessExecutor"]
 
@@ -49,7 +49,7 @@ class ProcessExecutor(Executor):
         pool: Pool,
         plan: Plan,
         *,
-        epoch: Told,
+        epoch: EpochStart,
         states: dict[int, Any],
         tells_states: bool,
         persistent: bool,

@@ -36,7 +36,7 @@ from penstock.loader.executors.process.ring import SPARE, Ring
 from penstock.loader.executors.process.worker import Setup, board_bytes, board_width, main
 from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import holding_back_interrupts
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["Pool"]
 
@@ -247,7 +247,7 @@ class Pool:
         """Whether the workers have been told to end, or this is a fork of the process that started them."""
         return not self._close.alive or self.pid != os.getpid()
 
-    def begin(self, epoch: Told, states: dict[int, Any]) -> int:
+    def begin(self, epoch: EpochStart, states: dict[int, Any]) -> int:
         """A pass begins, and what was asked for before is not wanted any more. Returns the pass's number."""
         self.run += 1
         self._board[0] = self.run

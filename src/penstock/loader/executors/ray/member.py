@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.loader.executors.ray.cluster import Node
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["Answer", "Call", "Counts", "Member", "Pass"]
 
@@ -16,7 +16,7 @@ class Pass(NamedTuple):
     """What a worker is told when a pass begins. ``fresh``: with a new copy of the data set."""
 
     run: int
-    epoch: Told
+    epoch: EpochStart
     states: dict[int, Any]
     base_seed: int
     fresh: bool

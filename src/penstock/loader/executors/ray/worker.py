@@ -35,7 +35,7 @@ from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stream import StreamFetch
 from penstock.loader.workerinfo import process_worker, seed_worker
-from penstock.plan.opening import Told
+from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["Actor", "Worker", "versions"]
 
@@ -59,7 +59,7 @@ class Actor:
         return self._worker.hello()
 
     @_in_group("control")
-    def begin(self, run: int, epoch: Told, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
+    def begin(self, run: int, epoch: EpochStart, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
         """See `Worker`."""
         return self._worker.begin(run, epoch, state, setup, base_seed)
 
@@ -113,7 +113,7 @@ class Worker:
         context = ray.get_runtime_context()
         return {"node": context.get_node_id(), "pid": os.getpid(), "versions": versions()}
 
-    def begin(self, run: int, epoch: Told, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
+    def begin(self, run: int, epoch: EpochStart, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
         """Begin a run, and return the first snapshot: what was asked for before is not wanted any more.
 
         Args:

@@ -1,4 +1,4 @@
-"""`StreamPlan`: the epochs of an iterable dataset, for a loader's `PlanReader`. `Opening`: the start of one epoch.
+"""`StreamPlan`: the epochs of an iterable dataset, for a loader's `PlanReader`. `StreamStart`: the start of one epoch.
 
 Invariant: a plan of streams knows only epochs. The position in an epoch is in the cursor of the stream.
 """
@@ -15,11 +15,11 @@ from penstock.plan.reader import Plan, StartRequest
 if TYPE_CHECKING:
     from penstock.plan.stream import ResumableDataset
 
-__all__ = ["Opening", "StreamPlan", "Told"]
+__all__ = ["EpochStart", "StreamPlan", "StreamStart"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening(Cursor):
+class StreamStart(Cursor):
     """The epoch that a loader's streams begin. It is sent to the workers.
 
     Attributes:
@@ -43,13 +43,13 @@ class Opening(Cursor):
         """Do nothing: streams end with their iterator."""
 
 
-Told = Opening | int | None
+EpochStart = StreamStart | int | None
 """Message to workers at the start of an epoch: the opening of a Penstock dataset, or the epoch to set on a user's
 dataset with ``set_epoch``, or None.
 """
 
 
-class StreamPlan(Plan[Opening]):
+class StreamPlan(Plan[StreamStart]):
     """The epochs of a dataset, one after the other."""
 
     def __init__(self, dataset: ResumableDataset) -> None:
@@ -64,11 +64,11 @@ class StreamPlan(Plan[Opening]):
         """Return where the next reader should begin."""
         return self._dataset.start_request
 
-    def bind(self, cursor: Cursor, entropy: Any) -> Opening:
+    def bind(self, cursor: Cursor, entropy: Any) -> StreamStart:
         """Return the opening of the cursor's epoch."""
-        return cursor if isinstance(cursor, Opening) else Opening(epoch=cursor.epoch)
+        return cursor if isinstance(cursor, StreamStart) else StreamStart(epoch=cursor.epoch)
 
-    def read(self, state: Mapping[str, Any]) -> Opening:
+    def read(self, state: Mapping[str, Any]) -> StreamStart:
         """Return the opening in a state.
 
         Raises:
@@ -76,11 +76,13 @@ class StreamPlan(Plan[Opening]):
         """
         of = "dataset"
         stream = dict(read_mapping(state, "cursor", of=of)) if "cursor" in state else None
-        return Opening(epoch=read_int(state, "epoch", of=of), chosen=state.get("chosen") is not False, stream=stream)
+        return StreamStart(
+            epoch=read_int(state, "epoch", of=of), chosen=state.get("chosen") is not False, stream=stream
+        )
 
-    def after(self, run: Opening, delivered: int) -> Opening:
+    def after(self, run: StreamStart, delivered: int) -> StreamStart:
         """Return the opening of the next epoch."""
-        return Opening(epoch=run.epoch + 1, chosen=False)
+        return StreamStart(epoch=run.epoch + 1, chosen=False)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Set the epoch that the dataset reports."""
