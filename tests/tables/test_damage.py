@@ -14,7 +14,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import DataFileError, ImageError
-from penstock.tables.lru import Kept
+from penstock.tables.lru import LruCache
 
 LISTS: list[Any] = [[7, 7, 7], None, [7, 7], [7] * 9]
 
@@ -106,7 +106,7 @@ def test_images_are_called_by_their_own_file_and_row(tmp_path: Path) -> None:
 
 
 def test_what_was_made_twice_after_a_failure_counts_once() -> None:
-    kept: Kept[int] = Kept(2)
+    kept: LruCache[int] = LruCache(2)
     begun, asked, failed, late, done = (threading.Event() for _ in range(5))
 
     class Key:

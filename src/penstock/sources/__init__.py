@@ -1,1 +1,1 @@
-"""Rows of files of numbers: sources without rank, epoch or order. See `penstock.plan.source.Source`."""
+"""Sources of rows in files of numbers, without rank, epoch or order. See `penstock.plan.source.Source`."""

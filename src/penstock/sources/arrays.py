@@ -1,4 +1,4 @@
-"""`ArrayFiles`: rows of memory-mapped ``.npy`` files, as a source; `LabelledArrays`: rows and their labels."""
+"""`ArrayFiles`: the rows of memory-mapped ``.npy`` files; `LabelledArrays`: rows with labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class ArrayFiles(FilesTable):
-    """The rows of ``.npy`` files of one type and shape of a row, one file after the other."""
+    """The rows of concatenated ``.npy`` files with equal dtype and row shape."""
 
     def __init__(self, files: Urls, storage: Storage | None = None) -> None:
         found = [look_at(_npy(name), None, storage) for name in expand(files, storage)]
@@ -40,7 +40,7 @@ class ArrayFiles(FilesTable):
         self.row = first.shape[1:]
         self.type = _tensor_type(first.path, np.dtype(first.dtype))
         self.starts = np.cumsum([0, *(file.shape[0] for file in found)], dtype=np.int64)
-        """First row of each file, and the number of all."""
+        """The first row of each file, and the number of all rows."""
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -56,22 +56,22 @@ class ArrayFiles(FilesTable):
         return xxhash.xxh3_128_hexdigest(" ".join(prints).encode())
 
     def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
-        """Write rows into an array of shape (rows, *row): one copy, from the file's pages to where they go.
+        """Write rows into an array of shape (rows, *row), with one copy from the file's pages.
 
         Raises:
-            DataFileChangedError: a file was truncated or written to since it was opened.
+            DataFileChangedError: a file was truncated or modified since it was opened.
         """
         numbers = self.starts.searchsorted(rows, "right") - 1
         for number in np.unique(numbers).tolist():
             array, places = self.maps.array(number), np.flatnonzero(numbers == number)
             local = rows[places] - self.starts[number]
             if len(places) == len(rows) and array.dtype == out.dtype:
-                np.take(array, local, axis=0, out=out, mode="clip")  # in range: `normalise` has looked
+                np.take(array, local, axis=0, out=out, mode="clip")  # in range: `normalise` has checked
             else:
                 out[places] = array[local]
 
     def gather(self, rows: Indices, empty: Empty) -> list[torch.Tensor]:
-        """Return rows as a list of one tensor (rows, *row), which ``empty(shape, dtype)`` gives."""
+        """Return rows as a list of one tensor (rows, *row), allocated by ``empty(shape, dtype)``."""
         found = empty((len(rows), *self.row), self.type)
         self.read_into(found.numpy(), rows)
         return [found]
@@ -100,7 +100,7 @@ def _tensor_type(path: str, kind: np.dtype[Any]) -> torch.dtype:
 
 
 class LabelledArrays(FilesTable):
-    """Rows and their labels as the one table that a state belongs to: with other labels it is another one."""
+    """Rows with labels as one table; its fingerprint includes both."""
 
     def __init__(self, arrays: ArrayFiles, labels: ArrayFiles) -> None:
         self._parts = arrays, labels
@@ -112,7 +112,7 @@ class LabelledArrays(FilesTable):
         return f"{self._parts[0]!r} with labels"
 
     def gather(self, rows: Indices, empty: Empty) -> list[torch.Tensor]:
-        """Return rows and their labels as two tensors, which ``empty(shape, dtype)`` gives."""
+        """Return rows and labels as two tensors, allocated by ``empty(shape, dtype)``."""
         return [tensor for part in self._parts for tensor in part.gather(rows, empty)]
 
     def records(self, rows: Indices) -> list[tuple[torch.Tensor, ...]]:

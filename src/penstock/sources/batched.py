@@ -1,4 +1,4 @@
-"""What our map-style data sets share: whole batches are asked for, unless a subclass has its own idea of an item."""
+"""Base classes of our datasets: loaders request whole batches, unless a subclass defines its own items."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["BatchedDataset", "StreamDataset"]
 
 
 class StreamDataset(IterableDataset[Any]):
-    """An iterable data set that has its ``samples`` as a map-style one too, and deals whole batches to workers.
+    """An iterable dataset with a map-style form, ``samples``, which splits whole batches among workers.
 
-    Penstock's loader makes its batches from ``samples``; other loaders iterate it.
+    Penstock's loader reads its batches from ``samples``; other loaders iterate over it.
     """
 
     samples: Any
@@ -21,26 +21,26 @@ class StreamDataset(IterableDataset[Any]):
 
 
 class BatchedDataset(Dataset[Any]):
-    """Loaders get the items of a batch by ``load_samples`` (ours) or ``__getitems__`` (torch's), past ``__getitem__``.
+    """A map-style dataset whose loaders read batches by ``load_samples`` (ours) or ``__getitems__`` (torch's).
 
-    One that sets ``makes_batches`` writes batches into memory that it is given, past the default collate function:
-    ``fetch_batch(indices, keys, empty, place=None) -> batch``, where ``empty(shape, dtype)`` gives an uninitialised
-    tensor, in a worker process one in shared memory. The batch equals that which the default collate function makes of
-    ``load_samples``.
+    A dataset that sets ``makes_batches`` writes batches into given memory, without the default collate function:
+    ``fetch_batch(indices, keys, empty, place=None) -> batch``, where ``empty(shape, dtype)`` returns an uninitialised
+    tensor, in shared memory in a worker process. The batch equals the collated result of ``load_samples``.
 
-    A subclass that defines ``__getitem__`` alone would lose it that way. So there the batch methods are taken out,
-    loaders ask item by item, and the subclass is not taken to be pure unless it says so.
+    The ``__getitem__`` of a subclass would be bypassed. So if a subclass overrides only that, the batch methods are
+    removed, loaders read item by item, and the subclass does not count as pure unless it says so.
     """
 
     own_items = False
-    """Whether a subclass makes its items by a ``__getitem__`` of its own."""
+    """Whether a subclass overrides ``__getitem__``."""
 
     makes_batches: bool = False
-    """Whether there is a `fetch_batch`, and nothing that it would pass by."""
+    """Whether loaders may use `fetch_batch`."""
 
     fills_rows: bool = False
-    """Whether ``load_samples`` takes ``into=``, a function ``(shape, dtype) -> tensor`` that gives memory for the first
-    tensor of all items, and writes their rows there: several workers may fill one batch that way.
+    """Whether ``load_samples`` accepts ``into=``, so that several workers can fill one batch.
+
+    ``into`` is a function ``(shape, dtype) -> tensor`` that returns memory for the first tensor of all items.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

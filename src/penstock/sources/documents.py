@@ -1,12 +1,12 @@
-"""`DocumentFiles`: documents of tokens, of different lengths, out of memory-mapped files, as a table.
+"""`DocumentFiles`: tokenized documents of different lengths in memory-mapped files, as a table.
 
-    files = DocumentFiles("tokens")                                         what `penstock tokenize` wrote
-    files = DocumentFiles("corpus_text_document.idx")                       Megatron's pair of .bin and .idx
-    files = DocumentFiles("train.bin", dtype="uint16", end_token=50256)     nanoGPT's: documents end with a token
+    files = DocumentFiles("tokens")                                         output of `penstock tokenize`
+    files = DocumentFiles("corpus_text_document.idx")                       a Megatron pair of .bin and .idx
+    files = DocumentFiles("train.bin", dtype="uint16", end_token=50256)     nanoGPT: documents end with a token
     files.records([5, 3])                                                   two int64 tensors
     files.lengths                                                           tokens of each document
 
-Invariant: where a document is, is one row of a mapped index; nothing is kept for each document.
+Invariant: the position of a document is one row of a mapped index; memory does not depend on the number of documents.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from penstock.wording import counted
 
 __all__ = ["DocumentFiles"]
 
-_ROWS = 1 << 20  # documents looked at at a time for their lengths
+_ROWS = 1 << 20  # documents processed at a time for their lengths
 
 
 class _Pair(NamedTuple):
-    """A file of tokens, and the index that says where its documents are; None where an end token says it."""
+    """A token file, and the index of its documents; None if an end token separates them."""
 
     tokens: MappedFile
     at: MappedFile | None
 
 
 class DocumentFiles(FilesTable):
-    """The documents of token files, one file after the other. See `DocumentDataset` for arguments and errors."""
+    """The documents of concatenated token files. See `DocumentDataset` for arguments and errors."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class DocumentFiles(FilesTable):
         self._set_up(MappedFiles([pair.tokens for pair in pairs]), _mapped([pair.at for pair in pairs]))
 
     def _pairs(self, name: str, dtype: npt.DTypeLike | None, storage: Storage | None) -> Iterator[_Pair]:
-        """Yield the files that a name stands for."""
+        """Yield the files of a name."""
         if os.path.isdir(name):
             name = os.path.join(name, NAME)
         said = dtype is not None or self.end_token is not None
@@ -101,7 +101,7 @@ class DocumentFiles(FilesTable):
         self.maps, self._index_maps = maps, index_maps
         self._indexes = [self._index(number) for number in range(len(maps.files))]
         self.starts = np.cumsum([0, *map(len, self._indexes)], dtype=np.int64)
-        """First document of each file, and the number of all."""
+        """The first document of each file, and the number of all documents."""
         self._lengths: npt.NDArray[np.int32] | None = None
 
     def _index(self, number: int) -> OffsetIndex | MegatronIndex:
@@ -114,7 +114,7 @@ class DocumentFiles(FilesTable):
         return MegatronIndex(where, read, file.size)
 
     def _ends(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the offsets of the documents of a file that an end token cuts."""
+        """Return the document offsets of a file whose documents end with a token."""
         file, end = self.maps.files[number], self.end_token
         assert end is not None
 
@@ -125,7 +125,7 @@ class DocumentFiles(FilesTable):
 
         return kept_array(f"documents {said_of(file)} {end}", np.int64, write, f"the index of {file.path}")
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -142,14 +142,14 @@ class DocumentFiles(FilesTable):
 
     @property
     def tokens(self) -> int:
-        """Number of all tokens."""
+        """The number of all tokens."""
         return sum(file.shape[0] for file in self.maps.files)
 
     def prefixes(self, rows: int) -> list[str]:
         return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
 
     def _combined(self, files: int) -> str:
-        """Identity of the documents of the first files: of the tokens, and of where they are cut."""
+        """Return the identity of the first files' documents: of tokens and document boundaries."""
         prints = [self.maps.fingerprint(number) for number in range(files)]
         if self._index_maps is not None:
             prints += [self._index_maps.fingerprint(number) for number in range(files)]
@@ -157,10 +157,10 @@ class DocumentFiles(FilesTable):
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """The number of tokens of each document, int32 of shape (documents,), by rows of the files; read-only.
+        """The number of tokens of each document, int32 of shape (documents,), in file order; read-only.
 
-        It is mapped: from Megatron's index, where there is one file of it, else from a file in the user's cache, which
-        is made when it is first asked for, in one pass over the indexes.
+        It is mapped: from a single Megatron index, or else from a file in the user's cache, which is computed at first
+        use in one pass over the indexes.
 
         Raises:
             DataFileError: an index that is damaged, or a document of 2**31 tokens or more.
@@ -192,8 +192,8 @@ class DocumentFiles(FilesTable):
         """Return a tensor (tokens,) for each document.
 
         Raises:
-            DataFileChangedError: a file was truncated or written to since it was opened.
-            DataFileError: an index that points elsewhere.
+            DataFileChangedError: a file was truncated or modified since it was opened.
+            DataFileError: an index with invalid positions.
         """
         with stage("read"):
             rows = normalise(rows, len(self))
@@ -223,13 +223,13 @@ def _fixed(array: npt.NDArray[np.int64]) -> Any:
 
 
 def _mapped(files: list[MappedFile | None]) -> MappedFiles | None:
-    """Return the maps of indexes; None where an end token takes their place."""
+    """Return the maps of the indexes; None if an end token separates documents."""
     found = [file for file in files if file is not None]
     return MappedFiles(found) if found else None
 
 
 def _named(name: str, storage: Storage | None) -> Iterator[_Pair]:
-    """Yield the files of a folder that `penstock tokenize` wrote."""
+    """Yield the files of an output folder of `penstock tokenize`."""
     folder = TokenFolder.whole(name, storage)
     for shard in folder.shards:
         path = f"{name.removesuffix(NAME)}{shard.name}"

@@ -1,11 +1,12 @@
-"""`TokenFiles`: sequences of a fixed length out of memory-mapped token files, as a table with random access.
+"""`TokenFiles`: fixed-length sequences in memory-mapped token files, as a table with random access.
 
-    file 0:  |--- sequence 0 ---|--- sequence 1 ---|-rest-|        packed: over the ends of documents
+    file 0:  |--- sequence 0 ---|--- sequence 1 ---|-rest-|        packed: across document ends
     file 1:  |--- sequence 2 ---| ...
 
     with end_token=E:   a b c E d e f g h E   ->   |a b c E|d e f g|h E . .|      . is pad_token
 
-Invariant: where a sequence begins is arithmetic, or one row of a mapped index; nothing is kept for each sequence.
+Invariant: the position of a sequence is arithmetic, or one row of a mapped index; memory does not depend on their
+number.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from penstock.wording import counted
 
 __all__ = ["TokenFiles"]
 
-_ROWS = 128  # gathered at a time, which stay in the cache of the processor until they are written out
+_ROWS = 128  # rows gathered at a time, which fit the CPU cache until they are written out
 
 
 class TokenFiles(FilesTable):
-    """The sequences of token files, one file after the other. See `TokenDataset` for arguments and errors."""
+    """The sequences of concatenated token files. See `TokenDataset` for arguments and errors."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class TokenFiles(FilesTable):
         self._indexes: dict[int, npt.NDArray[np.int64]] = {}
         counts = [self._count(number) for number in range(len(maps.files))]
         self.starts = np.cumsum([0, *counts], dtype=np.int64)
-        """First sequence of each file, and the number of all."""
+        """The first sequence of each file, and the number of all sequences."""
 
     def _count(self, number: int) -> int:
         if self.end_token is not None:
@@ -108,7 +109,7 @@ class TokenFiles(FilesTable):
         return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
 
     def _combined(self, files: int) -> str:
-        """Identity of the sequences of the first files: of the files, and how they are cut."""
+        """Return the identity of the first files' sequences: of the files and the sequence boundaries."""
         cut = self.length, self.stride, self.end_token, self.pad_token
         prints = [self.maps.fingerprint(number) for number in range(files)]
         return xxhash.xxh3_128_hexdigest(f"{cut} {' '.join(prints)}".encode())
@@ -116,7 +117,7 @@ class TokenFiles(FilesTable):
     # Reading.
 
     def read(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Sequences, (rows, length)."""
+        """Return sequences as an array of shape (rows, length)."""
         out = np.empty((len(rows), self.length), self.token_type)
         self.read_into(out, rows)
         return out
@@ -127,10 +128,10 @@ class TokenFiles(FilesTable):
             return list(torch.from_numpy(self.read(normalise(rows, len(self)))))
 
     def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
-        """Write sequences into an array of shape (rows, length): one copy, from the file's pages to where they go.
+        """Write sequences into an array of shape (rows, length), with one copy from the file's pages.
 
         Raises:
-            DataFileChangedError: a file was truncated or written to since it was opened.
+            DataFileChangedError: a file was truncated or modified since it was opened.
         """
         numbers = self.starts.searchsorted(rows, "right") - 1
         write = self._write_packed if self.end_token is None else self._write_documents
@@ -168,8 +169,11 @@ class TokenFiles(FilesTable):
     # Documents.
 
     def _index(self, number: int) -> npt.NDArray[np.int64]:
-        """First token of each sequence of a file and the one behind its last, (sequences, 2): a file in the cache,
-        made in one pass by one process while the others wait, mapped. In memory where the cache has no room."""
+        """Return first and end token of each sequence of a file, of shape (sequences, 2).
+
+        A mapped file in the cache, which one process computes in one pass while others wait; in memory if the cache has
+        no room.
+        """
         found = self._indexes.get(number)
         if found is None:
             file = self.maps.files[number]
@@ -187,7 +191,7 @@ class TokenFiles(FilesTable):
             open_at = int(ends[-1])
 
     def _cut(self, start: int, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Sequences of documents that follow each other: the first begins at ``start``, they end at ``ends``."""
+        """Return the sequences of consecutive documents: the first begins at ``start``, they end at ``ends``."""
         starts = np.concatenate([[start], ends[:-1]])
         counts = -(-(ends - starts) // self.length)
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
@@ -207,7 +211,7 @@ def _holds(kind: np.dtype[Any], token: int) -> bool:
 
 
 def _integers(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The type of raw files."""
+    """Return the dtype of raw files."""
     try:
         kind = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):

@@ -1,9 +1,10 @@
-"""Tables that hold the samples themselves: Arrow and Parquet files, JSON lines, the folders of `huggingface/datasets`.
+"""Tables of samples: Arrow and Parquet files, JSON lines, and folders of `huggingface/datasets`.
 
     table = TableFiles("data/squad", split="train")         a sequence of samples, dicts of columns
-    table = JsonFiles("part-*.jsonl.zst")                   the same of JSON lines, plain or compressed
+    table = JsonFiles("part-*.jsonl.zst")                   the same for JSON lines, plain or compressed
 
-A manifest names files that hold samples; that is another thing, also where it is kept as Parquet: `penstock.Manifest`.
+A manifest is different: it lists files that hold the samples, even if the list is a Parquet file. See
+`penstock.Manifest`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ArrivingLines`: JSON lines in a store that are indexed while they arrive, see `ArrivingSource`."""
+"""`ArrivingLines`: JSON lines in a store that are indexed while they are fetched, see `ArrivingSource`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["ArrivingLines"]
 
 
 class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
-    """Files of JSON lines in a store, of which any number are counted; as a whole `JsonFiles`.
+    """Files of JSON lines in a store, of which any number may be counted; once all are, `whole` is `JsonFiles`.
 
     Args:
-        handles: of all files.
+        handles: handles of all files.
         told: see `ArrivingSource`.
-        lines: the same files, as far as they are known.
+        lines: the same files, as far as their versions are known.
     """
 
     def __init__(self, handles: list[LineShard], told: ToldFacts | None, lines: LineFiles) -> None:
@@ -41,20 +41,20 @@ class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> ArrivingLines:
-        """Return files in a store; arguments are those of `JsonFiles`. Nothing is asked of the store.
+        """Return files in a store, without any request; arguments as for `JsonFiles`.
 
         Raises:
-            ConfigError: ``columns`` that make no sense.
+            ConfigError: invalid ``columns``.
         """
         check_columns(columns)
-        # Versions are put in once they are known.
+        # Versions are added when they become known.
         maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found])
         handles = [LineShard(name, storage, stat) for name, stat in found]
         return cls(handles, None, LineFiles(maps, columns, cache_bytes))
 
     @property
     def columns(self) -> list[str]:
-        """The keys that are read, as far as they are known: ``columns``, or those of the first rows."""
+        """The keys that are read, as far as known: ``columns``, or the keys of the first rows."""
         if self._lines.wanted is not None:
             return self._lines.wanted
         return self.whole.columns if self.complete else []

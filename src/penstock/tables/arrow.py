@@ -1,7 +1,7 @@
-"""`ArrowFile`: the record batches of one Arrow file, mapped, by their numbers.
+"""`ArrowFile`: the record batches of a mapped Arrow file, by number.
 
-A stream (what `datasets` writes) says nowhere where its batches are: the headers of its messages are gone through once,
-without the data between them. A file with a footer says it. Batches that are not compressed lie in the mapped bytes.
+A stream (the format of `datasets`) has no table of its batches, so the headers of its messages are read once, without
+the data between them. A file with a footer has such a table. Uncompressed batches are views of the mapped bytes.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["INVALID", "ArrowFile", "Layout", "scan_arrow"]
 
 INVALID = (
     *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError),
-    *(pa.ArrowMemoryError, UnicodeDecodeError),  # for sizes, and for names of columns
+    *(pa.ArrowMemoryError, UnicodeDecodeError),  # for bad sizes, and for bad column names
 )
 
 _MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_HELD = 1300  # bytes of a mapped batch, for each of its columns: objects that say where the data is
+_HELD = 1300  # bytes of Python objects per column of a mapped batch
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Layout(NamedTuple):
-    """What is known of a file once it has been looked at. Small, and travels to workers.
+    """The layout of a file. Small, and sent to workers.
 
     Attributes:
         kind: "stream", "file" or "parquet".
-        counts: rows of each piece: record batch, row group.
-        offsets: of a stream, where the message of each batch begins.
-        nbytes: of Parquet, the bytes of each row group before compression.
+        counts: rows of each record batch or row group.
+        offsets: for a stream, the offset of each batch's message.
+        nbytes: for Parquet, the uncompressed bytes of each row group.
     """
 
     kind: str
@@ -47,10 +47,10 @@ class Layout(NamedTuple):
 
 
 def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
-    """Columns and layout of an Arrow file. Costs some ten microseconds for each record batch.
+    """Return schema and layout of an Arrow file. Costs some ten microseconds per record batch.
 
     Raises:
-        DataFileError: it is no Arrow file, truncated or damaged; a stream with dictionaries.
+        DataFileError: it is not an Arrow file, truncated or damaged; or a stream with dictionaries.
     """
     whole = pa.py_buffer(data)
     try:
@@ -93,9 +93,9 @@ class ArrowFile:
 
     Args:
         path: for messages.
-        data: its bytes, mapped.
-        layout: by `scan_arrow`.
-        columns: the numbers of those that are read.
+        data: its mapped bytes.
+        layout: the result of `scan_arrow`.
+        columns: the numbers of the columns to read.
     """
 
     def __init__(self, path: str, data: Bytes, layout: Layout, columns: list[int]) -> None:
@@ -111,11 +111,11 @@ class ArrowFile:
         except INVALID as error:
             raise self._damaged(error) from None
         self.compressed = False
-        """Whether batches were met that do not lie in the file as they are."""
+        """Whether a batch was found that is not a view of the file."""
         self._begins: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
-        """A record batch, its columns as in the file, and the bytes of memory that it holds."""
+        """Return a record batch with its columns as in the file, and its bytes of memory."""
         offsets = self._layout.offsets
         try:
             if offsets is None:
@@ -127,7 +127,7 @@ class ArrowFile:
             batch.validate()
             mapped = self._is_mapped(batch)
             for column in batch.columns:
-                # Arrow follows every offset of what it reads.
+                # Arrow does not check offsets before it follows them.
                 if not mapped or column.null_count or column.type.num_fields:
                     column.validate(full=True)
                 elif why := damage_of(column):
@@ -142,16 +142,16 @@ class ArrowFile:
     def begins(
         self, column: int, part: int, numbers: npt.NDArray[np.int64], itemsize: int, piece: Any
     ) -> npt.NDArray[np.int64] | None:
-        """Where a buffer of a column begins in the file, in items, for each of these batches.
+        """Return the offset of a column's buffer in the file, in items, for each of these batches.
 
-        None if the column has to be read in another way: nulls in it, compressed batches.
+        None if the column must be read in another way: it has nulls, or batches are compressed.
 
         Args:
-            column: its number among those that are read: numbers, or lists of a fixed length of them; text.
-            part: which buffer: 1 for numbers and for the offsets of text, 2 for the text itself.
-            numbers: of batches.
+            column: its number among the columns to read: numbers, fixed-size lists of numbers, or text.
+            part: the buffer: 1 for numbers and for the offsets of text, 2 for the text itself.
+            numbers: batch numbers.
             itemsize: bytes of an item.
-            piece: gives the record batch of a number.
+            piece: returns the record batch of a number.
         """
         known = self._begins.get((column, part))
         if known is None:

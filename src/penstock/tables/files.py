@@ -1,10 +1,9 @@
-"""Which files a table is made of: lists and patterns, folders of Arrow and Parquet files, and those that
-`huggingface/datasets` writes.
+"""Find the files of a table: lists and patterns, folders of Arrow and Parquet files, folders of `huggingface/datasets`.
 
-    data/squad/dataset_dict.json          splits, each a folder as the next one
-    data/squad/train/state.json           names the files, in order: data-00000-of-00002.arrow, ...
-    squad-train-00000-of-00003.arrow      a file of the cache of `datasets`, or of a snapshot of a hub: the split is
-    data/train-00000-of-00003-af12.parquet  in its name
+data/squad/dataset_dict.json          the splits, each a folder as below
+data/squad/train/state.json           the files, in order: data-00000-of-00002.arrow, ...
+squad-train-00000-of-00003.arrow      a file of the cache of `datasets`, or of a snapshot of a hub, with the split
+data/train-00000-of-00003-af12.parquet  in its name
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from penstock.storage.urls import local_part, shown
 __all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "is_table_folder", "table_files"]
 
 Found = tuple[str, Stat | None]
-"""A file of a table, and its version where that is known."""
+"""A file of a table, and its version if known."""
 
 ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
 JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
-_IN_FOLDERS = tuple(name for name in JSON_ENDINGS if name != ".json")  # which there are descriptions of the data
+_IN_FOLDERS = tuple(name for name in JSON_ENDINGS if name != ".json")  # in folders, .json files are descriptions
 _PACKED = tuple(name for name in JSON_ENDINGS if name.endswith((".zst", ".gz")))
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
@@ -42,21 +41,23 @@ _SPLITS = {
     }.items()
     for name in names
 }
-_NOT_DATA = re.compile(r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)")  # hidden, or what `map` of datasets kept
+_NOT_DATA = re.compile(
+    r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)"
+)  # hidden files, and caches of `map` of datasets
 
 
 def table_files(source: Urls, split: str | None = None, storage: Storage | None = None) -> list[Found]:
-    """The files of a table, in order, each with its version where a store has told it by listing.
+    """Return the files of a table, in order, each with its version if a store listed it.
 
     Args:
         source: a folder, files, patterns, braces, ``::``, or a list of files.
-        split: of a folder that holds several.
-        storage: how a store is reached.
+        split: the split, for a folder that holds several.
+        storage: access options.
 
     Raises:
-        ConfigError: no split is named and there are several, or there is no such split; a split of files.
-        DataFileIOError: a folder that cannot be read, or holds no files of tables.
-        DataFileError: a folder of `datasets` whose description is damaged, or that keeps its rows in another order.
+        ConfigError: no split given but there are several, an unknown split, or a split for single files.
+        DataFileIOError: a folder that cannot be read, or holds no table files.
+        DataFileError: a folder of `datasets` with a damaged description, or with an index of row order.
         ShardIOError, StorageNotFoundError: nothing matches a pattern.
     """
     if split is not None and not isinstance(split, str):
@@ -80,10 +81,10 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
 
 
 def are_json(names: list[str]) -> bool:
-    """Whether files are JSON lines, by their names.
+    """Return whether files are JSON lines, by their names.
 
     Raises:
-        ConfigError: some are, and others are not.
+        ConfigError: only some of them are.
     """
     kinds = {_ends(name, JSON_ENDINGS) for name in names}
     if len(kinds) > 1:
@@ -97,8 +98,10 @@ def are_json(names: list[str]) -> bool:
 
 
 def is_table_folder(path: str) -> bool:
-    """Whether a folder of this machine is one of tables: by what `datasets` writes, or by the names of the files in it
-    and in ``data`` in it. Plain JSON lines in a folder may be lists of the images there, and do not count."""
+    """Return whether a local folder holds tables: it was written by `datasets`, or it or its ``data`` has table files.
+
+    Plain JSON lines do not count, since they may be lists of the images in the folder.
+    """
     if any(os.path.exists(os.path.join(path, name)) for name in (_DICT, _STATE)):
         return True
     for folder in (path, os.path.join(path, "data")):
@@ -108,7 +111,7 @@ def is_table_folder(path: str) -> bool:
 
 
 class _Folder:
-    """A folder, here or in a store."""
+    """A folder, local or in a store."""
 
     def __init__(self, path: str, storage: Storage | None) -> None:
         self.path = path
@@ -118,7 +121,7 @@ class _Folder:
         return f"{self.path}/{name}" if self._storage is not None else os.path.join(self.path, name)
 
     def json(self, name: str) -> Any:
-        """What a file of this name says; None if there is none."""
+        """Return the content of a JSON file in the folder; None if it does not exist."""
         path = self.file(name)
         try:
             if self._storage is not None:
@@ -136,11 +139,10 @@ class _Folder:
             raise DataFileError(f"{shown(path)} is not JSON, or is truncated: {error}") from None
 
     def tables(self) -> list[tuple[str, Found]]:
-        """The files of tables in it and below, sorted: names within the folder, and the files. JSON lines where there
-        are no others."""
+        """Return the table files in and below the folder, sorted, with their names; JSON lines if no others."""
         found: list[tuple[str, Found]]
         if self._storage is not None:
-            depth = len(_parts(self.path))  # a store may spell the folder otherwise: with a version of it, say
+            depth = len(_parts(self.path))  # a store may spell the folder differently, such as with its version
             listed = self._storage.list_objects(f"{self.path}/**")
             found = [("/".join(_parts(name)[depth:]), (name, stat)) for name, stat in listed]
         else:
@@ -181,7 +183,7 @@ def _entries(described: Any, key: str, path: str) -> list[Any]:
 
 
 def _chosen(path: str, splits: list[str], split: str | None) -> str:
-    """The one split there is, or the one that is asked for."""
+    """Return the requested split, or the only one."""
     if split in splits:
         return str(split)
     alike = [name for name in splits if split is not None and _SPLITS.get(name, name) == _SPLITS.get(split, split)]
@@ -225,7 +227,7 @@ def _listed(folder: _Folder, split: str | None) -> list[Found]:
 
 
 def _split_of(name: str) -> str:
-    """The split that a file belongs to by its name; "" if that does not say."""
+    """Return the split of a file by its name; "" if the name has none."""
     numbered = _NUMBERED.search(name)
     words = [word.lower() for word in _WORDS.split(name)]
     if numbered is not None and (numbered[1].lower() in _SPLITS or not any(word in _SPLITS for word in words)):

@@ -1,9 +1,9 @@
-"""Compressed text as frames: pieces of a zstd file that can be decoded without those before them.
+"""Frames of compressed text: parts of a zstd file that can be decoded independently.
 
     frame     magic, header, blocks of 3 bytes and their content, checksum (RFC 8878)
-    skippable magic 0x184D2A5?, size, anything: what `pzstd` and the seekable format put between frames
+    skippable magic 0x184D2A5?, size, any bytes: written between frames by `pzstd` and the seekable format
 
-Headers alone tell where frames begin and end, so that nothing is decoded to find them.
+The headers tell where frames begin and end, so finding them needs no decoding.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from penstock.errors import DataFileError
 __all__ = ["GZIP", "ZSTD", "decode_frame", "find_frames", "stream"]
 
 ZSTD, GZIP = b"(\xb5/\xfd", b"\x1f\x8b"
-_CHUNK = 1 << 20  # bytes that are decoded at a time
+_CHUNK = 1 << 20  # bytes decoded at a time
 _SKIPPABLE = 0x184D2A50
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def find_frames(path: str, data: Bytes) -> list[tuple[int, int]]:
-    """Return where the frames of a zstd file begin and end. Costs a few microseconds for each 128 KiB.
+    """Return begin and end of the frames of a zstd file. Costs a few microseconds per 128 KiB.
 
     Raises:
-        DataFileError: it is no zstd file, or truncated.
+        DataFileError: it is not a zstd file, or truncated.
     """
     view: Any = memoryview(data)  # type: ignore[arg-type]
     frames, position = [], 0
@@ -60,7 +60,7 @@ def _end_of_frame(path: str, view: Any, begin: int) -> int:
     while position + 3 <= len(view):
         block = int.from_bytes(view[position : position + 3], "little")
         last, kind, size = block & 1, block >> 1 & 3, block >> 3
-        # A block of kind 1 is one byte, repeated.
+        # A block of type 1 is one repeated byte.
         position += 3 + (1 if kind == 1 else size)
         if last:
             return position + (4 if parameters.has_checksum else 0)
@@ -71,15 +71,15 @@ def decode_frame(path: str, frame: Bytes | bytes, begin: int, size: int) -> byte
     """Return the content of one frame, ``size`` bytes.
 
     Args:
-        path: of its file, and where it ``begin``s there, for messages.
-        frame: its bytes.
-        size: of its content.
+        path, begin: the file, and the position of the frame in it, for messages.
+        frame: the bytes of the frame.
+        size: bytes of its content.
 
     Raises:
         DataFileError: the frame is damaged.
     """
     try:
-        # Decoders may not be shared by threads, and a new one costs microseconds.
+        # Decoders are not thread-safe, and a new one costs only microseconds.
         found = zstandard.ZstdDecompressor().decompress(
             memoryview(frame),  # type: ignore[arg-type]
             max_output_size=max(size, 1),
@@ -93,12 +93,12 @@ def decode_frame(path: str, frame: Bytes | bytes, begin: int, size: int) -> byte
 
 
 def stream(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterator[bytes]:
-    """Yield the text of a file piece by piece, decoded if it is compressed by zstd or gzip.
+    """Yield the text of a file in chunks, decoded if it is compressed by zstd or gzip.
 
     Args:
         path: for messages.
-        data: the bytes of the file, mapped.
-        progress: called with the number of bytes of the file that were read.
+        data: the mapped bytes of the file.
+        progress: called with the number of file bytes that were read.
 
     Raises:
         DataFileError: the file is damaged or truncated.
@@ -119,7 +119,7 @@ def stream(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterato
 def _zstd(path: str, frame: Bytes, progress: Callable[[int], object]) -> Iterator[bytes]:
     source: Any = io.BytesIO(frame.tobytes()) if len(frame) <= _CHUNK else _Reader(frame)
     try:
-        # Long-distance matches of `zstd --long=31` need a window of 2 GiB; those of others take what they say.
+        # `zstd --long=31` needs a window of 2 GiB; other frames allocate the window they declare.
         with zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(source) as reader:
             while piece := reader.read(_CHUNK):
                 yield piece
@@ -129,7 +129,7 @@ def _zstd(path: str, frame: Bytes, progress: Callable[[int], object]) -> Iterato
 
 
 class _Reader(io.RawIOBase):
-    """Mapped bytes as a file, without a copy of all of them."""
+    """Mapped bytes as a file, without copying all of them."""
 
     def __init__(self, data: Bytes) -> None:
         self._data, self._position = data, 0
@@ -151,7 +151,7 @@ def _gzip(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterator
             piece = data[begin : begin + _CHUNK // 4].tobytes()
             progress(len(piece))
             while piece:
-                # Several members may follow each other, as `cat a.gz b.gz` makes them.
+                # There may be several members, as from `cat a.gz b.gz`.
                 if decoder.eof:
                     if not piece.strip(b"\0"):
                         break

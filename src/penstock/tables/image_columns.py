@@ -1,4 +1,4 @@
-"""Columns of images: structs of an encoded file and its path, as `datasets` keeps them, or the bytes alone."""
+"""Image columns: structs of an encoded file and its path, as in `datasets`, or bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = ("rgb", "pil", "bytes")
 
 
 def features_of(schema: pa.Schema) -> dict[str, Any]:
-    """What `datasets` says of the columns of its files: ``{"label": {"_type": "ClassLabel", "names": [...]}, ...}``."""
+    """Return the features that `datasets` stores in a schema: ``{"label": {"_type": "ClassLabel", ...}}``."""
     try:
         found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -33,8 +33,7 @@ def features_of(schema: pa.Schema) -> dict[str, Any]:
 
 
 def image_columns(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
-    """The columns that hold images: by what `datasets` says of them; where it says nothing, structs of ``bytes`` and
-    ``path``."""
+    """Return the image columns: by the features of `datasets`, or else structs of ``bytes`` and ``path``."""
     found = []
     for field in schema:
         said, kind = features.get(field.name), field.type
@@ -48,13 +47,13 @@ def image_columns(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
 def encoded(
     array: pa.Array, storage: Storage | None, where: Callable[[int], str]
 ) -> list[tuple[bytes | None, str | None]]:
-    """The file of each image, None for null, and its path, None where the table names none.
+    """Return the file of each image (None for null) and its path (None if the table has none).
 
     Args:
-        where: names the row of the image with this number, for messages.
+        where: returns the row of an image by its number, for messages.
 
     Raises:
-        DataFileError: a row names a file instead, which is not there.
+        DataFileError: a row names a file that does not exist.
         DataFileIOError, StorageError: it cannot be read.
     """
     if pa.types.is_struct(array.type):
@@ -75,7 +74,7 @@ def encoded(
 
 
 def make_image(data: bytes | None, name: str, images: str) -> Any:
-    """An image as it is asked for: see `penstock.tables.TableFiles`."""
+    """Return an image in the requested form, see `penstock.tables.TableFiles`."""
     if data is None or images == "bytes":
         return data
     with stage("decode"):
@@ -92,10 +91,10 @@ def make_image(data: bytes | None, name: str, images: str) -> Any:
 
 
 def label_column(columns: list[str], image: str) -> str | None:
-    """The column that holds the label of an image.
+    """Return the label column of an image, or None.
 
     Raises:
-        ConfigError: there are several that might.
+        ConfigError: several columns may be the label.
     """
     others = [name for name in columns if name != image]
     if len(others) < 2:
@@ -106,10 +105,10 @@ def label_column(columns: list[str], image: str) -> str | None:
 
 
 class ImageRecord(SampleRecord):
-    """A row of a table as a record: its image, still encoded, and its label.
+    """A row of a table as a record: its encoded image and its label.
 
     Raises:
-        ImageError: (when made) the row has no image.
+        ImageError: (at creation) the row has no image.
 
     Attributes:
         sample: the other columns.

@@ -1,12 +1,12 @@
-"""`JsonFiles`: the rows of JSON lines by their numbers, plain or compressed, without an order of their own.
+"""`JsonFiles`: the rows of JSON lines by number, plain or compressed, without an order of their own.
 
     table = JsonFiles("part-*.jsonl.zst")
-    table[0]                                  {"text": "...", "meta": {"source": "web"}}: the object of that line
-    table.records([5, 3, 5])                  some, in this order
+    table[0]                                  {"text": "...", "meta": {"source": "web"}}: the object of the first line
+    table.records([5, 3, 5])                  several rows, in this order
 
-Promises: memory does not depend on the rows. Files are mapped, and so are the indexes of where rows begin, which are
-made in one pass when a file is first opened, and kept in the cache for all processes of the machine. A file that
-changes while it is open is an error before the next read. A pickle is a handle, which opens the same files elsewhere.
+Promises: memory does not depend on the number of rows. Files are mapped, and so are the indexes of row offsets, which
+are built in one pass when a file is first opened, and cached for all processes of the machine. A file that changes
+while it is open raises an error before the next read. A pickle is a handle that opens the same files elsewhere.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ __all__ = ["CACHE_BYTES", "JsonFiles", "check_columns", "first_keys"]
 
 CACHE_BYTES = 32 << 20
 _LOOKED_AT = 16
-"""Rows whose keys are the columns of a file."""
-_COPIES = 4  # files in a store that are copied at a time, to be indexed
+"""Number of leading rows whose keys are taken as the columns of a file."""
+_COPIES = 4  # files of a store copied at a time for indexing
 
 
 class JsonFiles(CountedSource, FilesTable):
-    """The rows of JSON lines, one file after the other: one JSON object a line, with any keys.
+    """The rows of concatenated JSON-lines files: one JSON object per line, with any keys.
 
     Args:
         source: files ending in ``.jsonl``, ``.ndjson`` or ``.json``, or these with ``.zst`` or ``.gz``: paths,
-            patterns, braces, ``::``, a list of those, or a folder. Those in a store are copied into the cache
-            when they are needed, or read by ranges where it has no room.
-        split: of a folder that holds several, by the names of its files.
-        columns: the keys that each row has then, in this order; by default a row is the object as it is.
-        cache_bytes: memory of each process for frames of compressed files that are decoded. At least one is kept.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+            patterns, braces, ``::``, a list of those, or a folder. Files in a store are copied to the cache when they
+            are needed, or read by ranges if it has no room.
+        split: the split, for a folder that holds several, by the names of its files.
+        columns: the keys of each row, in this order; by default a row is the whole object.
+        cache_bytes: memory of each process for decoded frames of compressed files; at least one frame is cached.
+        storage: access options, see `penstock.storage.Storage`.
         progress: show a bar while rows are indexed: True, False, or None for large files on a terminal.
 
     Raises:
-        ConfigError: a column that none of the first rows has; the message says which there are.
-        DataFileError: a file that is no JSON lines, damaged or truncated, or there are no rows; and on access a line
-            that is no JSON object, or lacks one of ``columns``. The message names file and line.
-        DataFileIOError: a file that is missing or that nobody may read; the cache cannot be written to.
-        DataFileChangedError: (on access) a file that was truncated or written to since.
-        ShardIOError, StorageError: nothing matches a pattern; a store says no.
+        ConfigError: a column that none of the first rows has; the message lists the columns.
+        DataFileError: a file that is not JSON lines, damaged or truncated, or no rows at all; on access, a line that is
+            not a JSON object, or lacks one of ``columns``. The message names file and line.
+        DataFileIOError: a file is missing or unreadable, or the cache cannot be written.
+        DataFileChangedError: (on access) a file was truncated or modified since.
+        ShardIOError, StorageError: nothing matches a pattern, or a store fails.
 
     Blank lines are no rows. A byte order mark, ``\\r\\n``, and a last line without its end are read as one expects.
     Rows may have other keys than those before: without ``columns`` each row has its own.
 
-    The first opening reads every file once: some 400 MB a second of the processor of plain text, 270 of zstd in small
-    frames, and 45 of what is copied. It keeps 8 bytes a row in the user's cache folder (``XDG_CACHE_HOME``). Rows of
-    plain text are read in place. zstd files in frames of up to 2 MiB of text (as ``pzstd`` and the seekable format
-    write them) are used as they are. Of others, and of gzip, the cache keeps a copy in frames of 128 KiB, about as
-    large as the file. A row then costs the decoding of its frame.
+    The first opening reads every file once, at about 400 MB per CPU second for plain text, 270 for zstd in small
+    frames, and 45 for files that are recompressed. It stores 8 bytes a row in the user's cache folder
+    (``XDG_CACHE_HOME``). Rows of plain text are read in place. zstd files with frames of up to 2 MiB of text (as
+    written by ``pzstd`` and the seekable format) are used directly. For other zstd files and gzip, the cache stores a
+    copy in frames of 128 KiB, about as large as the file. Reading a row then decodes its frame.
 
     Example:
         >>> import tempfile, pathlib
@@ -104,7 +104,7 @@ class JsonFiles(CountedSource, FilesTable):
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> Self:
-        """Return the rows of files that were found by `table_files`; arguments are those of the class."""
+        """Return the rows of files from `table_files`; arguments as for the class."""
         check_columns(columns)
         made = cls.__new__(cls)
         made._open(files, columns, cache_bytes, storage, None)
@@ -112,7 +112,7 @@ class JsonFiles(CountedSource, FilesTable):
 
     @classmethod
     def counted(cls, lines: LineFiles, counts: Sequence[int]) -> Self:
-        """Return the rows of files that were counted, so many in each."""
+        """Return the rows of counted files, given the count of each."""
         made = cls.__new__(cls)
         made._set_up(lines, counts)
         return made
@@ -148,15 +148,15 @@ class JsonFiles(CountedSource, FilesTable):
             raise DataFileError(f"{self.maps.in_words()}: there are no rows, only empty files or blank lines")
 
     def _first_keys(self) -> list[str]:
-        """The keys of the first rows, in their order there."""
+        """Return the keys of the first rows, in their order."""
         rows = self._lines.objects(*self._places(np.arange(min(_LOOKED_AT, len(self)))))
         return list(dict.fromkeys(key for row in rows for key in row))
 
-    # What it is.
+    # Properties.
 
     @property
     def columns(self) -> list[str]:
-        """The keys that are read: ``columns``, or those of the first rows."""
+        """The keys that are read: ``columns``, or the keys of the first rows."""
         if self._columns is None:
             self._columns = self._first_keys()
         return self._columns
@@ -165,11 +165,13 @@ class JsonFiles(CountedSource, FilesTable):
         return int(self.starts[-1])
 
     def __repr__(self) -> str:
-        columns = "" if self._columns is None else f"{', '.join(self._columns)}; "  # reading them may cost a copy
+        columns = (
+            "" if self._columns is None else f"{', '.join(self._columns)}; "
+        )  # reading the first rows may cost a copy
         return f"<JsonFiles of {counted(len(self), 'row')}: {columns}{self.maps.in_words()}>"
 
     def stored(self) -> list[StoredShard]:
-        """Return the files in a store, for look-ahead."""
+        """Return the files in a store, for prefetching."""
         return self.maps.stored()
 
     def prefixes(self, rows: int) -> list[str]:
@@ -180,8 +182,10 @@ class JsonFiles(CountedSource, FilesTable):
         return xxhash.xxh3_128_hexdigest(f"json {' '.join(prints)}".encode())
 
     def blocks(self) -> tuple[int, int] | None:
-        """Block size and window of a block shuffle that decodes a frame once: rows of a frame, on the average, and how
-        many such fit into half of ``cache_bytes``. None of plain files."""
+        """Return block size and window of a block shuffle that decodes each frame once; None for plain files.
+
+        They are the mean rows of a frame, and the number of frames that fit in half of ``cache_bytes``.
+        """
         indexes = [self._lines.index(number) for number in range(len(self.maps.files))]
         frames = [index.frames for index in indexes if len(index.frames)]
         count = sum(len(its) - 1 for its in frames)
@@ -193,17 +197,17 @@ class JsonFiles(CountedSource, FilesTable):
 
     @property
     def decoded(self) -> int:
-        """How many frames of compressed text this process has decoded so far, some of them again and again."""
+        """The number of frames that this process has decoded so far, repetitions included."""
         return self._lines.kept.made
 
     # Reading.
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """One row. IndexError outside, negative indices count from the end."""
+        """Return one row. Negative indices count from the end; IndexError outside."""
         return self.records([operator.index(index)])[0]
 
     def records(self, indices: Any) -> list[dict[str, Any]]:
-        """The rows at several indices (any order, repeats allowed)."""
+        """Return the rows at ``indices`` (any order, repeats allowed)."""
         with stage("read"):
             return self._read(*self._places(normalise(indices, len(self))))
 
@@ -211,13 +215,13 @@ class JsonFiles(CountedSource, FilesTable):
         return self._lines.records(numbers, rows)
 
     def _places(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Return the files of rows, and their rows there."""
+        """Return the file of each row, and its row number there."""
         numbers = self.starts.searchsorted(rows, "right") - 1
         return numbers, rows - self.starts[numbers]
 
 
 def check_columns(columns: Sequence[str] | None) -> None:
-    """Raise ConfigError unless these can be the keys of rows."""
+    """Raise ConfigError unless these are valid row keys."""
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r} has to be a list of names")
     if columns is not None and (not columns or len(set(columns)) < len(columns)):
@@ -225,9 +229,9 @@ def check_columns(columns: Sequence[str] | None) -> None:
 
 
 def first_keys(name: str, storage: Storage | None = None) -> set[str] | None:
-    """Return the keys of the first row of a plain file of JSON lines, none if it is no object; None if there is no row.
+    """Return the keys of the first row of a plain JSON-lines file; empty if it is not an object; None without rows.
 
-    Reads no more than that row, of an object in a store by a range.
+    Reads only that row; of an object in a store, by a range request.
     """
     source = (storage or Storage()).open(name)
     size, head = 1 << 16, b""

@@ -1,13 +1,13 @@
-"""`LineIndex`: where the rows of one file of JSON lines are, made in one pass and kept in the cache, mapped.
+"""`LineIndex`: the row offsets of a JSON-lines file, computed in one pass, cached and mapped.
 
     lines/KEY.idx    magic, version, rows, frames, bytes of text, copied, checksum, 0      8 x int64, little-endian
-                     where each row begins in the text, and the text's end                 (rows + 1) x int64
-                     where each frame begins: in its file, and in the text; and the ends   (frames + 1) x 2 x int64
-    lines/KEY.zst    the text once more, in small frames that begin with a row: of gzip, and of zstd in large frames
+                     offset of each row in the text, and the text's end                    (rows + 1) x int64
+                     offset of each frame in its file and in the text, and the ends        (frames + 1) x 2 x int64
+    lines/KEY.zst    a copy of the text in small frames that begin at rows: for gzip, and zstd in large frames
 
-KEY stands for the path, size and modification time of the file, or for the version of an object in a store. One
-process makes an index while the others of the machine wait for its lock; a process that is killed leaves nothing, and
-the next one begins this file again. Memory of the pass: some MiB, the longest row, and 16 bytes for each frame.
+KEY is a hash of path, size and modification time of the file, or of the version of an object in a store. One process
+builds an index while others of the machine wait for its lock; a killed process leaves nothing, and the next one starts
+over. Memory of the pass: some MiB, the longest row, and 16 bytes per frame.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
 __all__ = ["LineIndex", "find_index", "open_index"]
 
 FRAME = 128 << 10
-"""Bytes of text in a frame of a copy: one row costs the decoding of so much, 0.1 to 0.2 ms."""
+"""Bytes of text in a frame of a copy: reading a row decodes this much, in 0.1 to 0.2 ms."""
 LARGEST = 2 << 20
-"""Bytes of text up to which the frames of a file are used as they are."""
+"""Frames of up to this many bytes of text are used without a copy."""
 
 _MAGIC, _VERSION, _HEADER = 0x4C4A4B545350, 1, 64
 _BOM = b"\xef\xbb\xbf"
@@ -47,13 +47,13 @@ class LineIndex:
     """The index of one file.
 
     Args:
-        data: its bytes.
-        copy: the file that holds the text, if that is not the source itself.
+        data: the bytes of the index.
+        copy: the file of the text, if that is not the source.
 
     Attributes:
-        rows: where each row begins in the text, and the end of the text, int64 (rows + 1,).
-        frames: where each frame begins in its file and in the text, and both ends, int64 (frames + 1, 2); without
-            frames the text is the file.
+        rows: the offset of each row in the text, and the end of the text, int64 (rows + 1,).
+        frames: the offset of each frame in its file and in the text, and both ends, int64 (frames + 1, 2); empty if
+            the file is plain text.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], copy: Path | None) -> None:
@@ -65,7 +65,7 @@ class LineIndex:
         self._copied: npt.NDArray[np.uint8] | None = None
 
     def copied(self) -> npt.NDArray[np.uint8]:
-        """Return the bytes of the copy, mapped. Once mapped they stay, whatever becomes of the file's name."""
+        """Return the mapped bytes of the copy. They stay readable even if the file is removed."""
         if self._copied is None:
             assert self.copy is not None
             self._copied = np.memmap(self.copy, np.uint8, "r")
@@ -76,24 +76,24 @@ class LineIndex:
 
 
 def find_index(identity: bytes) -> LineIndex | None:
-    """Return the index of a file, if somebody of this machine has made it, and it is still there."""
+    """Return the cached index of a file, or None."""
     return _load(_place(identity))
 
 
 def open_index(
     name: str, identity: bytes, take: Callable[[], npt.NDArray[np.uint8]], progress: bool | None = None
 ) -> LineIndex:
-    """Return the index of a file; make it where there is none.
+    """Return the index of a file; build it if it is missing.
 
     Args:
-        name: of the file, for messages.
-        identity: differs from that of any other file, and of another version of this one.
-        take: returns the bytes of the file, mapped.
+        name: the file, for messages.
+        identity: unique for each version of each file.
+        take: returns the mapped bytes of the file.
         progress: show a bar: True, False, or None for large files on a terminal.
 
     Raises:
-        DataFileError: the file is damaged or truncated, or no text.
-        DataFileIOError: the cache cannot be written to.
+        DataFileError: the file is damaged, truncated, or not text.
+        DataFileIOError: the cache cannot be written.
     """
     path = _place(identity)
     found = _load(path)
@@ -107,7 +107,7 @@ def open_index(
                 _make(name, take(), path, progress)
                 found = _load(path)
     except OSError as error:
-        # ENOENT: somebody has removed the folder.
+        # ENOENT: the folder was removed.
         if error.errno not in (*UNWRITABLE, errno.ENOENT):
             raise
         said = str(io_error(path, error, "the index of rows cannot be written:"))
@@ -122,7 +122,7 @@ def _place(identity: bytes) -> Path:
 
 
 def _load(path: Path) -> LineIndex | None:
-    """The index, if there is a sound one."""
+    """Return the index, or None if there is no valid one."""
     try:
         data: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError):
@@ -150,7 +150,7 @@ def _checksum(fields: Ints) -> int:
 
 
 def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | None) -> None:
-    """Write the index of a file, and the copy of its text where it needs one."""
+    """Write the index of a file, and a copy of its text if needed."""
     head = data[:4].tobytes()
     with progress_bar(f"indexing {os.path.basename(name)}", len(data), progress) as advance:
         if head[:2] != GZIP and not _is_zstd(head):
@@ -167,7 +167,7 @@ def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | N
             except _TooLarge:
                 pass
         frames = array("q")
-        # The index comes last: what it names is there.
+        # The index is written last, so that its copy exists.
         with write_kept(path) as out, write_kept(path.with_suffix(".zst")) as copy:
             pieces = _copied(stream(name, data, advance), copy, frames)
             _write(out, pieces, frames, copied=True)
@@ -185,13 +185,13 @@ def _check_is_text(path: str, head: bytes) -> None:
 
 
 class _TooLarge(Exception):
-    """A frame of too much text to be decoded for a row."""
+    """A frame with too much text to decode for a single row."""
 
 
 def _in_frames(
     path: str, data: npt.NDArray[np.uint8], frames: array[int], progress: Callable[[int], object]
 ) -> Iterator[bytes]:
-    """Yield the text of a file frame by frame, and note where they begin."""
+    """Yield the text of a file frame by frame, and record the frame offsets."""
     total = 0
     for begin, end in find_frames(path, data):
         frames.extend((begin, total))
@@ -206,7 +206,7 @@ def _in_frames(
 
 
 def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iterator[bytes]:
-    """Yield the text, and write it to a copy in frames that end with a row."""
+    """Yield the text, and write it to a copy in frames that end at rows."""
     coder = zstandard.ZstdCompressor(level=3, write_checksum=True)
     held, total, position = bytearray(), 0, 0
 
@@ -220,7 +220,7 @@ def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iter
     for piece in pieces:
         held += piece
         while len(held) >= FRAME:
-            # A row that is longer than a frame gets one for itself.
+            # A row longer than a frame gets its own frame.
             end = held.rfind(b"\n", 0, FRAME) + 1 or held.find(b"\n", FRAME) + 1
             if not end:
                 break
@@ -232,7 +232,7 @@ def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iter
 
 
 def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied: bool) -> None:
-    """Write an index. ``frames`` is filled while the pieces come."""
+    """Write an index. ``frames`` is filled while the chunks are consumed."""
     out.write(bytes(_HEADER))
     rows, total = 0, 0
     for starts, end in _starts(pieces):
@@ -242,7 +242,7 @@ def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied
     out.write(frames.tobytes())
     fields = np.array([_MAGIC, _VERSION, rows, max(0, len(frames) // 2 - 1), total, int(copied), 0, 0], np.int64)
     if len(frames) == 2:
-        # No frame at all: an empty text.
+        # No frames: the text is empty.
         out.seek(-16, os.SEEK_CUR)
         out.truncate()
     fields[6] = _checksum(fields)
@@ -252,7 +252,7 @@ def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied
 
 
 def _starts(pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
-    """Yield where rows begin, some at a time, and how much text there was so far. Blank lines are no rows."""
+    """Yield row offsets, some at a time, with the length of the text so far. Blank lines are not rows."""
     held, begin, total = b"", 0, 0
     for piece in pieces:
         total += len(piece)
@@ -268,7 +268,7 @@ def _starts(pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
 
 
 def _starts_in(text: bytes, begin: int) -> Ints:
-    """Where rows begin in whole lines that themselves begin at ``begin``."""
+    """Return the row offsets in a text of whole lines that starts at ``begin``."""
     data = np.frombuffer(text, np.uint8)
     feeds = np.flatnonzero(data == 10)
     starts = np.concatenate([np.zeros(1, np.int64), feeds + 1])

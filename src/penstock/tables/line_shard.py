@@ -1,4 +1,4 @@
-"""`LineShard`: a file of JSON lines in a store that nobody may have counted yet."""
+"""`LineShard`: a JSON-lines file in a store whose rows may not be counted yet."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["LineShard", "find_index_of", "make_index_of"]
 
 
 class LineShard:
-    """A file of JSON lines in a store: one version of it, once somebody has asked for it.
+    """A JSON-lines file in a store; one version of it, once that is known.
 
     Args:
-        url: its address.
-        storage: how the store is reached.
-        stat: its version, where that is known.
-        facts: what is known of it.
+        url: its URL.
+        storage: access options.
+        stat: its version, if known.
+        facts: its facts, if known.
 
-    Attributes: ``facts`` are None until the file was read here, or somebody who has read it told them.
+    Attributes: ``facts`` is None until this process has read the file, or received the facts from another one.
     """
 
     def __init__(self, url: str, storage: Storage | None, stat: Stat | None = None, facts: Facts | None = None) -> None:
@@ -34,10 +34,10 @@ class LineShard:
         self._source: RemoteSource | None = None
 
     def source(self) -> RemoteSource:
-        """Return the version that was counted, or the present one. Costs a request where none is known.
+        """Return the counted version, or else the current one, which costs a request.
 
         Raises:
-            StorageError: nothing is known of it, and it is not there.
+            StorageError: its version is unknown and it does not exist.
         """
         stat = self._stat if self.facts is None else self.facts.version
         if self._source is None or stat not in (None, self._source.stat):
@@ -45,19 +45,19 @@ class LineShard:
         return self._source
 
     def count(self, cancel: Cancel | None = None) -> Facts:
-        """Have the file counted, unless it is. Raises as `obtain` does."""
+        """Count the file unless it is counted; return the facts. Raises as `obtain`."""
         return self.obtain(cancel=cancel)
 
     def obtain(self, *, only_later: bool = False, cancel: Cancel | None = None) -> Facts:
-        """Have the file copied and indexed, unless somebody of this machine has done so.
+        """Copy and index the file, unless this machine has its index; return the facts.
 
         Args:
             only_later: see `penstock.storage.Cache.open`.
-            cancel: ends the download, which goes on another time.
+            cancel: ends the download, which a later call resumes.
 
         Raises:
-            DataFileError: it is damaged, or no text.
-            StorageError: it cannot be had.
+            DataFileError: it is damaged, or not text.
+            StorageError: it is unavailable.
             NotCachedError: see `penstock.storage.Cache.open` on ``only_later``.
         """
         if self.facts is None:
@@ -67,10 +67,10 @@ class LineShard:
         return self.facts
 
     def fetch(self, cancel: Cancel) -> None:
-        """Have a copy in the cache.
+        """Ensure a copy in the cache.
 
         Raises:
-            NotCachedError: what is there is needed sooner.
+            NotCachedError: the cached objects are needed sooner.
         """
         self._copy(True, cancel)
 
@@ -84,15 +84,15 @@ class LineShard:
 
 
 def find_index_of(source: RemoteSource) -> LineIndex | None:
-    """Return the index of a version of an object, if somebody of this machine has made it."""
+    """Return the cached index of a version of an object, or None."""
     return find_index(Cache.key(source).encode())
 
 
 def make_index_of(source: RemoteSource, copy: CachedFile) -> LineIndex:
-    """Return the index of a version of an object, made of a copy. Raises as `open_index` does."""
+    """Return the index of a version of an object, built from a copy. Raises as `open_index`."""
     with _indexing:
         return open_index(shown(source.url), Cache.key(source).encode(), lambda: mapped_copy(copy)[1], progress=False)
 
 
 _indexing = Lock()
-"""Files are indexed one after the other: threads would wait for Python's lock, and cost more."""
+"""Files are indexed one at a time: threads would only contend for the GIL."""

@@ -1,11 +1,11 @@
-"""`LineFiles`: the rows of files of JSON lines, by file and row within it.
+"""`LineFiles`: the rows of JSON-lines files, by file and row number.
 
     lines = LineFiles(open_parts(found, storage, as_they_are=is_remote), columns=None, cache_bytes=32 << 20)
-    len(lines.index(3))                     rows of a file
-    lines.records([3, 3], [0, 17])          two of them
+    len(lines.index(3))                     number of rows of a file
+    lines.records([3, 3], [0, 17])          two of its rows
 
-A file in a store is copied into the cache when its rows are needed. Where the cache has no room for it, rows are read
-by ranges, several at a time, of compressed files the frames that hold them.
+A file in a store is copied to the cache when its rows are needed. If the cache has no room, rows are read by concurrent
+range requests; for compressed files, the frames that hold them.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from penstock.storage.urls import shown
 from penstock.tables.frames import decode_frame, stream
 from penstock.tables.line_index import LineIndex, open_index
 from penstock.tables.line_shard import find_index_of, make_index_of
-from penstock.tables.lru import Kept
+from penstock.tables.lru import LruCache
 from penstock.tables.ranged import TableParts
 
 __all__ = ["LineFiles"]
 
 _SHOWN = 80
-_GAP = 4 << 10  # bytes between two lines that are read for nothing rather than asking twice
+_GAP = 4 << 10  # up to this many unneeded bytes between lines are read to save a request
 
 _decode = json.JSONDecoder().decode
 
 
 class LineFiles:
-    """Files of JSON lines, indexed when they are needed.
+    """JSON-lines files, indexed at first use.
 
     Args:
         maps: the files.
-        columns: the keys that each row has then; None for those of its line.
-        cache_bytes: memory for frames of compressed files that are decoded.
+        columns: the keys of each row; None for all keys of its line.
+        cache_bytes: memory for decoded frames of compressed files.
     """
 
     def __init__(self, maps: TableParts, columns: Sequence[str] | None, cache_bytes: int) -> None:
         self.maps, self.wanted = maps, None if columns is None else list(columns)
-        self.kept: Kept[bytes] = Kept(cache_bytes)
+        self.kept: LruCache[bytes] = LruCache(cache_bytes)
         self._indexes: dict[int, LineIndex] = {}
 
     def index(self, number: int, progress: bool | None = None) -> LineIndex:
-        """Return where the rows of a file are, which is found out at the first time. Raises as `open_index` does."""
+        """Return the index of a file, built at first use. Raises as `open_index`."""
         found = self._indexes.get(number)
         if found is None:
             found = self._indexes[number] = self._open_index(number, progress)
@@ -68,17 +68,17 @@ class LineFiles:
         return open_index(file.path, identity, lambda: self.maps.array(number), progress)
 
     def name(self, number: int) -> str:
-        """Return what a file is called, without what must not be shown."""
+        """Return the name of a file, without secrets."""
         return shown(self.maps.files[number].path)
 
     # Reading.
 
     def records(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
-        """Return rows, in this order: of the files with these numbers, the rows with these numbers in them.
+        """Return rows, in this order, given the file number and the row number within the file of each.
 
         Raises:
-            DataFileError: a line that is no JSON object, or lacks a column; the message names file and line.
-            DataFileChangedError, StorageChangedError: a file is not what it was.
+            DataFileError: a line that is not a JSON object, or lacks a column; the message names file and line.
+            DataFileChangedError, StorageChangedError: a file has changed.
         """
         found = self.objects(numbers, rows)
         if self.wanted is None:
@@ -93,7 +93,7 @@ class LineFiles:
             ) from None
 
     def objects(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
-        """Return the same with all their keys. Raises as `records` does."""
+        """Return the same rows with all their keys. Raises as `records`."""
         found: list[Any] = [None] * len(rows)
         for place, text in self._texts(numbers, rows):
             try:
@@ -108,8 +108,7 @@ class LineFiles:
         return found
 
     def _texts(self, numbers: Indices, rows: Indices) -> Iterator[tuple[int, bytes]]:
-        """Yield each place among ``rows`` with the line there, file by file, and within compressed ones frame by
-        frame."""
+        """Yield the position in ``rows`` and the text of each line, file by file, and frame by frame if compressed."""
         ranges: list[_Line] = []
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
@@ -139,7 +138,7 @@ class LineFiles:
             yield int(places[k]), whole[int(begins[k]) - offset : int(ends[k]) - offset]
 
     def _frame(self, number: int, frame: int) -> bytes:
-        """The text of one frame."""
+        """Return the text of one frame."""
 
         def make() -> tuple[bytes, int]:
             index = self.index(number)
@@ -156,7 +155,7 @@ class LineFiles:
         return self.kept.get((number, frame), make)
 
     def _line(self, number: int, row: int) -> str:
-        """The file and line of a row. Reads the file up to there, if it is here: for messages."""
+        """Return file and line number of a row, for messages. Reads a local file up to that row."""
         name, left, line = self.name(number), int(self.index(number).rows[row]), 1
         data = self.maps.array(number)
         if isinstance(data, RemoteSource):
@@ -168,7 +167,7 @@ class LineFiles:
                 break
         return f"{name}, line {line}"
 
-    # Travelling.
+    # Pickling.
 
     def __getstate__(self) -> dict[str, Any]:
         return {"maps": self.maps, "wanted": self.wanted, "cache_bytes": self.kept.limit}
@@ -178,7 +177,7 @@ class LineFiles:
 
 
 class _Line(NamedTuple):
-    """The line at a place of a batch, which lies in a store."""
+    """A line in a store, at a position of a batch."""
 
     source: RemoteSource
     place: int
@@ -187,7 +186,7 @@ class _Line(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Lines that are read by one request."""
+    """Lines read by one request."""
 
     lines: list[_Line]
 
@@ -199,7 +198,7 @@ class _Run(NamedTuple):
 
 
 def _fetched(lines: list[_Line]) -> Iterator[tuple[int, bytes]]:
-    """Yield places and lines of ranges, of which there may be none. Memory: up to 16 runs."""
+    """Yield positions and texts of lines in a store. Memory: up to 16 requests."""
     runs: list[_Run] = []
     for line in sorted(lines, key=lambda line: (line.source.url, line.begin)):
         near = runs[-1].lines if runs else []

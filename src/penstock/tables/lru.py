@@ -1,4 +1,4 @@
-"""`Kept`: pieces of tables that were decoded, those used last, bounded in bytes."""
+"""`LruCache`: the most recently used decoded parts of tables, limited in bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Generic, TypeVar
 
 from penstock.errors import ConfigError
 
-__all__ = ["Kept"]
+__all__ = ["LruCache"]
 
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
-    """``get(key, make)``: what ``make() -> (value, bytes)`` made for a key, made again when it was dropped.
+class LruCache(Generic[T]):
+    """Caches values by key; ``get(key, make)`` computes a missing one by ``make() -> (value, bytes)``.
 
     Args:
-        limit: bytes of all. One value is kept in any case.
+        limit: total bytes. At least one value is cached.
 
-    Safe in threads, each value is made by one of them; and after a fork, whatever another thread was doing.
+    Thread-safe: one thread computes each value. Safe after a fork.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,7 +31,7 @@ class Kept(Generic[T]):
             raise ConfigError(f"cache_bytes must be a positive number of bytes, not {limit!r}")
         self.limit = limit
         self.made = 0
-        """How many values were made so far."""
+        """The number of values computed so far."""
         self._held = 0
         self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
         self._new_locks()
@@ -46,7 +46,7 @@ class Kept(Generic[T]):
         return self._lock
 
     def get(self, key: Hashable, make: Callable[[], tuple[T, int]]) -> T:
-        """The value of a key."""
+        """Return the value of a key."""
         with self._locked():
             found = self._look(key)
             if found is not None:
@@ -63,9 +63,9 @@ class Kept(Generic[T]):
                 self._turns.pop(key, None)
                 raise
             with self._lock:
-                self._turns.pop(key, None)  # not before: whoever comes finds the turn or the value
+                self._turns.pop(key, None)  # last, so that other threads find either the turn or the value
                 self.made += 1
-                # After a failure those who had waited for it and those who came later may each have made one.
+                # After a failure, waiting and later threads may each have computed a value.
                 self._held += size - self._values.pop(key, (None, 0))[1]
                 self._values[key] = value, size
                 while self._held > self.limit and len(self._values) > 1:
@@ -73,7 +73,7 @@ class Kept(Generic[T]):
             return value
 
     def drop(self, keys: Iterable[Hashable]) -> None:
-        """Forget some values."""
+        """Remove values."""
         with self._locked():
             for key in keys:
                 self._held -= self._values.pop(key, (None, 0))[1]

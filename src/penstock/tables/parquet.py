@@ -1,4 +1,4 @@
-"""`ParquetFile`: the row groups of one Parquet file, decoded when they are asked for, the wanted columns only."""
+"""`ParquetFile`: the row groups of a Parquet file, decoded on demand, with the wanted columns only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CLOSE = 128 << 10
 
 
 def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layout]:
-    """Columns and layout of a Parquet file, by its footer.
+    """Return schema and layout of a Parquet file, from its footer.
 
     Raises:
-        DataFileError: it is no Parquet file, or truncated.
-        StorageError: the store that it is in says no.
+        DataFileError: it is not a Parquet file, or truncated.
+        StorageError: its store fails.
     """
     whole = footer(data) if isinstance(data, RemoteSource) else data
     try:
@@ -38,12 +38,12 @@ def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layo
 
 
 class ParquetFile:
-    """An open file. Safe in threads: each decoding has a reader of its own.
+    """An open file. Thread-safe: each decoding has its own reader.
 
     Args:
         path: for messages.
-        data: its bytes, mapped, or where it is in a store.
-        columns: the names of those that are read.
+        data: its mapped bytes, or its source in a store.
+        columns: the names of the columns to read.
     """
 
     def __init__(self, path: str, data: Bytes | RemoteSource, columns: list[str]) -> None:
@@ -52,7 +52,7 @@ class ParquetFile:
         self._metadata: pq.FileMetaData | None = None
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
-        """A row group as a record batch, its columns in the order asked for, and its bytes of memory."""
+        """Return a row group as a record batch, with columns in the requested order, and its bytes of memory."""
         reader = self._reader(number)
         try:
             file = pq.ParquetFile(reader, metadata=self._metadata, page_checksum_verification=True)
@@ -74,7 +74,7 @@ class ParquetFile:
         return batch, batch.nbytes
 
     def _reader(self, number: int) -> Any:
-        """What Arrow reads a row group from: the mapped file, or what it needs of one in a store."""
+        """Return the file that Arrow reads a row group from: the mapped file, or needed ranges of a remote one."""
         if not isinstance(self.data, RemoteSource):
             return _mapped(self.data)
         if self._metadata is None:
@@ -92,7 +92,7 @@ def _ranged(source: RemoteSource, pieces: list[tuple[int, bytes]]) -> Any:
 
 
 def _chunks(group: Any, columns: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield where the chunks of some columns begin and end in the file."""
+    """Yield begin and end of the chunks of columns in the file."""
     for number in range(group.num_columns):
         chunk = group.column(number)
         path = chunk.path_in_schema
@@ -104,7 +104,7 @@ def _chunks(group: Any, columns: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges, those that are close to each other as one: a request takes as long as some 100 KiB."""
+    """Return ranges, with close ones merged: a request takes as long as reading some 100 KiB."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if found and begin - found[-1][1] <= _CLOSE:

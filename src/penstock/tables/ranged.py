@@ -1,8 +1,8 @@
-"""The files of a table, wherever they are: mapped, or in a store, of which a copy is mapped or ranges are read.
+"""The files of a table: mapped, or in a store, where a copy is mapped or ranges are read.
 
-Opening reads the footers of Parquet, many at a time. What is read after that comes out of a copy in the cache, or by
-ranges where the cache has no room for one: of a row group the columns that are wanted, of JSON lines the rows. Parquet
-of a hub is not copied, so that a data set may be larger than the disk. Arrow files are copied when they are opened.
+Opening reads Parquet footers concurrently. Later reads use a copy in the cache, or range requests if the cache has no
+room: the wanted columns of a row group, or the rows of JSON lines. Parquet on a hub is not copied, so a dataset may
+exceed the disk. Arrow files are copied when they are opened.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.storage.urls import scheme
 __all__ = ["RangeFile", "TableParts", "footer", "is_stored_parquet", "mapped_copy", "open_parts"]
 
 _PARQUET = (".parquet", ".pq")
-_LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes that are read of a file's end: a part of it, within bounds
-_COPIES = 4  # files that are copied at a time
+_LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes read at a file's end: 1/64 of the file, from 16 to 64 KiB
+_COPIES = 4  # files copied at a time
 
 
 class TableParts(MappedFiles):
-    """The files of a table: mapped, or `RemoteSource` of those in a store.
+    """The files of a table: mapped, or a `RemoteSource` if in a store.
 
     Args:
-        files: by `look_at`.
-        sources: by number those in a store that are not copied yet.
+        files: results of `look_at`.
+        sources: the files in a store that are not copied yet, by number.
     """
 
     def __init__(self, files: list[MappedFile], sources: dict[int, RemoteSource] | None = None) -> None:
@@ -48,21 +48,21 @@ class TableParts(MappedFiles):
         self._taking = Lock()
 
     def source(self, number: int) -> RemoteSource | None:
-        """Return a file as it is in a store; None of one that is here."""
+        """Return the remote source of a file; None for a local one."""
         return self._sources.get(number)
 
     def put(self, number: int, source: RemoteSource) -> None:
-        """Take the file with this number to be one in a store, unless it is known."""
+        """Set the remote source of a file, unless it is known."""
         if number not in self._sources:
             self.files[number] = _looked_at(source)
             self._sources[number] = source
 
     def head(self, number: int) -> Any:
-        """Return what tells how a file is made, and costs no copy: its source if it has one, else its bytes."""
+        """Return an object to read a file's metadata from without a copy: its remote source, or else its bytes."""
         return self._sources.get(number) or super().array(number)
 
     def array(self, number: int) -> Any:
-        """The bytes of a file, see `MappedFiles.array`, or the source that ranges are read of."""
+        """Return the bytes of a file, see `MappedFiles.array`, or the remote source to read ranges from."""
         source = self._sources.get(number)
         if source is None:
             return super().array(number)
@@ -77,14 +77,14 @@ class TableParts(MappedFiles):
         return data
 
     def holds(self, number: int, data: Any) -> bool:
-        """Whether these are the bytes of a file, or its source, as they are open now."""
+        """Return whether this is the current array or source of a file."""
         taken = self._taken.get(number)
         if taken is not None:
             return taken[1] is data
         return self._sources.get(number) is data or super().holds(number, data)
 
     def _take(self, number: int, source: RemoteSource) -> tuple[SourceFile, Any] | None:
-        """Open a copy, or decide for ranges; what the cache has removed goes, since its bytes stay on the disk."""
+        """Open a copy, or decide to read ranges; close evicted copies, whose bytes would stay on the disk."""
         copy = source.copy_if_wanted()
         if copy is None:
             return None
@@ -98,7 +98,7 @@ class TableParts(MappedFiles):
         return taken
 
     def stored(self) -> list[StoredShard]:
-        """Return the files in a store that are copied when they are needed."""
+        """Return the remote files that are copied when they are needed."""
         return [
             StoredShard(number, source.url, source.size, source.storage, source.stat, [])
             for number, source in sorted(self._sources.items())
@@ -106,7 +106,7 @@ class TableParts(MappedFiles):
         ]
 
     def fingerprint(self, number: int) -> str:
-        """Identity of a file's content; of one in a store by what the store says of it: size and hash."""
+        """Return the identity of a file's content; for a remote file, from the store's size and hash."""
         source = self._sources.get(number)
         if source is None:
             return super().fingerprint(number)
@@ -127,12 +127,12 @@ def _is_copied(source: RemoteSource) -> bool:
 def open_parts(
     found: Sequence[tuple[str, Stat | None]], storage: Storage | None, *, as_they_are: Callable[[str], bool]
 ) -> TableParts:
-    """Open the files of a table: some in a store as they are there, others mapped, after a copy if they are in a store.
+    """Open the files of a table: remote ones in place or after a copy, local ones mapped.
 
     Args:
-        found: their names, with versions where these are known. Others are looked up, many at a time.
-        storage: how a store is reached.
-        as_they_are: says of a name whether nothing is copied yet: it is one of a store then.
+        found: their names, with versions if known. Missing versions are looked up concurrently.
+        storage: access options.
+        as_they_are: returns whether a remote file is opened in place, without a copy.
 
     Raises: as `look_at`.
     """
@@ -194,11 +194,11 @@ class RangeFile(io.RawIOBase):
         self._source, self._pieces, self._position = source, pieces, 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -206,12 +206,12 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a position, counted from the beginning, from here or from the end."""
+        """Set the position, relative to the beginning, the current position or the end."""
         self._position = offset + (0, self._position, self._source.size)[whence]
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Return so many bytes, fewer at the end alone; by default all that are left."""
+        """Return ``size`` bytes, fewer only at the end; by default all remaining bytes."""
         begin = self._position
         end = self._source.size if size < 0 else min(begin + size, self._source.size)
         self._position = max(begin, end)

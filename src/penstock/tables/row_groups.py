@@ -1,5 +1,6 @@
-"""`Pieces`: where the rows of tables are. Record batches and row groups of several files, by their numbers over all
-of them, and columns of rows: put together by Arrow, or straight out of the mapped files.
+"""`RowGroups`: record batches and row groups of several files, by their numbers over all files.
+
+Columns of rows are gathered by Arrow, or directly from the mapped files.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
 from penstock.storage.mapped import MOST_OPEN
 from penstock.tables.arrow import ArrowFile, Layout
-from penstock.tables.lru import Kept
+from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
 from penstock.tables.ranged import TableParts
 from penstock.tables.values import fixed_width, plain_batch, text_offsets
 
-__all__ = ["Located", "NotText", "Pieces", "Room"]
+__all__ = ["Located", "NotText", "Room", "RowGroups"]
 
-_RUNS, _LIGHT = 8, 1 << 12  # runs of a piece from which all are taken at once, of rows up to so many bytes
-_WIDE = 8  # numbers of a row from which rows are copied one by one
+_RUNS, _LIGHT = 8, 1 << 12  # from this many runs of a batch, and up to this many bytes a row, one take gathers all
+_WIDE = 8  # from this many numbers a row, rows are copied one by one
 
 Room = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
-"""``room(shape, dtype)`` gives the array that numbers go to."""
+"""``room(shape, dtype)`` returns the array to write numbers to."""
 
 
 class Located(NamedTuple):
-    """Rows, the number of the piece that each is in, and its number there."""
+    """Rows, the row group of each, and its row number within the group."""
 
     rows: Indices
     pieces: Indices
@@ -41,7 +42,7 @@ class Located(NamedTuple):
 
 
 class _Mapped(NamedTuple):
-    """Those of some rows that are in one Arrow file: their places among all, their batches and numbers there."""
+    """The rows of a request in one Arrow file: their positions in the request, their batches and row numbers there."""
 
     file: ArrowFile
     where: Indices
@@ -54,27 +55,27 @@ class _Mapped(NamedTuple):
         return self.file.begins(column, part, self.batches, dtype.itemsize, self.piece)
 
     def items(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """All of the file as items of a type."""
+        """Return the whole file as items of a dtype."""
         data = self.file.data
         return data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 class NotText(Exception):
-    """Text that is not UTF-8, which is noticed where it is read: of the row at this place."""
+    """Text that is not UTF-8, in the row at this position of the request."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
         self.place = place
 
 
-class Pieces:
-    """The pieces of files.
+class RowGroups:
+    """The row groups of files.
 
     Args:
         maps: the files.
-        layouts: what is in each of them.
-        schema: the columns that are read.
-        places: the numbers of those columns in each file.
+        layouts: the layout of each file.
+        schema: the columns to read.
+        places: the numbers of these columns in each file.
         cache_bytes: see `penstock.tables.TableFiles`.
     """
 
@@ -82,22 +83,22 @@ class Pieces:
         self, maps: TableParts, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
     ) -> None:
         self.maps, self.layouts, self.schema, self.places = maps, layouts, schema, places
-        self.kept: Kept[pa.RecordBatch] = Kept(cache_bytes)
+        self.kept: LruCache[pa.RecordBatch] = LruCache(cache_bytes)
         counts = [layout.counts for layout in layouts]
-        self._first = np.cumsum([0, *map(len, counts)], dtype=np.int64)  # the first piece of each file
-        self._begins = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)  # the first row of each piece
+        self._first = np.cumsum([0, *map(len, counts)], dtype=np.int64)  # the first row group of each file
+        self._begins = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)  # the first row of each row group
         self.starts: npt.NDArray[np.int64] = self._begins[self._first]
-        """First row of each file, and the number of all."""
+        """The first row of each file, and the number of all rows."""
         self._open: dict[int, ArrowFile | ParquetFile] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pieces, (self.maps, self.layouts, self.schema, self.places, self.kept.limit)
+        return RowGroups, (self.maps, self.layouts, self.schema, self.places, self.kept.limit)
 
     def locate(self, rows: Indices) -> Located:
-        """Where rows are, which are within the tables.
+        """Return the row groups of rows, all of which are in range.
 
         Raises:
-            DataFileChangedError: a file that holds some of them was changed.
+            DataFileChangedError: a file with some of the rows has changed.
         """
         pieces = self._begins.searchsorted(rows, "right") - 1
         for file in np.unique(self._files(pieces)).tolist():
@@ -109,8 +110,11 @@ class Pieces:
         return found
 
     def take(self, at: Located, columns: list[int]) -> pa.RecordBatch:
-        """Rows put together by Arrow. Of mapped files runs that lie one behind the other; what is decoded is gone
-        through piece by piece, so that no more is held than the rows and what is kept."""
+        """Return rows gathered by Arrow.
+
+        Consecutive rows of mapped files are sliced. Decoded row groups are processed one by one, so that memory holds
+        only the rows and the cache.
+        """
         rows, pieces, local = at
         cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(pieces) != 0)) + 1
         begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
@@ -122,7 +126,9 @@ class Pieces:
                 if len(begins) <= _RUNS * len(held) or not all(_is_light(batch) for batch in held.values()):
                     spans = zip(pieces[begins].tolist(), local[begins].tolist(), (ends - begins).tolist(), strict=True)
                     return _joined([held[piece].slice(begin, count) for piece, begin, count in spans])
-            groups = sorted(np.split(order, starts[1:]), key=lambda places: int(places[0]))  # as the rows come
+            groups = sorted(
+                np.split(order, starts[1:]), key=lambda places: int(places[0])
+            )  # in the order of their first row
             parts = [self.piece(int(pieces[g[0]])).select(columns).take(as_arrow(local[g])) for g in groups]
             return _reordered(parts, np.concatenate(groups))
         except pa.ArrowInvalid as error:
@@ -130,12 +136,12 @@ class Pieces:
             raise DataFileError(f"{len(rows)} rows of {name} ... at once are too much: {error}") from None
 
     def _in_place(self, pieces: Indices) -> bool:
-        """Whether pieces lie in mapped files as they are, as far as is known."""
+        """Return whether row groups are views of mapped files, as far as known."""
         files = [self._file(number) for number in np.unique(self._files(pieces)).tolist()]
         return all(isinstance(file, ArrowFile) and not file.compressed for file in files)
 
     def numbers(self, at: Located, column: int, room: Room) -> npt.NDArray[Any] | None:
-        """A column of numbers, copied once from where it lies in mapped files; None if it has to be read otherwise."""
+        """Return a numeric column, copied once from mapped files; None if it must be read in another way."""
         width = fixed_width(self.schema.field(column).type)
         if width is None:
             return None
@@ -158,7 +164,7 @@ class Pieces:
         return out
 
     def texts(self, at: Located, column: int) -> list[Any] | None:
-        """A column of text or bytes, made of where it lies in mapped files; None if it has to be read otherwise."""
+        """Return a column of text or bytes, read from mapped files; None if it must be read in another way."""
         kind = self.schema.field(column).type
         dtype = text_offsets(kind)
         if dtype is None:
@@ -181,7 +187,7 @@ class Pieces:
         return values
 
     def _mapped(self, at: Located) -> Iterator[_Mapped | None]:
-        """The rows file by file; None for one of Parquet, in which nothing lies as it is."""
+        """Yield the rows of each Arrow file; None for a Parquet file, which has no plain data."""
         files = self._files(at.pieces)
         for number in np.unique(files).tolist():
             file, where = self._file(number), np.flatnonzero(files == number)
@@ -196,7 +202,7 @@ class Pieces:
         return self.piece(first + number)
 
     def piece(self, piece: int) -> pa.RecordBatch:
-        """A record batch or row group, by its number over all files."""
+        """Return a record batch or row group, by its number over all files."""
 
         def make() -> tuple[pa.RecordBatch, int]:
             file = int(self._first.searchsorted(piece, "right")) - 1
@@ -206,7 +212,7 @@ class Pieces:
         return self.kept.get(piece, make)
 
     def _file(self, number: int) -> ArrowFile | ParquetFile:
-        """An open file; of very many those that were opened last."""
+        """Return an open file; of very many, only the most recently opened stay open."""
         data = self.maps.array(number)
         found = self._open.get(number)
         if found is not None and found.data is data:
@@ -219,15 +225,15 @@ class Pieces:
         )
         for place, (other, file) in enumerate([*self._open.items()]):
             if place <= len(self._open) - MOST_OPEN or not self.maps.holds(other, file.data):
-                self._open.pop(other, None)  # other threads open files as well
+                self._open.pop(other, None)  # other threads may open files, too
                 if isinstance(file, ArrowFile):
-                    self.kept.drop(range(*self._first[other : other + 2].tolist()))  # they hold its map
+                    self.kept.drop(range(*self._first[other : other + 2].tolist()))  # cached batches refer to its map
         self._open[number] = opened
         return opened
 
 
 def _is_light(batch: pa.RecordBatch) -> bool:
-    """Whether rows may be copied once more."""
+    """Return whether rows are small enough to be copied twice."""
     return bool(batch.get_total_buffer_size() <= _LIGHT * batch.num_rows)
 
 
@@ -236,7 +242,7 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _reordered(parts: list[pa.RecordBatch], order: Indices) -> pa.RecordBatch:
-    """Parts one behind the other, whose rows go to these places."""
+    """Return concatenated parts with their rows moved to these positions."""
     if (order[1:] > order[:-1]).all():
         return _joined(parts)
     back = np.argsort(order)

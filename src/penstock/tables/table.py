@@ -1,13 +1,14 @@
-"""`TableFiles`: the rows of Arrow and Parquet files by their numbers, without an order of their own.
+"""`TableFiles`: the rows of Arrow and Parquet files by number, without an order of their own.
 
     table = TableFiles("data/squad", split="train", columns=["question", "answers"])
-    table[0], table[-1]                       the first sample and the last: dicts of their columns
-    table.records([5, 3, 5])                  some, in this order
-    table.take([5, 3, 5])                     the same as columns of Arrow
+    table[0], table[-1]                       the first and the last sample: dicts of columns
+    table.records([5, 3, 5])                  several samples, in this order
+    table.take([5, 3, 5])                     the same as Arrow columns
 
-Promises: memory does not depend on the rows. Arrow files are mapped, their pages shared by all processes of a machine;
-of Parquet, and of compressed Arrow, what was decoded last is kept, up to a bound. A file that changes while it is open
-is an error before the next read. A pickle is a handle, which opens the same files elsewhere and refuses others.
+Promises: memory does not depend on the number of rows. Arrow files are mapped, and all processes of a machine share
+their pages; for Parquet and compressed Arrow, recently decoded parts are cached, up to a limit. A file that changes
+while it is open raises an error before the next read. A pickle is a handle that opens the same files elsewhere and
+refuses others.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from penstock.tables.image_columns import (
 )
 from penstock.tables.parquet import scan_parquet
 from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
-from penstock.tables.row_groups import Located, NotText, Pieces
+from penstock.tables.row_groups import Located, NotText, RowGroups
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -54,39 +55,38 @@ __all__ = ["CACHE_BYTES", "TableFiles", "read_schema"]
 CACHE_BYTES = 256 << 20
 
 Columns = dict[str, Any]
-"""By name what was read of some rows: an array of numbers, a list of text, or an array of Arrow."""
+"""The columns of some rows by name: a numeric array, a list of texts, or an Arrow array."""
 
 
 class TableFiles(FilesTable):
-    """The rows of tables, one file after the other.
+    """The rows of concatenated table files.
 
     Args:
-        source: a folder that `datasets` wrote by ``save_to_disk``, its cache, or any folder with Arrow or Parquet files
-            in it; or files: paths, patterns, braces, ``::``, or a list of those. Arrow files in a store are copied into
-            the local cache when the table is opened. Of Parquet there only the footers are read at opening; files are
-            copied when a loader needs them, and row groups are read by ranges where the cache has no room. Of
-            ``hf://datasets/OWNER/NAME[@REVISION]/...`` nothing is copied. A folder in a store needs a store that can
-            be listed, unless `datasets` wrote it.
-        split: of a folder that holds several: by ``dataset_dict.json``, or by the names of its files.
-        columns: which columns to read; by default all. The others of Parquet are not decoded.
-        images: columns of images: ``"rgb"`` makes uint8 arrays (height, width, 3); ``"pil"`` Pillow images, as
-            `datasets` does; ``"bytes"`` leaves them encoded.
-        cache_bytes: memory of each process for row groups of Parquet, and compressed batches, that are decoded. At
-            least one is kept, however large.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+        source: a folder written by ``save_to_disk`` of `datasets`, its cache, or any folder with Arrow or Parquet
+        files;
+            or files: paths, patterns, braces, ``::``, or a list of those. Arrow files in a store are copied to the
+            local cache when the table is opened. For Parquet in a store, opening reads only the footers; files are
+            copied when a loader needs them, and row groups are read by ranges if the cache has no room. Files of
+            ``hf://datasets/OWNER/NAME[@REVISION]/...`` are not copied. A folder in a store must be listable, unless
+            `datasets` wrote it.
+        split: the split, for a folder that holds several: by ``dataset_dict.json``, or by file names.
+        columns: the columns to read; by default all. Other columns of Parquet are not decoded.
+        images: the form of image columns: ``"rgb"`` for uint8 arrays (height, width, 3); ``"pil"`` for Pillow images,
+            as in `datasets`; ``"bytes"`` leaves them encoded.
+        cache_bytes: memory of each process for decoded row groups and compressed batches; at least one is cached.
+        storage: access options, see `penstock.storage.Storage`.
 
     Raises:
-        ConfigError: a column or a split that is not there, a type of which there are no values.
-        DataFileIOError: a file that is missing, a folder without tables, or what nobody may read.
+        ConfigError: an unknown column or split, or a column type without Python values.
+        DataFileIOError: a missing or unreadable file, or a folder without tables.
         DataFileError: a file that is truncated, damaged, or has other columns than the first.
-        DataFileChangedError: (on access) one that was truncated or written to since.
+        DataFileChangedError: (on access) a file was truncated or modified since.
         ShardIOError: no file matches a pattern.
-        StorageError: a store says no.
+        StorageError: a store fails.
 
-    Opening goes through the headers of the record batches of Arrow streams, some ten microseconds each, or reads the
-    footers of the others: of Parquet in a store, by one request or two for each file, 48 at a time. Such a file is
-    copied into the cache when a row of it is needed, or read by ranges where the cache has no room. Rows of Arrow may
-    be read in any order; a row of Parquet costs its row group, unless that is kept.
+    Opening reads the batch headers of Arrow streams, some ten microseconds each, and the footers of other files: for
+    Parquet in a store, by one or two requests a file, 48 at a time. Rows of Arrow files are cheap in any order; a row
+    of Parquet costs decoding its row group, unless that is cached.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TableFiles(FilesTable):
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> Self:
-        """Return the table of files that were found by `table_files`; arguments are those of the class."""
+        """Return the table of files from `table_files`; arguments as for the class."""
         table = cls.__new__(cls)
         _check(images, columns)
         table.images, table._storage = images, storage
@@ -130,24 +130,24 @@ class TableFiles(FilesTable):
             for file, (its, _) in zip(found, scanned, strict=True):
                 _check_no_more(file.path, its, schema)
         places = [_places(file.path, its, schema) for file, (its, _) in zip(found, scanned, strict=True)]
-        self._pieces = Pieces(maps, [layout for _, layout in scanned], schema, places, cache_bytes)
+        self._pieces = RowGroups(maps, [layout for _, layout in scanned], schema, places, cache_bytes)
         self._set_up()
 
     def _set_up(self) -> None:
         pieces = self._pieces
         self.maps: TableParts = pieces.maps
         self.schema: pa.Schema = pieces.schema
-        """The columns that are read, as the first file has them."""
+        """The columns that are read, as in the first file."""
         self.starts = pieces.starts
-        """First row of each file, and the number of all."""
+        """The first row of each file, and the number of all rows."""
         self.features = features_of(self.schema)
-        """What `datasets` says of the columns, where it wrote the files."""
+        """The features that `datasets` stored in the files, if it wrote them."""
         self.image_columns = image_columns(self.schema, self.features)
-        """The columns that hold images."""
+        """The image columns."""
         self.shapes = {field.name: fixed_shape(field) for field in self.schema}
-        """By column the shape that all its values have, where its type says one."""
+        """The fixed shape of each column's values, if its type defines one."""
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -161,10 +161,10 @@ class TableFiles(FilesTable):
         return list(self.schema.names)
 
     def class_names(self, column: str) -> list[str]:
-        """The names of the classes that the numbers of a column stand for (``ClassLabel``).
+        """Return the class names of a ``ClassLabel`` column.
 
         Raises:
-            ConfigError: the files do not say.
+            ConfigError: the files do not define them.
         """
         said = self.features.get(column)
         if not isinstance(said, dict) or not said.get("names"):
@@ -172,9 +172,9 @@ class TableFiles(FilesTable):
         return list(said["names"])
 
     def label_names(self) -> list[str] | None:
-        """Return the names of the classes of the label's column; None if there is no such column, or it has none.
+        """Return the class names of the label column; None if there is no such column, or it has no names.
 
-        The label is that of `image_records`; without images the one column whose classes have names, or ``label``.
+        The label is that of `image_records`; without images, the only column with class names, or ``label``.
         """
         said = {column: self.features.get(column) for column in self.columns}
         named = {
@@ -190,12 +190,14 @@ class TableFiles(FilesTable):
 
     @property
     def decoded(self) -> int:
-        """How many row groups and record batches this process has opened so far, those that were dropped and opened
-        again each time: what an order costs in Parquet."""
+        """The number of row groups and record batches that this process has opened so far, repetitions included.
+
+        It shows the cost of an order over Parquet.
+        """
         return self._pieces.kept.made
 
     def stored(self) -> list[StoredShard]:
-        """Return the files in a store that are copied when they are needed, for look-ahead."""
+        """Return the remote files that are copied when they are needed, for prefetching."""
         return self.maps.stored()
 
     def prefixes(self, rows: int) -> list[str]:
@@ -206,10 +208,11 @@ class TableFiles(FilesTable):
         return xxhash.xxh3_128_hexdigest(" ".join(prints).encode())
 
     def blocks(self) -> tuple[int, int] | None:
-        """Block size and window of a block shuffle that decodes a row group once and keeps what it goes back to: rows
-        of the largest row group, and how many such fit into half of ``cache_bytes``. None of Arrow files.
+        """Return block size and window of a block shuffle that decodes each row group once; None for Arrow files.
 
-        Costs one row group, which is decoded to see how large it is then.
+        They are the rows of the largest row group, and the number of such groups that fit in half of ``cache_bytes``.
+
+        Costs decoding one row group, to measure its size.
         """
         pieces = self._pieces
         sizes = np.concatenate([np.zeros(len(g.counts)) if g.nbytes is None else g.nbytes for g in pieces.layouts])
@@ -222,18 +225,18 @@ class TableFiles(FilesTable):
     # Reading.
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """One sample. IndexError outside, negative indices count from the end."""
+        """Return one sample. Negative indices count from the end; IndexError outside."""
         return self.records([operator.index(index)])[0]
 
     def records(self, indices: Any) -> list[dict[str, Any]]:
-        """The samples at several indices (any order, repeats allowed)."""
+        """Return the samples at ``indices`` (any order, repeats allowed)."""
         rows = normalise(indices, len(self))
         found = self.read(rows, lambda _, shape, dtype: np.empty(shape, dtype))
         values = [self.values(name, column, rows) for name, column in found.items()]
         return [dict(zip(found, row, strict=True)) for row in zip(*values, strict=True)]
 
     def values(self, name: str, column: Any, rows: Indices) -> list[Any]:
-        """The values of a column that `read` gave for these rows."""
+        """Return the values of a column from `read`, for these rows."""
         if isinstance(column, list):
             return column
         if isinstance(column, np.ndarray):
@@ -243,16 +246,18 @@ class TableFiles(FilesTable):
         return as_values(column, self.shapes[name])
 
     def encoded(self, column: pa.Array, rows: Indices) -> list[tuple[bytes | None, str]]:
-        """The encoded files of a column of images, and what to call them."""
+        """Return the encoded files of an image column, and their names for messages."""
         found = encoded(column, self._storage, lambda number: self._name(None, int(rows[number])))
         return [(data, self._name(path, row)) for (data, path), row in zip(found, rows.tolist(), strict=True)]
 
     def image_records(self, indices: Any) -> list[ImageRecord]:
-        """The samples at several indices as records for `penstock.ImageDataset`: the first column of images, still
-        encoded, and its label: the other column if there are two, else the one called ``label``.
+        """Return the samples at ``indices`` as image records, for `penstock.ImageDataset`.
+
+        A record holds the encoded image of the first image column, and the label: the other column if there are two,
+        else the column ``label``.
 
         Raises:
-            ConfigError: no column of images, or none that is the label.
+            ConfigError: no image column, or no label column.
             ImageError: a row without an image.
         """
         if not self.image_columns:
@@ -273,13 +278,13 @@ class TableFiles(FilesTable):
         ]
 
     def _name(self, image: str | None, row: int) -> str:
-        """The file and row, and the path that the table gives to the image there."""
+        """Return file and row, and the path of the image in the table, for messages."""
         file = int(self.starts.searchsorted(row, "right")) - 1
         name = f"{self.maps.files[file].path}, row {row - int(self.starts[file])}"
         return f"{name} ({image})" if image else name
 
     def take(self, indices: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The rows at several indices as columns of Arrow: all columns that are read, or these."""
+        """Return the rows at ``indices`` as Arrow columns: all columns that are read, or ``columns``."""
         rows = normalise(indices, len(self))
         numbers = list(range(len(self.schema))) if columns is None else list(map(self.columns.index, columns))
         if not len(rows):
@@ -287,8 +292,10 @@ class TableFiles(FilesTable):
         return self._pieces.take(self._pieces.locate(rows), numbers)
 
     def read(self, rows: Indices, room: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> Columns:
-        """The columns of rows, which are checked. Numbers that lie in mapped files are copied once, to where
-        ``room(column, shape, dtype)`` says."""
+        """Return the columns of rows that are known to be in range.
+
+        Numbers in mapped files are copied once, into the array that ``room(column, shape, dtype)`` returns.
+        """
         if not len(rows):
             return dict(zip(self.columns, self.take(rows).columns, strict=True))
         with stage("read"):
@@ -314,7 +321,7 @@ class TableFiles(FilesTable):
                 "in; or leave it out with columns="
             ) from None
 
-    # Travelling.
+    # Pickling.
 
     def __getstate__(self) -> dict[str, Any]:
         return {"images": self.images, "_storage": self._storage, "_pieces": self._pieces}
@@ -338,14 +345,14 @@ def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Sch
         raise DataFileError(f"{path} is empty (0 bytes): it was not written to its end")
     schema, layout = (scan_parquet if data[:4].tobytes() == b"PAR1" else scan_arrow)(path, data)
     try:
-        _ = schema.names  # Arrow decodes them when they are asked for
+        _ = schema.names  # Arrow decodes the names at access
     except UnicodeDecodeError as error:
         raise DataFileError(f"{path} is damaged, or not written by the rules: a column's name: {error}") from None
     return schema, layout
 
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:
-    """The columns of a file, without its data. Raises as `TableFiles`."""
+    """Return the schema of a file, without its data. Raises as `TableFiles`."""
     maps = open_parts([((storage or Storage()).pinned(name), None)], storage, as_they_are=is_stored_parquet)
     return _scan(maps.files[0].path, maps.head(0))[0]
 
@@ -363,7 +370,7 @@ def _chosen(path: str, schema: pa.Schema, columns: Sequence[str] | None) -> pa.S
 
 
 def _check_no_more(path: str, schema: pa.Schema, wanted: pa.Schema) -> None:
-    """All columns are asked for, and the first file says which there are."""
+    """Check that a file has no further columns than the first, if all columns are read."""
     more = [name for name in schema.names if name not in wanted.names]
     if more:
         raise DataFileError(
@@ -372,7 +379,7 @@ def _check_no_more(path: str, schema: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _places(path: str, schema: pa.Schema, wanted: pa.Schema) -> list[int]:
-    """The numbers of the wanted columns in a file, which are the same there as in the first."""
+    """Return the numbers of the wanted columns in a file; check that their types equal the first file's."""
     for field in wanted:
         if schema.names.count(field.name) != 1:
             raise DataFileError(

@@ -1,18 +1,18 @@
-"""Columns of Arrow as the values of samples.
+"""Convert Arrow columns to the values of samples.
 
 ==============================  =======================================================================
 in the file                     in a sample
 ==============================  =======================================================================
-numbers, booleans               NumPy's scalar of that type
-lists of numbers, any depth     an array; where inner lists differ in length, a list of arrays
-arrays of fixed shape           an array of that shape (``Array2D`` of `datasets`, Arrow's tensors)
+numbers, booleans               a NumPy scalar of that type
+lists of numbers, any depth     an array; if inner lists differ in length, a list of arrays
+arrays of fixed shape           an array of that shape (``Array2D`` of `datasets`, Arrow tensors)
 text, bytes                     ``str``, ``bytes``
 structs                         a dict
-anything else                   Python's objects: dates, decimals, lists of text or of structs, maps
-null                            ``None``; among the numbers of a list NaN, and the list is of floats
+all other types                 Python objects: dates, decimals, lists of text or of structs, maps
+null                            ``None``; within a list of numbers NaN, and the list becomes float
 ==============================  =======================================================================
 
-A batch is what the default collate function makes of such values; columns of numbers are made without it.
+A batch equals the result of the default collate function over these values; numeric columns skip that function.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
 
 
 def check_type(where: str, kind: pa.DataType) -> None:
-    """ConfigError for a column of which no values can be made."""
+    """Raise ConfigError for a column type without Python values."""
     if isinstance(kind, pa.BaseExtensionType):
         check_type(where, kind.storage_type)
     elif _types.is_union(kind):
@@ -59,9 +59,9 @@ def check_type(where: str, kind: pa.DataType) -> None:
 
 
 def fixed_shape(field: pa.Field) -> tuple[int, ...] | None:
-    """The shape that all values of a column of arrays have, by the extension type that it was written as; else None.
+    """Return the shape of an array column's values, by the extension type it was written with; else None.
 
-    A first dimension of -1 differs from value to value.
+    A first dimension of -1 varies between values.
     """
     kind = field.type
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -81,8 +81,9 @@ def fixed_shape(field: pa.Field) -> tuple[int, ...] | None:
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without extension types, dictionaries and views in its columns: batches of several files go together
-    then, and Arrow can take rows of them.
+    """Return the batch without extension types, dictionaries and views.
+
+    Then batches of several files can be concatenated, and Arrow can take rows of them.
     """
     columns = [_plain(column) for column in batch.columns]
     if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
@@ -99,7 +100,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def is_view(kind: pa.DataType) -> bool:
-    """Whether values are views of text or bytes, of which Arrow cannot take rows."""
+    """Return whether values are views of text or bytes, of which Arrow cannot take rows."""
     return str(kind) in _VIEWS
 
 
@@ -112,7 +113,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def fixed_width(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Type and shape of values that all take equally many bytes, one behind the other; None for others."""
+    """Return dtype and shape of values with a fixed, contiguous size; None for others."""
     shape: list[int] = []
     while _types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -123,14 +124,14 @@ def fixed_width(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | No
 
 
 def text_offsets(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The type of the offsets of a column of text or bytes; None for others."""
+    """Return the dtype of the offsets of a text or bytes column; None for others."""
     if _types.is_string(kind) or _types.is_binary(kind):
         return np.dtype(np.int32)
     return np.dtype(np.int64) if _types.is_large_string(kind) or _types.is_large_binary(kind) else None
 
 
 def as_array(array: pa.Array) -> Array | None:
-    """A column as one array, its first dimension the rows; None if they are no numbers, or not all alike."""
+    """Return a column as one array, with rows as its first dimension; None if values are not equal-shaped numbers."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return as_array(array.storage)
@@ -155,7 +156,7 @@ def as_array(array: pa.Array) -> Array | None:
 
 
 def shaped(found: Array, shape: tuple[int, ...] | None) -> Array:
-    """Rows of arrays in the shape that their column says: a tensor is stored flat, an empty list without its inside."""
+    """Return rows of arrays in the shape of their column: tensors are stored flat, and empty lists lose inner sizes."""
     if shape is None or found.shape[1:] == shape:
         return found
     if shape[0] < 0:
@@ -164,9 +165,9 @@ def shaped(found: Array, shape: tuple[int, ...] | None) -> Array:
 
 
 def as_values(array: pa.Array, shape: tuple[int, ...] | None = None) -> list[Any]:
-    """A column as a list of values, see above; ``shape`` of those that have one by their type.
+    """Return a column as a list of values, see the module; ``shape`` is the fixed shape of the type, if any.
 
-    What a value becomes does not depend on the others. Arrays may be written to.
+    The form of a value does not depend on other values. Arrays are writable.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -199,11 +200,11 @@ def _of_numbers(kind: pa.DataType) -> bool:
 
 
 def _lists(array: pa.Array) -> list[Any]:
-    """Lists of numbers that differ, are null, or have nulls among them."""
+    """Return lists of numbers that differ in length, are null, or contain nulls."""
     if _types.is_fixed_size_list(array.type):
         array = array.cast(pa.list_(array.type.value_type))
     lengths = np.diff(array.offsets.to_numpy())
-    if array.null_count:  # what null lists point at is not among the values
+    if array.null_count:  # null lists refer to no values
         lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, lengths)
     ends = np.cumsum(lengths).tolist()
     inside = array.flatten()
@@ -221,7 +222,7 @@ def _lists(array: pa.Array) -> list[Any]:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """The type without extension types in it, of which Arrow makes no values."""
+    """Return the type without extension types, which Arrow cannot convert to values."""
     if isinstance(kind, pa.BaseExtensionType):
         return _stored(kind.storage_type)
     if _types.is_fixed_size_list(kind):
@@ -232,7 +233,7 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 
 def _numbers(array: pa.Array) -> Array:
-    """Numbers, with NaN for null."""
+    """Return numbers, with NaN for null."""
     kind = np.dtype(array.type.to_pandas_dtype())
     if not array.null_count:
         found: Array = array.to_numpy(zero_copy_only=False)
@@ -242,7 +243,7 @@ def _numbers(array: pa.Array) -> Array:
 
 
 def _stacked(parts: list[Any]) -> Any:
-    """Inner lists as one array, if they are alike."""
+    """Return inner lists as one array, if their shapes are equal."""
     first = parts[0]
     if isinstance(first, np.ndarray) and all(
         isinstance(p, np.ndarray) and (p.shape, p.dtype) == (first.shape, first.dtype) for p in parts
@@ -258,6 +259,6 @@ def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values are ``str`` or ``bytes``."""
+    """Return whether values are ``str`` or ``bytes``."""
     tests = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
     return any(getattr(_types, f"is_{name}")(kind) for name in tests)

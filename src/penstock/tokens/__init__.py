@@ -1,1 +1,1 @@
-"""Tokens of text: tokenizers as picklable handles, and the files that documents of tokens are kept in."""
+"""Tokens of text: tokenizers as picklable handles, and the file formats of tokenized documents."""

@@ -1,4 +1,4 @@
-"""Tables about token files that can be made again: computed in one pass, kept in the user's cache, mapped."""
+"""Tables derived from token files: computed in one pass, cached in the user's cache folder, and mapped."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from penstock.storage.mapped import MappedFile
 
 __all__ = ["document_ends", "kept_array", "said_of"]
 
-_SCAN = 1 << 22  # tokens looked at at a time for the ends of documents
+_SCAN = 1 << 22  # tokens searched at a time for document ends
 
 
 def kept_array(key: str, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None], what: str) -> npt.NDArray[Any]:
-    """Return the numbers that ``write(file)`` writes, one-dimensional and read-only.
+    """Return the one-dimensional, read-only array that ``write(file)`` writes.
 
-    One process of the machine writes them while the others wait; after that all map the file. Where the cache has no
-    room each process has them in memory, and a warning says so.
+    One process of the machine writes the file while others wait; then all map it. If the cache has no room, each
+    process holds the array in memory, with a warning.
 
     Args:
-        key: what the numbers follow from, with the identity of the files.
-        dtype: of the numbers.
-        write: writes them, in NumPy's format without a header.
+        key: everything that the numbers depend on, including the identity of the files.
+        dtype: the dtype of the numbers.
+        write: writes their raw bytes.
         what: names them in the warning.
     """
     path = kept_path("tokens", f"{xxhash.xxh3_128_hexdigest(os.fsencode(key))}.idx")
@@ -60,18 +60,18 @@ def _mapped(path: Path, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None])
 
 
 def said_of(file: MappedFile) -> str:
-    """Return the identity of a file that is cheap to tell: its path, size, time and layout."""
+    """Return a cheap identity of a file: path, size, modification time and layout."""
     return f"{os.path.realpath(file.path)} {tuple(file)[1:]}"
 
 
 def document_ends(
     read: Callable[[int, int], npt.NDArray[Any]], total: int, end_token: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the first token behind each document, in ascending arrays that are not empty.
+    """Yield the end of each document (the position after its last token), in ascending, non-empty arrays.
 
     Args:
-        read: ``read(begin, end)`` gives these tokens.
-        total: number of tokens. What stands behind the last end token is a document, too.
+        read: ``read(begin, end)`` returns these tokens.
+        total: number of tokens. Tokens after the last end token form a document, too.
         end_token: the last token of each document.
     """
     for begin in range(0, total, _SCAN):

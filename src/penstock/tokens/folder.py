@@ -1,12 +1,12 @@
-"""The folder that ``penstock tokenize`` writes: shards of tokens, and ``tokens.json``, which says what is in them.
+"""The output folder of ``penstock tokenize``: shards of tokens, and their description ``tokens.json``.
 
-    tokens/tokens.json               what was tokenized and how, and the shards that are finished
-    tokens/tokens-00000.bin          the tokens of all documents, one behind the other, little-endian
+    tokens/tokens.json               source, options, and the finished shards
+    tokens/tokens-00000.bin          the concatenated tokens of all documents, little-endian
     tokens/tokens-00000.idx.npy      first token of each document, and the number of tokens: int64 (documents + 1,)
 
 or, in Megatron's format, ``tokens-00000.bin`` and ``tokens-00000.idx`` (see `penstock.tokens.megatron`).
 
-Document i is row i of the source, empty ones included. What ``tokens.json`` does not name is not there yet.
+Document i is row i of the source, empty rows included. Files that ``tokens.json`` does not name are not finished.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["INDEX", "NAME", "Shard", "TokenFolder"]
 
 NAME = "tokens.json"
 INDEX = {"penstock": ".idx.npy", "megatron": ".idx"}
-"""The ending of an index, by format."""
+"""The extension of an index, by format."""
 
 _VERSION = 1
 
@@ -34,9 +34,9 @@ class Shard:
     """One file of tokens and its index.
 
     Attributes:
-        name: without endings.
-        documents, tokens: in it.
-        checksum: xxh3_128 of the file of tokens, and of the index.
+        name: the name without extensions.
+        documents, tokens: their numbers in it.
+        checksum: xxh3_128 of the token file and the index.
     """
 
     name: str
@@ -47,15 +47,15 @@ class Shard:
 
 @dataclass
 class TokenFolder:
-    """What ``tokens.json`` says.
+    """The content of ``tokens.json``.
 
     Attributes:
         format: ``"penstock"`` or ``"megatron"``.
-        dtype: NumPy's name of the tokens' type, such as ``"uint16"``.
-        rows: of the source, which are as many documents.
-        options: what else the tokens follow from, by name: fingerprints of source and tokenizer among them.
-        shards: those that are finished.
-        complete: whether they are all.
+        dtype: the NumPy dtype of the tokens, such as ``"uint16"``.
+        rows: rows of the source, which is the number of documents.
+        options: everything else that the tokens depend on, such as fingerprints of source and tokenizer.
+        shards: the finished shards.
+        complete: whether all shards are finished.
     """
 
     format: str
@@ -67,20 +67,20 @@ class TokenFolder:
 
     @property
     def documents(self) -> int:
-        """Documents in the shards that are finished."""
+        """The number of documents in the finished shards."""
         return sum(shard.documents for shard in self.shards)
 
     @property
     def tokens(self) -> int:
-        """Tokens in them."""
+        """The number of tokens in the finished shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @classmethod
     def whole(cls, name: str, storage: Storage | None = None) -> TokenFolder:
-        """Return what the ``tokens.json`` of a finished folder says.
+        """Return the ``tokens.json`` of a finished folder.
 
         Raises:
-            DataFileError: it is not finished. And what `read` raises.
+            DataFileError: it is not finished; also as `read`.
         """
         found = cls.read(name, storage)
         if not found.complete:
@@ -91,10 +91,10 @@ class TokenFolder:
         return found
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Write it, in place of the one that is there.
+        """Write ``tokens.json``, replacing an existing one atomically.
 
         Raises:
-            OSError: of the disk.
+            OSError: the disk fails or is full.
         """
         content = {"version": _VERSION, **asdict(self)}
         with write_atomically(Path(folder) / NAME) as file:
@@ -102,11 +102,11 @@ class TokenFolder:
 
     @classmethod
     def read(cls, name: str, storage: Storage | None = None) -> TokenFolder:
-        """Return what a ``tokens.json`` says.
+        """Return the content of a ``tokens.json``.
 
         Raises:
             DataFileIOError, StorageError: it cannot be read.
-            DataFileError: it holds something else.
+            DataFileError: it is damaged or another file.
         """
         try:
             content = read_object(name, storage=storage) if is_remote(name) else Path(name).read_bytes()

@@ -1,4 +1,4 @@
-"""Megatron's ``.idx`` files, beside ``.bin`` files of tokens: read and written.
+"""Read and write Megatron's ``.idx`` files, which index ``.bin`` files of tokens.
 
     bytes 0-8     b"MMIDIDX\\0\\0"
     8             version, 1
@@ -6,11 +6,11 @@
     8             number of sequences, n
     8             number of document indices, d
     4 n           tokens of each sequence, int32
-    8 n           where each sequence begins in the .bin file, in bytes, int64
-    8 d           first sequence of each document, and n behind the last one, int64
-    n             mode of each sequence, int8; in files for several modalities only
+    8 n           offset of each sequence in the .bin file, in bytes, int64
+    8 d           first sequence of each document, then n, int64
+    n             mode of each sequence, int8; only in files for several modalities
 
-All little-endian, one after the other without padding. Source: `megatron/core/datasets/indexed_dataset.py` of
+All little-endian, without padding. Source: `megatron/core/datasets/indexed_dataset.py` of
 Megatron-LM (Megatron-Core), whose writers give each document of a language model one sequence.
 """
 
@@ -29,14 +29,14 @@ __all__ = ["CODES", "MegatronIndex", "is_index", "read_header", "write_index"]
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
-_ROWS = 1 << 20  # numbers written at a time
+_ROWS = 1 << 20  # rows written at a time
 
 CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-"""NumPy's names of the types of tokens, by their codes."""
+"""NumPy names of the token types, by their codes."""
 
 
 class Header(NamedTuple):
-    """What the first bytes of an index say."""
+    """The header of an index."""
 
     dtype: str
     sequences: int
@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
 
 def is_index(path: str) -> bool:
-    """Return whether a file begins as an index of Megatron's does; False where there is none."""
+    """Return whether a file begins like a Megatron index; False if it does not exist."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -53,10 +53,10 @@ def is_index(path: str) -> bool:
 
 
 def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
-    """Return what an index says of itself.
+    """Return the header of an index.
 
     Raises:
-        DataFileError: no index of Megatron's, of another version, of tokens that are no integers, or truncated.
+        DataFileError: not a Megatron index, of another version, of tokens that are not integers, or truncated.
     """
     if len(data) < _HEADER.size or bytes(data[:9]) != _MAGIC:
         raise DataFileError(f"{path} is no index of Megatron's: it does not begin with {_MAGIC!r}")
@@ -76,15 +76,15 @@ def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
 
 
 class MegatronIndex:
-    """Where each document of a ``.bin`` file is.
+    """The position of each document in a ``.bin`` file.
 
     Args:
-        path: of the index, for messages.
-        read: gives the bytes of the index, mapped.
-        size: bytes of the file of tokens.
+        path: the index, for messages.
+        read: returns the mapped bytes of the index.
+        size: bytes of the token file.
 
     Raises:
-        DataFileError: it is damaged, or of another file of tokens.
+        DataFileError: the index is damaged, or belongs to another token file.
     """
 
     def __init__(self, path: str, read: Callable[[], npt.NDArray[np.uint8]], size: int) -> None:
@@ -102,7 +102,7 @@ class MegatronIndex:
             )
 
     def _arrays(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return sizes, pointers and document indices, mapped; they are not aligned."""
+        """Return sizes, pointers and document indices as mapped, unaligned arrays."""
         data, header = self._read(), self.header
         first = _HEADER.size + 4 * header.sequences
         second = first + 8 * header.sequences
@@ -113,11 +113,11 @@ class MegatronIndex:
         return self.header.documents
 
     def bounds(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the first token of some documents, and the one behind the last. Damaged ones may be anything."""
+        """Return first and end token of documents. In a damaged index these may be any numbers."""
         sizes, pointers, documents = self._arrays()
         if not len(sizes):
             return np.zeros_like(rows), np.zeros_like(rows)
-        # A damaged index points anywhere, and that is no IndexError of the caller's.
+        # A damaged index may hold any numbers, which is not an IndexError of the caller.
         first, last = (np.clip(documents[rows + more], 0, len(sizes)) for more in (0, 1))
         inside, behind = np.minimum(first, len(sizes) - 1), np.maximum(last, 1) - 1
         begins = pointers[inside] // self._width
@@ -125,12 +125,12 @@ class MegatronIndex:
         return begins, np.where(first == last, begins, ends)
 
     def lengths(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of the documents from one to another."""
+        """Return the token counts of documents ``begin`` to ``end``."""
         begins, ends = self.bounds(np.arange(begin, end))
         return ends - begins
 
     def mapped_lengths(self) -> npt.NDArray[np.int32] | None:
-        """Return the lengths as they are in the file; None if documents have several sequences."""
+        """Return the mapped lengths of the file; None if documents have several sequences."""
         sizes, _, documents = self._arrays()
         if self.header.documents != self.header.sequences:
             return None
@@ -142,10 +142,10 @@ class MegatronIndex:
 
 
 def write_index(out: BinaryIO, dtype: npt.DTypeLike, lengths: Sequence[int] | npt.NDArray[Any]) -> None:
-    """Write the index of documents of one sequence each, one behind the other in the file of tokens.
+    """Write the index of consecutive documents of one sequence each.
 
     Raises:
-        ConfigError: tokens of a type that Megatron has no code for.
+        ConfigError: a token type without a Megatron code.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     code = next((code for code, name in CODES.items() if np.dtype(name) == kind), None)

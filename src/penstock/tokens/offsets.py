@@ -1,4 +1,4 @@
-"""`OffsetIndex`: where documents are, by one array: the first token of each, and the number of all tokens."""
+"""`OffsetIndex`: document positions in one array: the first token of each, and the number of all tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["OffsetIndex"]
 
 
 class OffsetIndex:
-    """Where each document of a file of tokens is.
+    """The position of each document in a token file.
 
     Args:
-        path: of the index, for messages.
-        read: gives the offsets, int64 of shape (documents + 1,), mapped.
-        tokens: in the file.
+        path: the index, for messages.
+        read: returns the mapped offsets, int64 of shape (documents + 1,).
+        tokens: the number of tokens in the file.
 
     Raises:
-        DataFileError: they are of another file, or damaged.
+        DataFileError: the offsets belong to another file, or are damaged.
     """
 
     def __init__(self, path: str, read: Callable[[], npt.NDArray[np.int64]], tokens: int) -> None:
@@ -39,13 +39,13 @@ class OffsetIndex:
         return len(self._read()) - 1
 
     def bounds(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the first token of some documents, and the one behind the last."""
+        """Return first and end token of documents."""
         offsets = self._read()
         return offsets[rows], offsets[rows + 1]
 
     def lengths(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of the documents from one to another."""
+        """Return the token counts of documents ``begin`` to ``end``."""
         return np.diff(self._read()[begin : end + 1])
 
     def mapped_lengths(self) -> None:
-        """Return None: the file has offsets."""
+        """Return None: the file holds offsets, not lengths."""

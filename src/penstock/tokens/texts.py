@@ -1,4 +1,4 @@
-"""The text of a sample: a sample that is text, or the column of one that is a dict."""
+"""The text of a sample: the sample itself, or a column of a dict."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.errors import ConfigError, DataFileError
 __all__ = ["COLUMN", "check_column", "text_of"]
 
 COLUMN = "text"
-"""The column that holds the text, where nobody says another one."""
+"""The default text column."""
 
 
 def check_column(columns: Any, column: str) -> None:
-    """Refuse a column that a source does not have, where the source knows its columns.
+    """Check that a source has a column, if it knows its columns.
 
     Raises:
-        ConfigError: it lists those that there are.
+        ConfigError: it does not; the message lists its columns.
     """
     if isinstance(columns, list | tuple) and column not in columns:
         raise ConfigError(f"there is no column {column!r}: the columns are {', '.join(map(str, columns))}; see column=")
@@ -28,12 +28,12 @@ def text_of(sample: Any, column: str, row: Any) -> str:
 
     Args:
         sample: text, or a mapping.
-        column: of a mapping.
+        column: the text column of a mapping.
         row: names the sample in errors.
 
     Raises:
-        ConfigError: a mapping without this column, or a sample of another kind.
-        DataFileError: something else than text in this column.
+        ConfigError: a mapping without this column, or a sample of another type.
+        DataFileError: the column does not hold text.
     """
     if isinstance(sample, str):
         return sample

@@ -1,17 +1,17 @@
-"""`TextTokenizer`: text to ids, by any tokenizer, as a handle that pickles.
+"""`TextTokenizer`: encode text to token ids, by any tokenizer, as a picklable handle.
 
     tokenizer = TextTokenizer("tokenizer.json", append_eos="<|endoftext|>")
-    tokenizer.encode(["a text", "another"])             a list of int64 arrays, one a text
+    tokenizer.encode(["a text", "another"])             a list of int64 arrays, one per text
 
-Promises: ids of a text depend on this text alone, never on the batch around it. A pickle holds the tokenizer's JSON, so
-it opens where the file is not. No environment variable is set, and no object of the caller is changed.
+Promises: the ids of a text depend only on the text, never on its batch. A pickle holds the tokenizer's JSON, so it
+works where the file does not exist. No environment variable is set, and no object of the caller is changed.
 
-Rust threads. `tokenizers` encodes a batch by threads of its own, which do not survive a fork: a forked process that
-uses them hangs. So they are used in a process that was started as a program, and nowhere else: worker processes encode
-one text after the other, without these threads. There the workers are the parallelism.
+Rust threads: `tokenizers` encodes a batch in its own threads, which do not survive a fork: a forked process that uses
+them hangs. So only a process that was started as a program uses them. Worker processes encode one text at a time,
+without these threads; there, the workers provide the parallelism.
 
-Batches are a quarter faster than single texts, since `tokenizers` can leave out offsets there. Where the environment
-variable ``TOKENIZERS_PARALLELISM`` says that there are no threads, worker processes encode batches, too.
+Batches are a quarter faster than single texts, since `tokenizers` can omit offsets for them. If the environment
+variable ``TOKENIZERS_PARALLELISM`` disables threads, worker processes encode batches, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_THREADS", "IdsOf", "TextTokenizer", "has_rust_threads"]
 
 IdsOf = Callable[[str], Sequence[int]]
-"""A tokenizer of a program's own: text to ids."""
+"""A user's function from text to ids."""
 
 NO_THREADS = "TOKENIZERS_PARALLELISM"
 
@@ -45,16 +45,16 @@ _STARTED = os.getpid()
 
 
 def has_rust_threads() -> bool:
-    """Return whether this process may encode by threads of `tokenizers`: it was neither forked nor started to work."""
+    """Return whether this process may use the threads of `tokenizers`: it is neither forked nor a worker."""
     if os.getpid() != _STARTED or multiprocessing.parent_process() is not None:
         return False
-    torch = sys.modules.get("torch.utils.data")  # a worker on a Ray cluster is a program to the system
+    torch = sys.modules.get("torch.utils.data")  # to the system, a worker on a Ray cluster is a program
     is_main = threading.current_thread() is threading.main_thread()
     return torch is None or not is_main or torch.get_worker_info() is None
 
 
 def _is_without_threads() -> bool:
-    """Return whether `tokenizers` uses no threads, as it reads the environment at each batch."""
+    """Return whether the environment disables the threads of `tokenizers`, which checks it at each batch."""
     return os.environ.get(NO_THREADS, "true").lower() in ("", "off", "false", "f", "no", "n", "0")
 
 
@@ -62,9 +62,8 @@ class TextTokenizer:
     """Encodes texts. See `penstock.TokenizedDataset` for the arguments.
 
     Raises:
-        ConfigError: not a tokenizer; one that cannot be written as JSON; an end token that it does not know; a maximum
-            that is too small.
-        DataFileIOError, DataFileError: a ``tokenizer.json`` that cannot be read, or holds something else.
+        ConfigError: not a tokenizer; a tokenizer without a JSON form; an unknown end token; a too small ``max_length``.
+        DataFileIOError, DataFileError: a ``tokenizer.json`` that cannot be read, or is invalid.
 
     Memory: one copy of the vocabulary in each process that encodes.
     """
@@ -99,20 +98,20 @@ class TextTokenizer:
             )
         self._rust: Tokenizer | None = None
         self.end = self._end(append_eos)
-        """The token behind each text; None if there is none."""
+        """The token appended to each text, or None."""
 
-    # What it is.
+    # Properties.
 
     @property
     def is_pure(self) -> bool:
-        """Whether the ids of a text are always the same."""
+        """Whether the ids of a text are deterministic."""
         if self._json is None:
             return bool(getattr(self._function, "pure", False))
         return not json.loads(self._json)["model"].get("dropout")
 
     @property
     def fingerprint(self) -> str | None:
-        """Identity of the tokenizer and its options; None of a function, which says nothing of itself."""
+        """The identity of the tokenizer and its options; None for a function, which has none."""
         if self._json is None:
             return None
         options = f"{self.add_special_tokens} {self.max_length} {self.end}"
@@ -120,7 +119,7 @@ class TextTokenizer:
 
     @property
     def largest(self) -> int | None:
-        """The largest id that it gives; None of a function."""
+        """The largest possible id; None for a function."""
         if self._json is None:
             return None
         return max([0, *self._tokenizer().get_vocab(with_added_tokens=True).values(), self.end or 0])
@@ -131,17 +130,17 @@ class TextTokenizer:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rust": None}
 
-    # What it does.
+    # Encoding.
 
     def encode(self, texts: Sequence[str], *, threads: bool | None = None) -> list[npt.NDArray[np.int64]]:
-        """Return the ids of each text, int64 of shape (tokens,); the end token is the last one, if there is one.
+        """Return the ids of each text, int64 of shape (tokens,), with the end token last, if set.
 
         Args:
             texts: a batch.
-            threads: encode by threads of `tokenizers`; by default where `has_rust_threads` says so.
+            threads: use the threads of `tokenizers`; by default if `has_rust_threads`.
 
         Raises:
-            DataFileError: a function gave something else than ids.
+            DataFileError: a function returned something other than ids.
         """
         if self._function is not None:
             return [self._finished(_checked(self._function(text))) for text in texts]
