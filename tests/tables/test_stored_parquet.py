@@ -150,7 +150,7 @@ def test_a_copy_that_somebody_truncates(store: Store, tmp_path: Path) -> None:
     assert table.records([3]) == [{"x": 3}]
     (copy,) = (tmp_path / "cache").glob("objects/*/*.parquet")
     os.truncate(copy, 100)
-    with pytest.raises(DataFileChangedError, match=r"p-000\.parquet changed"):
+    with pytest.raises(DataFileChangedError, match=r"p-000\.parquet was changed"):
         table.records([3])
 
 
