@@ -475,3 +475,9 @@ def test_arrays_come_from_a_cluster_as_tensors_do() -> None:
         assert {name: part.tobytes() for name, part in mine.items()} == {
             name: part.numpy().tobytes() for name, part in yours.items()
         }
+
+
+def test_batches_of_a_cluster_go_on_to_a_device() -> None:
+    with make("pure", device="meta", executor="ray", num_workers=1) as loader:
+        assert {batch["large"].device.type for batch in loader} == {"meta"}
+    assert loader.stats()["copies"]["batches"] == PER_EPOCH
