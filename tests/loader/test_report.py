@@ -16,7 +16,7 @@ from interpreter_support import Popen
 
 from penstock.loader.bar import Bar
 from penstock.loader.messages import BatchMetrics, BatchResult
-from penstock.loader.report import diagnose, print_report
+from penstock.loader.report import diagnose, print_report, summarize
 from penstock.loader.statistics import Statistics
 
 
@@ -86,6 +86,26 @@ IDLE = {"stages": {"fetch": 40.0, "collate": 4.0, "hand-over": 1.0}, "cpu_second
 
 def queue(ready: float, depth: float = 8.0) -> dict[str, Any]:
     return {"requests": 999, "ready": ready, "depth": depth, "prefetch": 8, "occupancy": ready / depth}
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("100 samples/s · waiting 50% · limited by decode", {}),
+        ("1,240 samples/s · waiting 4% · limited by training", {**waits(0.04), "samples_per_second": 1240.3}),
+        ("100 samples/s · waiting 50%", {"batches": 19}),
+        ("100 samples/s · waiting 50% · limited by decode", {"executor": "inline", "workers": 0}),
+        ("100 samples/s · waiting 50% · limited by data", {**IDLE, "queue": queue(0.2)}),
+        ("100 samples/s · waiting 50% · limited by memory", {**IDLE, "ways": {"ring": 300, "copy": 700}}),
+        (
+            "100 samples/s · waiting 50% · limited by hand-over",
+            {**IDLE, "stages": {"fetch": 4.0, "collate": 1.0, "hand-over": 30.0}},
+        ),
+        ("100 samples/s · waiting 9% · limited by first batches", {"passes": 50, "first_batch_seconds": 45.0}),
+    ],
+)
+def test_summaries(line: str, changes: dict[str, Any]) -> None:
+    assert summarize(stats_of(**changes)) == line
 
 
 @pytest.mark.clock

@@ -32,10 +32,11 @@ from typing import Any
 
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import Accelerator, PreparedLoader, skip_first_batches
+from penstock.integrations.loader_logger import LoaderLogger
 from penstock.loader.dataloader import DataLoader
 from penstock.plan.cursor import check_state, read_mapping
 
-__all__ = ["LoaderPosition", "PenstockTrainer", "TrainerLoaders"]
+__all__ = ["LoaderLogging", "LoaderPosition", "PenstockTrainer", "TrainerLoaders"]
 
 transformers: Any = importlib.import_module("transformers")  # with its types mypy would read all of it
 _trainer: Any = importlib.import_module("transformers.trainer")
@@ -111,6 +112,28 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
                 )
         self._loader.load_state_dict(loader)
         self._loader.stands = True  # `TrainerLoaders` skips nothing of it
+
+
+class LoaderLogging(_callbacks.TrainerCallback):  # type: ignore[misc]
+    """The callback that logs the training loader's numbers, every so many steps of the optimizer.
+
+    Args:
+        logger: where to. It watches the Trainer's loader, unless it has one.
+
+    Raises:
+        ConfigError: in training, the loader is none of Penstock's.
+    """
+
+    def __init__(self, logger: LoaderLogger) -> None:
+        self._logger = logger
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Watch the loader."""
+        self._logger.follow(objects.get("train_dataloader"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Count a step."""
+        self._logger.step(state.global_step)
 
 
 class TrainerLoaders:

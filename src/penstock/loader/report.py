@@ -19,7 +19,7 @@ from penstock.loader.setting import Setting
 from penstock.loader.throughput import ENOUGH
 from penstock.wording import counted
 
-__all__ = ["Verdict", "diagnose", "print_report", "render"]
+__all__ = ["Verdict", "diagnose", "print_report", "render", "summarize"]
 
 _BATCHES, _SECONDS = 20, 1.0  # fewer say nothing
 _BUSY = 0.7  # workers that are at work for this share of the time cannot do much more: batches are not all alike
@@ -30,6 +30,7 @@ _MANY = 0.1  # share of the batches that went another way
 _LARGE = 100_000  # bytes of a batch for which it matters how it comes
 _SPARE = 1.1  # workers suggested, over those that would just keep up
 _MOST = 64  # no more are suggested
+_LIMITS = {"start": "first batches"}
 
 
 class Verdict(NamedTuple):
@@ -38,10 +39,12 @@ class Verdict(NamedTuple):
     Attributes:
         limit: "training", "data", "memory", "start" (of passes), or "unknown" when there is too little to go by.
         sentence: the same in words, and what to change.
+        stage: the stage that takes longest, where making batches limits the run; "" elsewhere.
     """
 
     limit: str
     sentence: str
+    stage: str = ""
 
 
 class _Run:
@@ -120,11 +123,15 @@ class _Run:
         return f"up to {max(1.0, self.seconds / pace):.1f}x"
 
     @property
-    def costliest(self) -> str:
+    def longest(self) -> str:
         """The stage that takes longest."""
-        stages = {name: seconds for name, seconds in self.stats["stages"].items() if name != "hand-over"}
-        name = max(stages, key=lambda name: stages[name])
-        return f"{name!r} ({_percent(stages[name], self.work)} of the work)"
+        stages: dict[str, float] = {**self.stats["stages"], "hand-over": 0.0}
+        return max(stages, key=lambda name: stages[name])
+
+    @property
+    def costliest(self) -> str:
+        """The same in words, with its share."""
+        return f"{self.longest!r} ({_percent(self.stats['stages'][self.longest], self.work)} of the work)"
 
 
 def diagnose(stats: dict[str, Any]) -> Verdict:
@@ -143,17 +150,31 @@ def diagnose(stats: dict[str, Any]) -> Verdict:
     if run.share < ENOUGH:
         return Verdict("training", _training(run))
     if tuning is not None:
-        return Verdict("data", _tuned(run))
+        return Verdict("data", _tuned(run), run.longest if run.busy >= _BUSY else "")
     if stats["workers"] == 0:
-        return Verdict("data", _inline(run))
+        return Verdict("data", _inline(run), run.longest)
     if not run.here and run.started < stats["workers"]:
         return Verdict("data", f"Data limits this run: {run.waiting}, and {_pending(run)}.")
     if run.busy < _BUSY and (why := _memory(run)):
         return Verdict("memory", f"Memory limits this run: {run.waiting}, and {why}.")
     if run.busy < _BUSY and run.here and run.alone < _CLEARLY * run.seconds:
-        return Verdict("data", _needless(run))
-    why = _too_few(run) if run.busy >= _BUSY else _idle(run)
-    return Verdict("data", f"Data limits this run: {run.waiting}, and {why}.")
+        return Verdict("data", _needless(run), "hand-over")
+    busy = run.busy >= _BUSY
+    why = _too_few(run) if busy else _idle(run)
+    return Verdict("data", f"Data limits this run: {run.waiting}, and {why}.", run.longest if busy else "")
+
+
+def summarize(stats: dict[str, Any]) -> str:
+    """Return one short line: samples/s, the share of the time spent waiting, and what limits the run once that shows.
+
+    >>> summarize(DataLoader(range(10)).stats())
+    '0.00 samples/s · waiting 0%'
+    """
+    verdict = diagnose(stats)
+    parts = [f"{_digits(stats['samples_per_second'])} samples/s", f"waiting {_Run(stats).share:.0%}"]
+    if verdict.limit != "unknown":
+        parts.append(f"limited by {verdict.stage or _LIMITS.get(verdict.limit, verdict.limit)}")
+    return " · ".join(parts)
 
 
 def _start(run: _Run) -> str:

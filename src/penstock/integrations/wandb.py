@@ -1,0 +1,46 @@
+"""Weights & Biases: a loader's numbers in a run.
+
+    run = wandb.init(project="images")              # WANDB_MODE=offline writes to a folder
+    logger = WandbLogger(run, loader, every=50)
+    for batch in loader:
+        ...
+        logger.step()
+
+This module does not import wandb.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.integrations.loader_logger import LoaderLogger
+
+__all__ = ["WandbLogger"]
+
+
+class WandbLogger(LoaderLogger):
+    """Logs a loader's numbers to a run, over a step of their own (``loader/step``), see
+    `penstock.integrations.loader_logger.LoaderLogger`.
+
+    Their own step leaves that of the run alone, whatever your program logs with ``run.log(..., step=)``.
+
+    Args:
+        run: what ``wandb.init`` returned. Finishing it stays with you.
+        loader, every, prefix: as for `LoaderLogger`.
+
+    Raises:
+        ConfigError: it is no run, or what `LoaderLogger` raises.
+    """
+
+    def __init__(self, run: Any, loader: Any = None, *, every: int = 50, prefix: str = "loader") -> None:
+        if not callable(getattr(run, "define_metric", None)):
+            raise ConfigError(f"WandbLogger takes the run that wandb.init returned first, got a {type(run).__name__}")
+        super().__init__(loader, every=every, prefix=prefix)
+        self._run = run
+        run.define_metric(f"{prefix}/step")
+        run.define_metric(f"{prefix}/*", step_metric=f"{prefix}/step")
+
+    def write(self, values: dict[str, float], step: int) -> None:
+        """Log the numbers together."""
+        self._run.log({**values, f"{self._prefix}/step": step})
