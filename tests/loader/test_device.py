@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import namedtuple
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset
 import penstock as ps
 from penstock.errors import ConfigError, WorkerError
 from penstock.loader.batches import map_batch
+from penstock.loader.device import StreamCopier
 
 Pair = namedtuple("Pair", "left right")
 
@@ -380,6 +382,78 @@ def test_a_device_that_is_not_here_is_refused_at_iter() -> None:
         iter(loader)
     loader.device = None
     assert len(list(loader)) == 4
+
+
+class Streams:
+    """Streams and events as ``torch.cuda`` has them, for parts of batches that note what is done with them."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.at = "the consumer's"
+
+    def Stream(self, device: torch.device) -> SideStream:
+        return SideStream(self)
+
+    @contextmanager
+    def stream(self, stream: SideStream) -> Iterator[None]:
+        self.at = "the side"
+        yield
+        self.at = "the consumer's"
+
+    def current_stream(self, device: torch.device) -> ConsumersStream:
+        return ConsumersStream(self)
+
+
+class SideStream:
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+
+    def record_event(self) -> str:
+        self.streams.said.append("record an event")
+        return "event"
+
+
+class ConsumersStream:
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+
+    def wait_event(self, event: str) -> None:
+        self.streams.said.append(f"wait for the {event}")
+
+
+class Graph:
+    """Moves as the graphs of PyTorch Geometric do."""
+
+    def __init__(self, streams: Streams, place: str = "in memory") -> None:
+        self.streams, self.place = streams, place
+
+    def pin_memory(self) -> Graph:
+        self.streams.said.append("pin")
+        return Graph(self.streams, "pinned")
+
+    def to(self, device: torch.device, non_blocking: bool) -> Graph:
+        self.streams.said.append(f"copy what is {self.place} on {self.streams.at} stream, blocking: {not non_blocking}")
+        return Graph(self.streams, str(device))
+
+    def record_stream(self, stream: ConsumersStream) -> None:
+        assert isinstance(stream, ConsumersStream)
+        self.streams.said.append(f"{self.place} is used on the consumer's stream")
+
+
+def test_streams_and_events_are_used_in_this_order() -> None:
+    streams = Streams()
+    copier = StreamCopier(torch.device("cuda", 1), streams)
+    moved = copier.copy({"graph": Graph(streams), "name": "a", "size": 3})
+    mark = copier.record()
+    assert (moved["graph"].place, moved["name"], moved["size"]) == ("cuda:1", "a", 3)
+    copier.wait(mark, moved)
+    assert streams.said == [
+        "pin",
+        "copy what is pinned on the side stream, blocking: False",
+        "record an event",
+        "wait for the event",
+        "cuda:1 is used on the consumer's stream",
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

@@ -35,7 +35,7 @@ class LoaderLogger(ABC):
     * ``loader/ms_per_sample/STAGE``: milliseconds of work on a sample in ``fetch``, ``decode``, ``collate``, ... , all
       workers together
 
-    A step costs less than a microsecond, a log what ``loader.stats()`` costs: some 0.1 ms.
+    A step costs less than a microsecond, a log a few tenths of a millisecond, as ``loader.stats()`` does.
 
     >>> class Printer(LoaderLogger):
     ...     def write(self, values, step):

@@ -29,7 +29,7 @@ from penstock.loader.window import INTERRUPTED
 if TYPE_CHECKING:
     from penstock.loader.dataloader_iter import ResultIterator
 
-__all__ = ["DeviceCopier", "DevicePrefetcher", "copier_of"]
+__all__ = ["DeviceCopier", "DevicePrefetcher", "StreamCopier", "copier_of"]
 
 
 @runtime_checkable
@@ -126,11 +126,12 @@ class PlainCopier:
 
 
 _CPU = torch.device("cpu")
+_MOVES = "pin_memory", "to", "record_stream"
 
 
 def _is_movable(part: Any) -> bool:
     """Return whether a part of a batch moves as tensors do; the graphs of PyTorch Geometric do, too."""
-    return isinstance(part, torch.Tensor) or (hasattr(part, "record_stream") and hasattr(part, "to"))
+    return isinstance(part, torch.Tensor) or all(callable(getattr(part, name, None)) for name in _MOVES)
 
 
 def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier | None:
