@@ -425,8 +425,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("replaces lost workers in any case", on_worker_death="restart")
     refused("dispatch='chunk'", dispatch="chunk")
     refused("not between", ray_options=RayOptions(max_workers=1), num_workers=2)
-    refused("are two", ray_options=RayOptions(threads_per_worker=3), threads_per_worker=2)
-    refused("is dealt to a number of workers", Shares(8), ray_options=RayOptions(max_workers=2))
+    refused("differs from that of RayOptions", ray_options=RayOptions(threads_per_worker=3), threads_per_worker=2)
+    refused("is split among a fixed number of workers", Shares(8), ray_options=RayOptions(max_workers=2))
     refused("cannot be pickled", Numbers(8), collate_fn=threading.Lock().acquire)
     with pytest.raises(ConfigError, match="ray_options is for"):
         DataLoader(Numbers(8), ray_options=RayOptions())

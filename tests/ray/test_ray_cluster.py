@@ -94,7 +94,7 @@ def silent_head(cluster: Any) -> Iterator[None]:
 def test_a_head_that_does_not_answer_is_said(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = nodes()
     with monkeypatch.context() as patched, silent_head(cluster):
-        patched.setattr("penstock.loader.executors.ray.cluster._SILENCE", (0.1, 0.4))
+        patched.setattr("penstock.loader.executors.ray.cluster._ANSWER_TIMEOUTS_S", (0.1, 0.4))
         with pytest.raises(ClusterError, match=r"asked twice, .*has not answered for 0 s.*gcs_server"):
             nodes()
         with pytest.raises(ClusterError, match="not answered"):
@@ -113,7 +113,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPat
             lost.wait()
         return 7
 
-    monkeypatch.setattr("penstock.loader.executors.ray.cluster._SILENCE", (0.1, 30.0))
+    monkeypatch.setattr("penstock.loader.executors.ray.cluster._ANSWER_TIMEOUTS_S", (0.1, 30.0))
     assert _asked(question) == 7
     assert len(asked) == 2
     lost.set()

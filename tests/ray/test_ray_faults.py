@@ -467,7 +467,7 @@ def test_rows_that_came_once_more_are_kept_longest(ray_environment: None, monkey
     monkeypatch.setattr(remote_manifest, "_KEPT", 2)
     for rows_sent in ({0: "a", 1: "b"}, {0: "a"}, {2: "c"}):
         remote_manifest.keep_rows(pickle.dumps({"kept longest": rows_sent}))
-    manifest = remote_manifest.FarManifest("kept longest", 3, "", "")
+    manifest = remote_manifest.RemoteRows("kept longest", 3, "", "")
     assert manifest.records([0, 2]) == ["a", "c"]
     with pytest.raises(remote_manifest.RowsWanted):
         manifest.records([1])

@@ -1,10 +1,10 @@
-"""The names of MPDataset (the index stream of its own project and the image data set of ZCls) on top of ours.
+"""The interface of MPDataset (the index stream of its own project, and the image dataset of ZCls) over ours.
 
 ``MPDataset(length, ...)`` yields indices, ``MPDataset(root, ...)`` yields ``(image, target)`` of a folder that holds
 ``data.csv`` (lines of ``path,,int``) and ``cls.csv`` (one class name a line). Differences, all of them faults of the
-original: ``epoch`` and ``drop_last`` count with one GPU too; every epoch has another order; `set_epoch` reaches
-persistent workers; no worker reads the whole file. Pass ``batch_size=`` as well and batches do not depend on the number
-of workers; without it samples are dealt to workers one by one, as before.
+original: ``epoch`` and ``drop_last`` also work with one GPU; every epoch has another order; `set_epoch` reaches
+persistent workers; no worker reads the whole file. With ``batch_size=``, batches do not depend on the number of
+workers; without it, samples are split among workers one by one, as before.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class MPDataset(IterableDataset[Any]):
         shuffle: a new order for every epoch; the seed is 0.
         num_gpus, rank_id: world size and rank.
         epoch: the first epoch.
-        drop_last: leave out what does not fill a batch of every rank.
-        batch_size: the loader's, see above.
+        drop_last: drop samples that do not fill a batch on every rank.
+        batch_size: the batch size of the loader, see above.
 
     With a folder also ``transform``, ``target_transform``, ``top_k`` and ``keep_rgb``, as in ZCls.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
+        ConfigError, PartitionError: invalid arguments.
     """
 
     def __new__(cls, length: Any = 0, *args: Any, **kwargs: Any) -> MPDataset:
-        """The image data set if the first argument is a folder."""
+        """Return the image dataset if the first argument is a folder."""
         if isinstance(length, str | os.PathLike) or "root" in kwargs:
             folder = _ImageMPDataset(*(() if "root" in kwargs else (length,)), *args, **kwargs)
             return cast(MPDataset, folder)
@@ -71,7 +71,7 @@ class MPDataset(IterableDataset[Any]):
         self._epoch = SharedIntegers([epoch])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass, in running workers too."""
+        """Set the epoch of the next iteration, also in running workers."""
         self._epoch.set([epoch])
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class MPDataset(IterableDataset[Any]):
 
 
 class _ImageMPDataset(datasets.MPDataset):
-    """ZCls' image data set: ``(image, target)``, BGR unless ``keep_rgb``."""
+    """ZCls' image dataset: ``(image, target)``, BGR unless ``keep_rgb``."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _ImageMPDataset(datasets.MPDataset):
                 self.classes = [line.strip() for line in file if line.strip()]
         except OSError as error:
             raise ManifestError(
-                f"{classes}: cannot be read: {error.strerror}; one class name a line is needed"
+                f"{classes}: cannot be read: {error.strerror}; it must hold one class name per line"
             ) from error
         manifest = Manifest.open(
             os.path.join(root, "data.csv"), format="csv", header=False, columns=["path", "unused", "label"], root=root
@@ -154,7 +154,7 @@ class _LoadTransformed:
 
 
 class DistributedSampler(samplers.DistributedSampler):
-    """``DistributedSampler(length, ...)``: torch's signature over a number instead of a data set."""
+    """``DistributedSampler(length, ...)``: torch's signature with a length instead of a dataset."""
 
     def __init__(
         self,

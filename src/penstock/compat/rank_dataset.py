@@ -1,11 +1,11 @@
-"""The names of ModelTC/rank_dataset on top of `penstock.RankDataset`.
+"""The interface of ModelTC/rank_dataset over `penstock.RankDataset`.
 
 A program that imports from here runs unchanged, with these differences, all of them faults of the original: labels of
-more than one character, spaces in paths, blank lines and a last line without newline are read right; data sets have a
-length; the global NumPy generator is left alone; ``group`` blocks are dealt to all ranks instead of one block to each;
-rows come shuffled by (seed), not in file order. With a server (``penstock serve META_FILE --port 28889``, or several)
-the rows and their numbers are those of the meta file on a disk, ``is_test`` is heeded, and jobs do not meet each other.
-New programs should use `penstock.RankDataset` or `penstock.RankServerDataset`, which need no rebuilding between
+more than one character, spaces in paths, blank lines and a last line without newline are read correctly; datasets have
+a length; the global NumPy generator is not changed; ``group`` blocks are split among all ranks, instead of one block
+per rank; rows are shuffled by the seed, not in file order. With one or several servers (``penstock serve META_FILE
+--port 28889``), rows and row numbers equal those of the local file, ``is_test`` works, and jobs do not affect each
+other. New programs should use `penstock.RankDataset` or `penstock.RankServerDataset`, which need no rebuilding between
 mini-epochs.
 
     for epoch in range(90):
@@ -51,7 +51,7 @@ _SERVER_CONFIG = {**_CONFIG, "group": 10, "cache_size": 100_000}
 
 
 class BaseDataset(Dataset[str]):
-    """Every line of a meta file on every rank, as a stripped string. Memory: O(1), the file is mapped."""
+    """All lines of a meta file on every rank, as stripped strings. Memory: O(1), the file is mapped."""
 
     def __init__(self, meta_file: str) -> None:
         self.meta_file = meta_file
@@ -73,8 +73,8 @@ class RankDataset(datasets.RankDataset):
 
     Args:
         meta_file: lines of ``filename label``.
-        is_test: every rank gets all rows, in the order of the file.
-        reload_cfg: ``mini_epoch`` (mini-epochs in an epoch, 1), ``mini_epoch_idx`` (which of them, 0), ``seed`` (0) and
+        is_test: every rank reads all rows, in file order.
+        reload_cfg: ``mini_epoch`` (mini-epochs per epoch, 1), ``mini_epoch_idx`` (the mini-epoch, 0), ``seed`` (0) and
             ``group`` (blocks, 1).
 
     Raises:
@@ -96,7 +96,7 @@ def _config(reload_cfg: Mapping[str, int] | None, defaults: Mapping[str, int]) -
 
 
 def _options(config: Mapping[str, int], is_test: bool) -> dict[str, Any]:
-    """What a configuration means to our data sets."""
+    """Return the options of our datasets for a configuration."""
     if is_test:
         return {"rank": 0, "world_size": 1, "shuffle": "none", "load": _as_list}
     group = config["group"] if config["group"] > 1 else None
@@ -108,27 +108,27 @@ def _as_list(record: Record) -> list[Any]:
 
 
 def _as_text(label: Any) -> Any:
-    """As the meta file has it, also where the server reads labels as numbers."""
+    """Return a label as in the meta file, even if the server parses labels as numbers."""
     return label if label is None else str(label)
 
 
 class DistributedSampler(samplers.DistributedSampler):
-    """One rank's share of the indices in order, every ``world_size``-th (the original took one contiguous run)."""
+    """One rank's share of the indices, every ``world_size``-th in order (the original took a contiguous range)."""
 
     def __init__(self, dataset: Sized, world_size: int | None = None, rank: int | None = None) -> None:
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
 
 
 class ServerDataset(datasets.ServerDataset):
-    """Every line of a served meta file on every rank, as a string ``filename label``.
+    """All lines of a served meta file on every rank, as strings ``filename label``.
 
     Args:
-        meta_file: its name without folder and ending is that of the served data set; ``""`` is the only one.
-        server_ip, server_port: where ``penstock serve`` listens.
-        timeout: seconds that a request may take.
+        meta_file: its name without folder and extension is the name of the served dataset; ``""`` is the only one.
+        server_ip, server_port: the address of ``penstock serve``.
+        timeout: seconds per request.
 
     Raises:
-        ServerError: no server answers, or it has no such data set.
+        ServerError: no server answers, or it does not serve the dataset.
     """
 
     def __init__(self, meta_file: str, server_ip: str, server_port: int, timeout: float = 1000) -> None:
@@ -137,23 +137,23 @@ class ServerDataset(datasets.ServerDataset):
         self.meta_file = meta_file
 
     def get_meta_num(self) -> int:
-        """Lines of the meta file."""
+        """Return the number of lines of the meta file."""
         return len(self)
 
     def get_meta(self, idx: int) -> str:
-        """One line."""
+        """Return one line."""
         line: str = self[idx]
         return line
 
 
 class RankServerDataset(datasets.RankServerDataset):
-    """This rank's share of a mini-epoch of a served meta file; items as those of `RankDataset`.
+    """This rank's share of a mini-epoch of a served meta file; items as in `RankDataset`.
 
     Args:
         meta_file, server_ip, server_port, timeout: as in `ServerDataset`.
-        is_test: every rank gets all rows, in the order of the file.
-        reload_cfg: as in `RankDataset`, but ``group`` is 10 if it is left out; and ``cache_size`` (100000), the rows of
-            a page that is read ahead.
+        is_test: every rank reads all rows, in file order.
+        reload_cfg: as in `RankDataset`, but the default of ``group`` is 10; and ``cache_size`` (100000), the rows of a
+            page that is read ahead.
 
     Raises:
         ConfigError: an unknown name in reload_cfg.
@@ -178,7 +178,7 @@ class RankServerDataset(datasets.RankServerDataset):
 
 
 def _client(server_ip: str, server_port: int, timeout: float) -> Client:
-    from penstock.server import Client  # gRPC is for those who use it
+    from penstock.server import Client  # imported late: it loads gRPC
     from penstock.server.address import Address
 
     host = server_ip.removeprefix("[").removesuffix("]")
@@ -194,16 +194,16 @@ def _as_line(record: Record) -> str:
 
 
 def get_rank() -> int:
-    """This rank."""
+    """Return this rank."""
     return distributed.current().rank
 
 
 def get_world_size() -> int:
-    """The job's ranks."""
+    """Return the number of ranks of the job."""
     return distributed.current().world_size
 
 
 def barrier() -> None:
-    """Wait for all ranks; nothing without a process group."""
+    """Wait for all ranks; do nothing without a process group."""
     if dist.is_available() and dist.is_initialized():
         dist.barrier()

@@ -1,8 +1,8 @@
-"""What an executor is: it makes batches and reports what became of them. Order, patience and faults are the window's.
+"""The interface of executors: they make batches and report results. The window handles order, time-outs and failures.
 
 window  -- submit(batches, worker) -->  executor
         <-- Done, Began, Lost      --      |
-        -- collect(batch) ----------> batch, in memory that is the consumer's
+        -- collect(batch) ----------> batch, in memory owned by the consumer
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Again", "Began", "Done", "Event", "Executor", "Lost", "PendingBatch"
 
 
 class PendingBatch:
-    """A batch under way. Executors derive from it what they need.
+    """A submitted batch. Executors subclass it.
 
     Args:
-        number: of the batch in its pass.
-        request: the batch to be made.
+        number: the number of the batch in its epoch iterator.
+        request: the batch to make.
 
     Attributes:
-        worker: that was asked for it.
+        worker: the worker that makes it.
         done: whether the window knows that it is finished.
-        ended: whether there is no such batch, since the worker's stream has come to its end.
+        ended: whether it does not exist, because the worker's stream has ended.
         blame: deaths of workers, by the key of the sample that may be the cause.
     """
 
@@ -44,26 +44,26 @@ class PendingBatch:
 
 
 class Done(NamedTuple):
-    """A batch is made, or has failed."""
+    """A batch is finished, or has failed."""
 
     batch: PendingBatch
 
 
 class Began(NamedTuple):
-    """A worker has begun its pass; the first snapshot of its objects, None if they have no state."""
+    """A worker has started its epoch; holds the first snapshot of its objects, None if they have no state."""
 
     worker: int
     snapshot: Snapshot | None
 
 
 class Lost(NamedTuple):
-    """A worker is gone.
+    """A worker has died.
 
     Attributes:
         worker: its number.
-        batches: of this pass that it had to make, in part or whole.
+        batches: the unfinished batches of this epoch iterator, whole or in part.
         blame: samples that may be the cause: batch, key, and share of the blame.
-        why: how it ended and where it was, as a sentence without its full stop.
+        why: how and where it ended, as a sentence without a full stop.
     """
 
     worker: int
@@ -73,7 +73,7 @@ class Lost(NamedTuple):
 
 
 class Again(NamedTuple):
-    """Batches have to be asked for once more, through no fault of theirs."""
+    """Batches must be submitted again, through no fault of their own."""
 
     batches: list[PendingBatch]
 
@@ -82,18 +82,18 @@ Event = Done | Began | Lost | Again
 
 
 class Executor(ABC):
-    """Makes the batches of one pass for a `Window`.
+    """Makes the batches of one epoch iterator for a `Window`.
 
-    All but `wait`, `close` and `turn` is called by whoever has the turn.
+    Callers hold the lock `turn` for all methods but `wait`, `close` and `turn`.
 
     Attributes:
-        workers: how many there are. Where it matters who makes a batch, they take turns.
+        workers: number of workers. If it matters which worker makes a batch, they take turns.
         tells_begin: whether each worker reports `Began` before its first batch.
-        planned: requests that are pulled, handed out or not; fewer only behind the last one.
-        isolates: whether `isolate` finds the sample that is at fault.
-        over: whether somebody has ended the workers: nothing here may be used any more.
-        waiting: whether nothing but waiting is under way, so that an interruption does no harm.
-        ahead: batches that may be begun beyond the usual number, since one of them keeps workers idle.
+        planned: number of requests to plan ahead; fewer only after the last one.
+        isolates: whether `isolate` can find the sample at fault.
+        over: whether the workers were ended, so that this executor must not be used.
+        waiting: whether it only waits, so that an interruption does no harm.
+        ahead: extra batches that may be started while a slow one leaves workers idle.
     """
 
     workers = 1
@@ -108,95 +108,95 @@ class Executor(ABC):
         self._turn = threading.RLock()
 
     def turn(self) -> Any:
-        """Return the lock held by whoever uses this executor, and by whoever ends it; not while waiting."""
+        """Return the lock that users of this executor hold, and that closing takes; not held while waiting."""
         return self._turn
 
     @property
     @abstractmethod
     def depth(self) -> int:
-        """Batches that may be in flight at the moment; 0 if `submit` makes each, when it is asked for."""
+        """Return how many batches may be in flight now; 0 if `submit` makes each batch on demand."""
 
     @property
     def processes(self) -> list[Any] | None:
-        """The worker processes; None if there are none on this machine."""
+        """Return the worker processes; None if there are none on this machine."""
         return None
 
     @property
     def idle(self) -> bool:
-        """Whether a worker has nothing to do."""
+        """Return whether a worker is idle."""
         return False
 
     def check(self) -> Exception | None:
-        """Return why nobody can be asked any more; None if that is not so."""
+        """Return why no more batches can be submitted; None if they can."""
         return None
 
     def has_room(self, pending: int) -> bool:
-        """Return whether one more batch can be asked for beside so many that are under way."""
+        """Return whether one more batch can be submitted, with ``pending`` in flight."""
         return True
 
     def group(self, depth: int) -> int:
-        """Return how many batches are asked for together, of so many in flight."""
+        """Return how many batches are submitted together, with ``depth`` in flight."""
         return 1
 
     def pending(self, number: int, request: BatchRequest) -> PendingBatch:
-        """Return a batch that can be submitted here."""
+        """Return a batch to submit."""
         return PendingBatch(number, request)
 
     @abstractmethod
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
-        """Return the worker that should make the next batch; None if all have enough to do.
+        """Return the worker for the next batch; None if all are busy enough.
 
         Args:
-            workers: to choose from; the first one of those that have equally much to do.
-            share: batches that a worker may have to do; None for no limit.
+            workers: the candidates; the first one wins among equally busy ones.
+            share: maximum number of batches per worker; None for no limit.
         """
 
     @abstractmethod
     def submit(self, batches: Sequence[Any], worker: int) -> list[Event]:
-        """Have batches made by a worker; return what became of them at once, if anything did."""
+        """Submit batches to a worker; return events that occur at once."""
 
     def drained(self) -> None:  # noqa: B027
-        """Hear that nothing more will be asked for: the last batch is being handed out."""
+        """Note that no more batches will be submitted: the consumer takes the last one."""
 
     def arrived(self) -> list[Event]:
-        """Return what has come since, without waiting; the consumer has just asked."""
+        """Return new events without waiting; called when the consumer asks for a batch."""
         return []
 
     @abstractmethod
     def wait(self, deadline: float | None) -> Any:
-        """Wait for news, for `receive`, until ``deadline`` on the monotonic clock. Nothing else is done here."""
+        """Wait for news until ``deadline`` (monotonic clock), and return them for `receive`. Does nothing else."""
 
     @abstractmethod
     def receive(self, news: Any) -> list[Event]:
-        """Return what became of batches and workers."""
+        """Return the events of batches and workers."""
 
     @abstractmethod
     def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        """Return a finished batch under the number that its consumer counts by; or its error."""
+        """Return a finished batch, or its error, with the number that the consumer uses."""
 
     def replace(self, lost: Lost) -> list[PendingBatch]:
-        """Have another worker in the place of one that is gone. Return the batches that have to be asked for again."""
+        """Replace a dead worker; return the batches that must be submitted again."""
         raise NotImplementedError
 
     def isolate(self, batch: PendingBatch) -> None:
-        """Have a batch that several workers died over made sample by sample; it is done when it is collected."""
+        """Make a batch that killed several workers sample by sample, when it is collected."""
         raise NotImplementedError
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
-        """Return who is late, as the end of a sentence.
+        """Return which worker is late, as the end of a sentence.
 
         Args:
             first: the batch that the consumer waits for.
-            pending: all batches under way.
+            pending: all batches in flight.
         """
         return ""
 
     @abstractmethod
     def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """End the pass: these batches are not wanted any more, and no others will be asked for."""
+        """End the epoch iterator: drop these batches; no others will be submitted."""
 
     def abort(self) -> None:  # noqa: B027
-        """End the workers at once: something may be half done. `drop` follows."""
+        """End the workers at once, since their work may be incomplete. `drop` follows."""
 
     def close(self, patience: float) -> None:  # noqa: B027
-        """End the workers in so many seconds. Called in any thread, with or without the turn; wakes whoever waits."""
+        """End the workers within ``patience`` seconds. Any thread may call it, without the lock; wakes waiters."""

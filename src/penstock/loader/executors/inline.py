@@ -1,4 +1,4 @@
-"""The inline executor: a batch is made where it is asked for, in the consumer's thread."""
+"""The inline executor: makes batches on demand, in the consumer's thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class InlineExecutor(Executor):
     """Makes one batch at a time.
 
     Args:
-        fetcher: makes it.
-        epoch: given to the fetcher, which begins a pass here: an iterable data set's ``__iter__`` is called now.
+        fetcher: makes the batches.
+        epoch: passed to the fetcher, which starts its epoch here: an iterable dataset's ``__iter__`` is called now.
     """
 
     depth = 0
@@ -33,7 +33,7 @@ class InlineExecutor(Executor):
         self._events: list[Event] = [Began(0, fetcher.begin(epoch))]
 
     def choose(self, workers: Sequence[int], share: int | None) -> int:
-        """Return the only worker there is."""
+        """Return the only worker."""
         return 0
 
     def submit(self, batches: Sequence[PendingBatch], worker: int) -> list[Event]:
@@ -43,22 +43,22 @@ class InlineExecutor(Executor):
         return []
 
     def wait(self, deadline: float | None) -> None:
-        """Return at once: the next batch is made by whoever asks for it."""
+        """Return at once: batches are made on demand."""
 
     def arrived(self) -> list[Event]:
-        """Return that the pass has begun, once."""
+        """Return the event that the epoch has started, once."""
         events, self._events = self._events, []
         return events
 
     def receive(self, news: None) -> list[Event]:
-        """Return nothing: there is nobody to hear from."""
+        """Return no events: there are no workers."""
         return []
 
     def _make(self, batch: PendingBatch) -> BatchResult:
-        """Return the batch, or what was raised in its place; no scope of its samples is left.
+        """Return the batch or its exception, and leave no sample scope open.
 
         Raises:
-            Exception: of a signal handler that struck meanwhile.
+            Exception: from a signal handler that ran meanwhile.
         """
         return call_in_scope(None, self._made, batch)
 
@@ -69,7 +69,7 @@ class InlineExecutor(Executor):
         except StopIteration as error:
             batch.ended = self._stream
             return BatchResult(None, metrics, 0, error=error)
-        except BaseException as error:  # Ctrl-C too: the batch is missing then, and the next call goes on behind it
+        except BaseException as error:  # also Ctrl-C: then the batch is missing, and the next call continues after it
             if isinstance(error, Exception) and is_of_signal_handler(error):
                 raise
             try:
@@ -78,13 +78,13 @@ class InlineExecutor(Executor):
                 return BatchResult(None, metrics, 0, error=another)
 
     def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        """Return the batch that was made last."""
+        """Return the last batch."""
         result, self._result = self._result, None
         assert result is not None
         return BatchResult(
             result.batch, result.metrics, number, 0, result.state, result.way, result.error
-        )  # quicker than `_replace`
+        )  # faster than `_replace`
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """Make nothing more."""
+        """Make no more batches."""
         self._result = None

@@ -2,12 +2,12 @@
 
     batches ->  [chunk|chunk|chunk] [chunk|chunk|chunk] ...
                   |      |     |
-               thread thread thread                         the last one to finish a batch collates it
+               thread thread thread                         the last thread of a batch collates it
 
-Chunks, not samples, are handed out, so the cost of a hand-over is shared by many samples. Streams are not cut: there
-each thread has a lane of its own, with its own iterator.
+Threads receive chunks, not samples, so that many samples share the cost of a hand-over. Streams are not split: each
+thread has its own lane, with its own iterator.
 
-All threads share one data set, and each of them is a worker: ``get_worker_info()`` says which.
+All threads share one dataset, and each is a worker: ``get_worker_info()`` returns its number.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from penstock.plan.stream_plan import EpochStart
 __all__ = ["ThreadExecutor"]
 
 _LOOK = 5.0
-"""Seconds after which it is looked whether the threads are still there."""
+"""Seconds between checks that the threads are alive."""
 
 
 class _News:
-    """Events that threads report, and the consumer waits for.
+    """Events that threads report and the consumer waits for.
 
-    A signal may strike at any place, so a wait takes no event out, and nothing here holds a lock of Python's own code.
+    A signal may arrive anywhere, so waiting takes no event out, and no lock implemented in Python is held.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _News:
                 self._bell.get(timeout=max(0.0, seconds))
 
     def take(self) -> list[Event]:
-        """Return what came since."""
+        """Return and remove the new events."""
         while not self._bell.empty():
             self._bell.get_nowait()
         events = []
@@ -72,7 +72,7 @@ class _News:
 
 
 class _Lane:
-    """What a thread makes batches with; a stream begins in its own thread."""
+    """The fetcher of a thread; a stream starts in its own thread."""
 
     def __init__(self, number: int, fetcher: Fetcher) -> None:
         self.number = number
@@ -81,7 +81,7 @@ class _Lane:
         self._broken = False
 
     def begin(self, epoch: EpochStart, crew: _Crew, failure: Failure | None) -> None:
-        """Begin the stream; what goes wrong is raised in the place of its first batch."""
+        """Start the stream; an error is raised in place of its first batch."""
         first: Snapshot | None = None
         try:
             crew.check(failure)
@@ -95,14 +95,14 @@ class _Lane:
         """Return a batch.
 
         Raises:
-            StopIteration: the stream has ended, or has said once why it could not begin.
+            StopIteration: the stream has ended, or has raised the error of its start before.
         """
         error, self._error = self._error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame
+                del error  # its traceback refers to this frame
         if self._broken:
             raise StopIteration
         crew.check(failure)
@@ -110,7 +110,7 @@ class _Lane:
 
 
 class _Crew:
-    """What jobs know of the threads that do them. They do not know the pool: it ends when nobody holds it any more."""
+    """The view of the threads that jobs hold. Jobs do not refer to the pool, so that it ends when it is dropped."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self.infos = pool.infos
@@ -118,14 +118,14 @@ class _Crew:
         self._failures = pool.failures
 
     def check(self, failure: Failure | None) -> None:
-        """Raise the error of this thread's ``worker_init_fn``, or the one that there are no threads any more."""
+        """Raise the error of this thread's ``worker_init_fn``, or an error if the threads have ended."""
         failure = failure or self._failures.get(thread_number())
         if failure is not None:
             raise failure[0].with_traceback(failure[1])
 
 
 class _Batch(PendingBatch):
-    """A batch in the making."""
+    """A batch in progress."""
 
     __slots__ = ("_cancelled", "_crew", "_errors", "_lane", "_left", "_lock", "_memory", "_metrics", "_parts", "result")
 
@@ -138,7 +138,7 @@ class _Batch(PendingBatch):
         self._errors: dict[int, BaseException] = {}
 
     def begin(self, lane: _Lane, chunks: int, pool: ThreadPool) -> None:
-        """Have the pool make it in so many chunks."""
+        """Submit the batch to the pool in ``chunks`` chunks."""
         size = len(self.request.indices)
         self._lane = lane
         self._memory = Shared(size)
@@ -150,18 +150,18 @@ class _Batch(PendingBatch):
             pool.submit(partial(self._make, chunk, begin, end), self.worker)
 
     def cancel(self) -> None:
-        """Make no more of it, and keep nothing: an error holds the batch by its traceback."""
+        """Cancel the batch and drop its parts: an error's traceback refers to the batch."""
         self._cancelled = True
         self.result = None
 
     def _make(self, chunk: int, begin: int, end: int, failure: Failure | None) -> None:
-        """Make one chunk; whoever makes the last one collates."""
+        """Make one chunk; the thread of the last chunk collates."""
         number = thread_number()
         with worker_scope(None if number < 0 else self._crew.infos[number]):
             if not self._cancelled:
                 try:
                     self._parts[chunk] = self._make_chunk(chunk, begin, end, failure)
-                except BaseException as error:  # raised again in the consumer, in the place of this batch
+                except BaseException as error:  # raised again in the consumer, in place of this batch
                     self._errors[chunk] = error
             with self._lock:
                 self._left -= 1
@@ -182,7 +182,7 @@ class _Batch(PendingBatch):
             return fetcher.samples(self.request.part(begin, end), self._metrics[chunk])
 
     def _finish(self) -> BatchResult | None:
-        """Return the batch, or the error of its first sample that failed; None if nobody wants it."""
+        """Return the batch, or the error of its first failed sample; None if it was cancelled."""
         errors, self._errors = self._errors, {}
         error: BaseException | None = None
         fetcher, metrics = self._lane.fetcher, self._metrics[0]
@@ -206,10 +206,10 @@ class _Batch(PendingBatch):
             self._parts.clear()
             del self._memory
             errors.clear()
-            error = None  # its traceback may hold this frame
+            error = None  # its traceback may refer to this frame
 
     def _joined(self, fetcher: Any, metrics: BatchMetrics) -> Any:
-        """Return the batch that the chunks make."""
+        """Return the batch of all chunks."""
         if len(self._parts) == 1:
             return self._parts[0]
         for other in self._metrics[1:]:
@@ -221,11 +221,11 @@ class ThreadExecutor(Executor):
     """Makes batches in the threads of a pool.
 
     Args:
-        fetcher: of a map-style data set; or, for streams, one for each thread of a pool with lanes.
-        pool: does the work.
-        depth: batches in flight at most.
-        epoch: given to the fetchers as they begin their pass.
-        max_bytes: as many batches in flight as fit in there, by the largest of the last ones (one, until there is one).
+        fetcher: for a map-style dataset; for streams, one for each thread of a pool with lanes.
+        pool: the threads.
+        depth: maximum number of batches in flight.
+        epoch: passed to the fetchers when they start their epoch.
+        max_bytes: limits the batches in flight by bytes, using the largest recent batch (one batch until it is known).
     """
 
     def __init__(
@@ -257,20 +257,20 @@ class ThreadExecutor(Executor):
 
     @property
     def depth(self) -> int:
-        """Batches that may be in flight at the moment."""
+        """Return how many batches may be in flight now."""
         return self._depth
 
     def pending(self, number: int, request: BatchRequest) -> PendingBatch:
-        """Return a batch that can be submitted here."""
+        """Return a batch to submit."""
         return _Batch(number, request, self._crew)
 
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
-        """Return the worker with the least to do."""
+        """Return the least busy worker."""
         worker = min(workers, key=self._load.__getitem__)
         return worker if share is None or self._load[worker] < share else None
 
     def submit(self, batches: Sequence[_Batch], worker: int) -> list[Event]:
-        """Have batches made in chunks by all threads, or by the thread of their lane."""
+        """Submit batches: in chunks to all threads, or to the thread of their lane."""
         lane = self._lanes[worker]
         divide = not self._pool.lanes and getattr(lane.fetcher, "divisible", False)
         for batch in batches:
@@ -279,7 +279,7 @@ class ThreadExecutor(Executor):
         return []
 
     def arrived(self) -> list[Event]:
-        """Return what threads have reported."""
+        """Return new events of the threads."""
         events = self._crew.news.take()
         for event in events:
             if isinstance(event, Done):
@@ -287,16 +287,16 @@ class ThreadExecutor(Executor):
         return events
 
     def wait(self, deadline: float | None) -> None:
-        """Wait for a report; some seconds at most."""
+        """Wait for an event, some seconds at most."""
         self.waiting = True
         self._crew.news.wait(_LOOK if deadline is None else min(_LOOK, deadline - time.monotonic()))
         self.waiting = False
 
     def receive(self, news: None) -> list[Event]:
-        """Return what threads have reported.
+        """Return new events of the threads.
 
         Raises:
-            WorkerError: a thread is gone that should make batches.
+            WorkerError: a thread has ended unexpectedly.
         """
         events = self.arrived()
         if not events and any(self._load) and not self._pool.alive:
@@ -317,7 +317,7 @@ class ThreadExecutor(Executor):
         return BatchResult(result.batch, result.metrics, number, result.worker, result.state, result.way, result.error)
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
-        """Return at which samples the threads are."""
+        """Return the samples that the threads are loading."""
         index_of: dict[int, Any] = {}
         for batch in pending:
             index_of.update(zip(batch.request.keys, batch.request.indices, strict=True))
@@ -327,13 +327,13 @@ class ThreadExecutor(Executor):
         return "" if first is None else f": waiting for batch {first.number} of worker {first.worker}"
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """Have what was begun come to nothing; chunks that run end in their own time."""
+        """Cancel the batches; running chunks end by themselves."""
         for batch in pending:
             assert isinstance(batch, _Batch)
             batch.cancel()
         self._crew.news.wake()
 
     def close(self, patience: float) -> None:
-        """End the threads, each in its own time."""
+        """Ask the threads to end; they end by themselves."""
         self._pool.close()
         self._crew.news.wake()

@@ -1,6 +1,6 @@
-"""`ThreadPool`: daemon threads that take jobs from a queue, and know which worker they are.
+"""`ThreadPool`: daemon threads that take jobs from a queue and know their worker number.
 
-They are daemons of our own: ``concurrent.futures`` would join its threads at interpreter exit.
+``concurrent.futures`` is not used, since it joins its threads at interpreter exit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.threads import Daemon
 __all__ = ["Failure", "ThreadPool", "thread_number"]
 
 Failure = tuple[BaseException, TracebackType | None]
-"""An error and its traceback when it was caught; an error that is raised often must not collect more and more of it."""
+"""An error and its traceback when caught; raising it repeatedly must not extend the traceback each time."""
 _Job = Callable[[Failure | None], None]
 _Jobs = queue.SimpleQueue[_Job | None]
 
@@ -37,7 +37,7 @@ _here = _Here()
 
 
 def thread_number() -> int:
-    """Which thread of its pool this one is; -1 for others."""
+    """Return the number of this thread in its pool; -1 for other threads."""
     return _here.number
 
 
@@ -47,17 +47,15 @@ class ThreadPool:
     Args:
         count: number of threads.
         init: called once in each thread with its number, before its first job.
-        seed: the iterator's base seed: each thread is a worker, with seed + number. None: they are no workers, or
-            the process is one.
-        dataset: what ``get_worker_info()`` shows.
-        lanes: each thread has a queue of its own, so that job k can be given to a certain thread. Else they share one,
-            and whoever is free takes what comes next.
+        seed: the iterator's base seed: each thread is a worker with seed + number. None: the threads are not workers,
+            or the process is the worker.
+        dataset: the dataset in ``get_worker_info()``.
+        lanes: give each thread its own queue, so that jobs can be assigned to threads. Else they share one queue.
 
     Attributes:
         infos: ``WorkerInfo`` of each thread, or None.
-        boards: of each thread the key of the sample that it is at.
-        failures: errors of ``init`` by number of the thread, for its jobs to look at: they are to fail with that, so
-            that whoever waits is told.
+        boards: the key of the sample that each thread is loading.
+        failures: errors of ``init`` by thread number; jobs of that thread raise them in the consumer.
     """
 
     def __init__(

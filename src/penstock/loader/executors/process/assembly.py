@@ -92,7 +92,7 @@ class ProcessBatch(PendingBatch):
 
 
 class Assembly:
-    """Puts batches together.
+    """Assembles batches from the answers of workers.
 
     Args:
         pool: whose ring the batches come in.
@@ -106,14 +106,14 @@ class Assembly:
         self._columns: dict[int, tuple[list[Column], list[tuple[int, int]]]] = {}  # by size of the batch
 
     def fits(self, size: int, slot: Slot) -> bool:
-        """Whether a batch of so many samples, if it looks like those before, has room in a slot."""
+        """Return whether a batch of ``size`` samples with the known layout fits in a slot."""
         if self._plan.layout is None:
             return False
         _, pieces = self._columns_of(size)
         return sum(pieces[-1]) <= slot.size
 
     def _columns_of(self, size: int) -> tuple[list[Column], list[tuple[int, int]]]:
-        """Columns of a batch of so many samples, and the pieces of the slot that they are."""
+        """Return the columns of a batch of ``size`` samples, and their ranges in the slot."""
         found = self._columns.get(size)
         if found is None:
             assert self._plan.layout is not None
@@ -124,14 +124,14 @@ class Assembly:
         return found
 
     def give_back(self, batch: ProcessBatch) -> None:
-        """A batch that nobody wants, or that has arrived: its slot may be lent again."""
+        """Return the slot of a dropped or finished batch to the ring."""
         del self._pool.batches[batch.run, batch.number]
         if batch.slot is not None:
             self._ring.give_back(batch.slot)
             batch.slot = None
 
     def fits_together(self, batch: ProcessBatch) -> bool:
-        """Whether a batch can be put together from its answers. If not, all of it has to be made in one place."""
+        """Return whether the answers can be assembled into a batch; if not, one worker must make it."""
         kinds = {part.answer[0] for part in batch.parts if part.answer is not None}
         if "error" in kinds or (len(batch.parts) == 1 and batch.parts[0].end < 0) or kinds == {"rows"}:
             return True
@@ -151,7 +151,7 @@ class Assembly:
         return False
 
     def _join(self, batch: ProcessBatch) -> bool:
-        """Put chunks together that came through the pipe; whether they fit."""
+        """Join chunks that came through the pipe; return whether they fit together."""
         chunks = [
             unpack(part.answer[1][0], batch.beside.get(number, ()))  # type: ignore[index]
             for number, part in enumerate(batch.parts)
@@ -164,10 +164,10 @@ class Assembly:
         return True
 
     def result(self, batch: ProcessBatch, number: int) -> BatchResult:
-        """The finished batch.
+        """Return the finished batch.
 
         Raises:
-            RingError: there is too little memory for a ring.
+            RingError: too little memory for a ring.
         """
         start = time.perf_counter()
         state = None
@@ -187,12 +187,12 @@ class Assembly:
         return BatchResult(value, metrics, number, batch.parts[0].worker, state, way)
 
     def _learn_cost(self, seconds: float, samples: int) -> None:
-        """What one sample of a batch took."""
+        """Update the estimated cost of a sample."""
         plan, before = self._plan, self._plan.sample_seconds
         plan.sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
         plan.sized = True
         seconds *= samples
-        # What needs no slot may be large all the same: files as bytes, long texts.
+        # Batches without slots may be large, too: files as bytes, long texts.
         small = max(self._ring.slot_bytes, plan.messages.largest) <= LIGHT
         plan.light = plan.ahead and small and seconds < _LITTLE
         together = plan.light and not plan.eager and (plan.free or plan.in_order)
@@ -236,7 +236,7 @@ class Assembly:
         return unflatten(layout.spec, tensors, texts), way
 
     def _take_out(self, batch: ProcessBatch, pieces: list[tuple[int, int]]) -> tuple[list[Any], str]:
-        """Arrays over pieces of the batch's slot, which from now on is theirs; and how they came."""
+        """Return arrays over ranges of the batch's slot, which they lease from now on, and their way of transfer."""
         slot, batch.slot = batch.slot, None
         self.give_back(batch)
         if slot is None or not pieces:
@@ -246,7 +246,7 @@ class Assembly:
         if not self._ring.short:
             return self._ring.lease(slot, pieces), "ring"
         arrays = self._ring.copy(slot, pieces)
-        self._pool.warn_copies()  # which raises where warnings are errors
+        self._pool.warn_copies()  # this raises if warnings are errors
         return arrays, "copy"
 
     def _learn_layout(self, layout: Layout) -> None:
@@ -255,7 +255,7 @@ class Assembly:
             self.tell_layout()
 
     def tell_layout(self) -> None:
-        """Tell all workers what rows look like, if that is known."""
+        """Send the layout of rows to all workers, if it is known."""
         if self._plan.layout is not None:
             for number in range(self._pool.config.workers):
                 self._pool.send(number, ("layout_is", self._plan.layout))

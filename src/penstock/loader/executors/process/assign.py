@@ -1,6 +1,6 @@
-"""`Assigner`: who makes which batch, and what is said to them.
+"""`Assigner`: assigns batches to workers and sends the requests.
 
-whole:   batch k by worker k mod n (torch's rule), or by the one with the least to do
+whole:   batch k by worker k mod n (torch's rule), or by the least busy worker
 chunks:  a batch by all workers, each a part of it, in the same slot
 groups:  several small batches by one worker, in one message each way
 """
@@ -17,16 +17,16 @@ from penstock.loader.interrupts import is_of_signal_handler
 __all__ = ["Assigner"]
 
 _WORTH_A_CHUNK = 2e-3
-"""Seconds of work below which handing a part of a batch to another worker costs more than it saves."""
+"""Seconds of work below which sending a chunk to another worker costs more than it saves."""
 
 
 class Assigner:
-    """Deals the batches of one pass to the workers of a pool.
+    """Assigns the batches of one epoch iterator to the workers of a pool.
 
     Args:
-        pool: the workers; `Pool.load` says how much each of them has to do.
-        plan: how work is handed out.
-        assembly: knows whether a batch fits into its slot.
+        pool: the workers; `Pool.load` is the number of parts assigned to each.
+        plan: the dispatch policy.
+        assembly: tells whether a batch fits in its slot.
     """
 
     def __init__(self, pool: Pool, plan: Plan, assembly: Assembly) -> None:
@@ -35,31 +35,29 @@ class Assigner:
         self._assembly = assembly
 
     def group(self, depth: int) -> int:
-        """How many batches are handed out together, of so many in flight."""
+        """Return how many batches are sent together, with ``depth`` in flight."""
         return max(1, min(self._plan.group, depth // (2 * self._pool.config.workers)))
 
     def least_busy(self) -> int:
-        """The worker with the least to do."""
+        """Return the least busy worker."""
         return min(range(self._pool.config.workers), key=self._pool.load.__getitem__)
 
     def hand_out(self, batches: list[ProcessBatch], worker: int) -> None:
-        """Have batches made, by this worker first of all. One with indices that do not pickle has that as its answer,
-        and misses nothing more.
-        """
+        """Send batches, to this worker first. A batch whose indices cannot be pickled gets that error as its answer."""
         if len(batches) > 1:
             self._hand_out_group(batches, worker)
         else:
             self._hand_out_one(batches[0], worker)
 
     def _hand_out_group(self, batches: list[ProcessBatch], worker: int) -> None:
-        """Have batches made by one worker, which is told of them, and answers, at once."""
+        """Send batches to one worker in one message, which it answers in one message."""
         for batch in batches:
             size = len(batch.request.indices)
             known = self._plan.chunks and size and batch.slot is not None and self._assembly.fits(size, batch.slot)
             batch.parts = [Part(worker, 0, size if known else -1)]
         try:
             message = pickle.dumps(("group", [self.message(batch, 0) for batch in batches]), protocol=5)
-        except Exception as error:  # in which of them?
+        except Exception as error:  # sending them one by one shows which batch it is
             if is_of_signal_handler(error):
                 raise
             for batch in batches:
@@ -91,17 +89,17 @@ class Assigner:
             return 1
         most = min(size, config.workers * config.threads)
         if plan.eager or not plan.sample_seconds:
-            return most  # nothing is known yet, and the first batch is waited for
+            return most  # costs are unknown, and the consumer waits for the first batch
         return max(1, min(most, int(size * plan.sample_seconds / _WORTH_A_CHUNK)))
 
     def give_whole(self, batch: ProcessBatch, worker: int) -> None:
-        """Have a batch made in one place."""
+        """Send a batch to one worker as a whole."""
         batch.parts = [Part(worker, 0, -1)]
         batch.beside.clear()
         self._give(batch)
 
     def _give(self, batch: ProcessBatch) -> None:
-        """Send out all parts of a batch."""
+        """Send all parts of a batch."""
         try:
             messages = [pickle.dumps(self.message(batch, number), protocol=5) for number in range(len(batch.parts))]
         except Exception as error:
@@ -116,7 +114,7 @@ class Assigner:
             self._pool.post(part.worker, message)
 
     def message(self, batch: ProcessBatch, number: int) -> tuple[Any, ...]:
-        """What the worker of a part is told."""
+        """Return the request message for a part."""
         part = batch.parts[number]
         head = batch.run, batch.number, None if batch.slot is None else batch.slot.address
         if part.end < 0:

@@ -1,9 +1,9 @@
-"""Pipes between the consumer and its workers: frames of a message and, beside it, raw buffers.
+"""Pipes between the consumer and its workers: frames of a message and raw buffers.
 
     | length of the message, u64 | number of buffers, u32 | their sizes, u64 each | message | buffers |
 
-The consumer's ends never block, in either direction: a worker that does not read, or stops in the middle of a frame,
-keeps nobody waiting beyond the deadline. Workers may block: they have nothing else to do.
+The consumer's ends never block: a worker that does not read, or stops within a frame, cannot delay the consumer beyond
+its deadline. Workers may block, since they have nothing else to do.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _READ = 1 << 16
 
 
 class Frame(NamedTuple):
-    """A message, and the buffers beside it: writable, uint8, memory of their own."""
+    """A message and its buffers: writable uint8 arrays that own their memory."""
 
     message: bytes
     buffers: list[Any]
 
 
 def frame(message: bytes, sizes: Sequence[int] = ()) -> bytes:
-    """What goes over the pipe before the buffers."""
+    """Return the bytes of a frame before its buffers."""
     return b"".join((_HEADER.pack(len(message), len(sizes)), struct.pack(f"<{len(sizes)}Q", *sizes), message))
 
 
 def write(fd: int, message: bytes, buffers: Sequence[memoryview] = ()) -> None:
-    """Write a frame, its buffers of bytes, blocking until all of it is in the pipe.
+    """Write a frame with its buffers, blocking until all of it is in the pipe.
 
     Raises:
-        BrokenPipeError: nobody reads any more.
+        BrokenPipeError: the reader is gone.
     """
     head = memoryview(frame(message, [buffer.nbytes for buffer in buffers]))
     for rest in (head, *buffers):
@@ -47,10 +47,10 @@ def write(fd: int, message: bytes, buffers: Sequence[memoryview] = ()) -> None:
 
 
 class Inbox:
-    """Reads frames from a pipe that does not block.
+    """Reads frames from a non-blocking pipe.
 
     Attributes:
-        ended: the other end was closed. What came before is delivered; half a frame is lost.
+        ended: whether the other end was closed. Earlier frames are delivered; a partial frame is lost.
     """
 
     def __init__(self, fd: int) -> None:
@@ -59,10 +59,10 @@ class Inbox:
         self._data = bytearray()
         self._message = b""
         self._buffers: list[Any] = []
-        self._holes: deque[memoryview] = deque()  # parts of buffers that are still to come
+        self._holes: deque[memoryview] = deque()  # parts of buffers that are still missing
 
     def receive(self) -> list[Frame]:
-        """The frames that are complete now: all that the pipe holds."""
+        """Read everything from the pipe and return the complete frames."""
         frames: list[Frame] = []
         try:
             while not self.ended and (self._fill_hole(frames) if self._holes else self._read(frames)):
@@ -72,7 +72,7 @@ class Inbox:
         return frames
 
     def _read(self, frames: list[Frame]) -> bool:
-        """Whether there may be more."""
+        """Read once; return whether more data may be available."""
         data = os.read(self.fd, _READ)
         self.ended = not data
         self._data += data
@@ -94,7 +94,7 @@ class Inbox:
 
     def _complete(self, frames: list[Frame]) -> None:
         frames.append(Frame(self._message, self._buffers))
-        self._message, self._buffers = b"", []  # whose memory is the receiver's
+        self._message, self._buffers = b"", []  # the receiver owns their memory now
 
     def _parse(self, frames: list[Frame]) -> None:
         data = self._data
@@ -122,7 +122,7 @@ class Inbox:
 
 
 class Outbox:
-    """Writes frames to a pipe that does not block, and keeps what the pipe does not take."""
+    """Writes frames to a non-blocking pipe, and buffers what the pipe does not accept."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -130,23 +130,23 @@ class Outbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is kept, so that `flush` should be called when the pipe can be written to."""
+        """Whether data is buffered, so that `flush` should be called when the pipe is writable."""
         return bool(self._pending)
 
     def send(self, message: bytes) -> None:
-        """Write a frame, or keep it. A reader that is gone is noticed elsewhere."""
+        """Write or buffer a frame. A dead reader is detected elsewhere."""
         self._pending.append(memoryview(frame(message)))
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes now."""
+        """Write as much as the pipe accepts now."""
         while self._pending:
             data = self._pending[0]
             try:
                 written = os.write(self.fd, data)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # the worker's sentinel tells
+            except BrokenPipeError:  # the worker's sentinel reports its death
                 self._pending.clear()
                 return
             if written == len(data):

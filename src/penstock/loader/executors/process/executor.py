@@ -1,10 +1,10 @@
-"""`ProcessExecutor`: has batches made by a pool of worker processes.
+"""`ProcessExecutor`: makes batches in a pool of worker processes.
 
     whole   -> one worker                                                       chunks -> all workers, in the same slot
     answers -> a batch is done when all its parts are answered -> Done
 
-Invariant: a slot is lent with a batch's number and comes back when every part of that batch is answered, whichever pass
-wants it; so a late writer writes into nobody else's batch.
+Invariant: a slot is lent for a batch number, and returns when every part of that batch is answered, in whichever epoch;
+so a late worker never writes into another batch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from penstock.plan.stream_plan import EpochStart
 __all__ = ["ProcessExecutor"]
 
 _DEATH_CLOSE_TIMEOUT_S = 0.5
-"""Seconds that the workers are given to end where somebody is to be told at once why."""
+"""Seconds for workers to end when an error must be reported at once."""
 
 
 class ProcessExecutor(Executor):
     """Makes batches in worker processes.
 
     Args:
-        pool: the workers. An older executor over the same pool says so when a newer one begins.
-        plan: how work is handed out; keeps what was learned from pass to pass.
-        epoch: told to data sets of streams; None for none.
-        states: of users' objects, by worker, to go on from.
+        pool: the workers. A newer executor over the same pool ends an older one.
+        plan: the dispatch policy; it keeps measurements between epoch iterators.
+        epoch: passed to stream datasets; None for none.
+        states: states of users' objects to resume from, by worker.
         tells_states: whether users' objects may have states.
-        persistent: whether the workers go on after this pass.
-        release: called when this executor is done with the pool.
+        persistent: whether the workers stay after this epoch iterator.
+        release: called when this executor no longer needs the pool.
     """
 
     def __init__(
@@ -65,28 +65,28 @@ class ProcessExecutor(Executor):
         self._assembly = Assembly(pool, plan)
         self._assigner = Assigner(pool, plan, self._assembly)
         self._wanted: dict[int, ProcessBatch] = {}  # by number
-        self._ended: set[int] = set()  # workers whose streams have come to their end
+        self._ended: set[int] = set()  # workers whose streams have ended
         self._one_was_had = False
         self._run = 0
         with pool.turn():
             self._hear_of_earlier_passes()
             self._run = pool.begin(epoch, states)
-            self._assembly.tell_layout()  # which workers that were replaced do not know
+            self._assembly.tell_layout()  # replaced workers do not know it
 
     def _hear_of_earlier_passes(self) -> None:
-        """Take in what was said since the last of them was left. What a dead worker owed them nobody wants."""
+        """Process messages since the last epoch iterator ended. Batches that dead workers owed it are dropped."""
         self.receive(self.pool.wait(0.0))
         for worker in self.pool.dead():
             for batch, part in self._owed(worker):
                 self._take_in(worker, "skipped", batch.run, batch.number, part, None, None, [], 0, 0)
 
     def turn(self) -> Any:
-        """Return the pool's lock: passes share the pool."""
+        """Return the pool's lock, since epoch iterators share the pool."""
         return self.pool.turn()
 
     @property
     def processes(self) -> list[Any]:
-        """The worker processes."""
+        """Return the worker processes."""
         return [member.process for member in self.pool.members]
 
     @property
@@ -95,7 +95,7 @@ class ProcessExecutor(Executor):
         return self.pool.life.over
 
     def check(self) -> Exception | None:
-        """Return why nobody can be asked any more."""
+        """Return why no more batches can be submitted; None if they can."""
         if self._run != self.pool.run:
             return RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
         if self.pool.closed:
@@ -104,15 +104,15 @@ class ProcessExecutor(Executor):
             )
         return None
 
-    # Asking.
+    # Requests.
 
     @property
     def depth(self) -> int:
-        """Batches that may be in flight at the moment."""
+        """Return how many batches may be in flight now."""
         config = self.pool.config
         if config.max_bytes_in_flight is not None and not self._plan.sized:
-            return 1  # until it is known how large they are
-        light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the first batch is waited for
+            return 1  # until their size is known
+        light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the consumer waits for the first batch
         begun = config.light if light else config.depth
         limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
         if self.ahead and self._plan.ahead:
@@ -120,60 +120,60 @@ class ProcessExecutor(Executor):
         if limit is None and begun > config.depth:
             begun = max(config.depth, min(begun, AHEAD // max(1, ring.slot_bytes + beside)))
         most = min(begun, ring.in_flight) if ring.slot_bytes else begun
-        if limit is not None and beside > SMALL:  # pickled objects lie in no slot
+        if limit is not None and beside > SMALL:  # pickled objects do not use slots
             most = min(most, max(1, limit // (ring.slot_bytes + beside)))
         return most
 
     @property
     def idle(self) -> bool:
-        """Whether a worker has nothing to do."""
+        """Return whether a worker is idle."""
         return self._one_was_had and not all(self.pool.load)
 
     def has_room(self, pending: int) -> bool:
-        """Return whether there is a slot for one more: unwanted batches of an earlier pass may have all."""
+        """Return whether a slot is free: dropped batches of an earlier epoch iterator may hold all of them."""
         ring = self.pool.ring
         return not pending or not ring.slot_bytes or ring.has_free
 
     def group(self, depth: int) -> int:
-        """Return how many batches are handed out together."""
+        """Return how many batches are sent together."""
         return self._assigner.group(depth)
 
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
-        """Return the worker with the least to do."""
+        """Return the least busy worker."""
         load = self.pool.load
         worker = min(workers, key=load.__getitem__)
         return worker if share is None or load[worker] < share else None
 
     def pending(self, number: int, request: BatchRequest) -> PendingBatch:
-        """Return a batch that can be submitted here, with a slot if there is one."""
+        """Return a batch to submit, with a slot if one is free."""
         batch = ProcessBatch(number, request, self._run, self.pool.ring.lend())
         self._wanted[number] = batch
         self.pool.batches[self._run, number] = batch
         return batch
 
     def submit(self, batches: Sequence[Any], worker: int) -> list[Event]:
-        """Send out batches; those with indices that do not pickle are done at once."""
+        """Send batches; batches whose indices cannot be pickled are done at once, with an error."""
         self._assigner.hand_out(list(batches), worker)
         return [Done(batch) for batch in batches if not batch.missing]
 
     def drained(self) -> None:
-        """Let the workers end while the consumer is busy with the last batch."""
+        """Let the workers end while the consumer uses the last batch."""
         if not self._persistent:
             self.pool.dismiss()
 
     # Answers.
 
     def arrived(self) -> list[Event]:
-        """Return what has come since."""
+        """Return new events."""
         return self.receive(self.pool.wait(0.0))
 
     def wait(self, deadline: float | None) -> list[tuple[int, int]]:
-        """Wait for answers, and for the end of a worker."""
+        """Wait for answers, or the death of a worker."""
         return self.pool.wait(deadline)
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing but waiting is under way."""
+        """Whether the executor only waits."""
         return self.pool.polling
 
     @waiting.setter
@@ -181,7 +181,7 @@ class ProcessExecutor(Executor):
         self.pool.polling = value
 
     def receive(self, news: list[tuple[int, int]]) -> list[Event]:
-        """Return what became of batches and workers."""
+        """Return the events of batches and workers."""
         frames, dead = self.pool.receive(news)
         events: list[Event] = []
         for worker, frame in frames:
@@ -212,7 +212,7 @@ class ProcessExecutor(Executor):
         nbytes: int,
         room: int,
     ) -> list[Event]:
-        """Note an answer of a worker, of so many bytes; ``metrics`` packed, or None; ``room``: of a slot that grew."""
+        """Process an answer of a worker, of ``nbytes`` bytes; ``room`` is the new size of a slot that grew."""
         self.pool.load[worker] -= 1
         batch: ProcessBatch = self.pool.batches[run, number]
         if room and batch.slot is not None:
@@ -243,10 +243,10 @@ class ProcessExecutor(Executor):
         return [] if batch.parts[0].answer is None else [Done(batch)]
 
     def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        """Return a batch over its slot, which is lent until the consumer drops it; or its error.
+        """Return a batch over its slot, which is leased until the consumer drops the batch; or its error.
 
         Raises:
-            RingError: there is too little memory for a ring.
+            RingError: too little memory for a ring.
         """
         assert isinstance(batch, ProcessBatch)
         del self._wanted[batch.number]
@@ -258,7 +258,7 @@ class ProcessExecutor(Executor):
             if kind in ("error", "unsent"):
                 self._assembly.give_back(batch)
                 if kind == "unsent":
-                    batch.parts.clear()  # the error holds the batch by its traceback
+                    batch.parts.clear()  # the error's traceback refers to the batch
                     return BatchResult(None, BatchMetrics(), number, worker, error=payload)
                 told, state = payload
                 return BatchResult(None, BatchMetrics(), number, worker, state, error=rebuild(told))
@@ -266,30 +266,30 @@ class ProcessExecutor(Executor):
             return self._assembly.result(batch, number)
         except RingError:
             raise
-        except Exception as error:  # an object that does not unpickle
+        except Exception as error:  # an object that cannot be unpickled
             if self.over or is_of_signal_handler(error):
                 raise
             return BatchResult(None, BatchMetrics(), number, worker, error=error)
 
-    # Faults.
+    # Failures.
 
     def _lost(self, worker: int) -> list[Event]:
-        """A worker died: return what was lost with it."""
+        """Return the events of a worker's death."""
         lost = self._owed(worker)
         if self._plan.stream and worker in self._ended:
             events: list[Event] = []
-            for batch, _ in lost:  # there was no more to come from it
+            for batch, _ in lost:  # its stream had ended
                 events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [], 0, 0)
             return events
         why = f"{self.pool.obituary(worker)} It was {self._whereabouts(worker)}"
         mine: list[PendingBatch] = [batch for batch, _ in lost if self._wanted.get(batch.number) is batch]
         at = [(self._wanted[number], key) for key, number in self.pool.at(worker) if number in self._wanted]
-        # Its threads were at several samples, and one of them did it: each gets its share of the blame.
+        # Its threads were loading several samples, one of which is the cause: each gets a share of the blame.
         blame: list[tuple[PendingBatch, int, float]] = [(batch, key, 1 / len(at)) for batch, key in at]
         return [Lost(worker, mine, blame or [(batch, 0, 1.0) for batch in mine], why)]
 
     def _owed(self, worker: int) -> list[tuple[ProcessBatch, int]]:
-        """Return the parts of batches, of all passes, that a worker has not answered."""
+        """Return the unanswered parts of a worker, of all epoch iterators."""
         return [
             (batch, number)
             for batch in list(self.pool.batches.values())
@@ -298,7 +298,7 @@ class ProcessExecutor(Executor):
         ]
 
     def replace(self, lost: Lost) -> list[PendingBatch]:
-        """Start a worker in the place of a dead one, and ask it for what that one owed."""
+        """Replace a dead worker, and send its unanswered parts to the new one."""
         worker, load = lost.worker, self.pool.load
         owed = self._owed(worker)
         load[worker] = 0
@@ -312,7 +312,7 @@ class ProcessExecutor(Executor):
         return []
 
     def _whereabouts(self, worker: int) -> str:
-        """Return the samples that the threads of a worker are at, or were when it died."""
+        """Return the samples that a worker's threads are loading, or were loading when it died."""
         places = []
         for key, number in self.pool.at(worker):
             batch = self._wanted.get(number)
@@ -323,7 +323,7 @@ class ProcessExecutor(Executor):
         return " and ".join(places) or "at no sample"
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
-        """Return which worker hangs, and at which sample."""
+        """Return the hanging worker and its sample."""
         for part in first.parts if isinstance(first, ProcessBatch) else []:
             if part.answer is None:
                 pid = self.pool.members[part.worker].process.pid
@@ -333,7 +333,7 @@ class ProcessExecutor(Executor):
     # The end.
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """End the pass. Batches that are still being made come back in `receive`, or with the pool."""
+        """End the epoch iterator. Slots of batches in progress return through `receive`, or with the pool."""
         for batch in self._wanted.values():
             if not batch.missing and (batch.run, batch.number) in self.pool.batches:
                 self._assembly.give_back(batch)
@@ -345,10 +345,10 @@ class ProcessExecutor(Executor):
             release()
 
     def abort(self) -> None:
-        """End the workers at once; their ring is not used again."""
+        """End the workers at once; their ring is not reused."""
         self.pool.broken = True
         self.pool.close(_DEATH_CLOSE_TIMEOUT_S)
 
     def close(self, patience: float) -> None:
-        """End the workers, in so many seconds before they are killed."""
+        """End the workers; kill them after ``patience`` seconds."""
         self.pool.close(patience)

@@ -1,11 +1,11 @@
-"""Forks by others: a child has the batches that this program held, in memory that it shares with the workers.
+"""Forks by user code: a child process holds the program's batches, in memory shared with the workers.
 
-So what is held at a fork is not written to again, and not given back to the system, until the child is gone: it, and
-all that it forked, hold the other end of a pipe. Forks of our own, which start workers, read no batches: `our_own`.
+So slots that are held at a fork are neither reused nor freed until the child has ended: the child and its descendants
+hold the other end of a pipe. Our own forks, which start workers, do not read batches: see `our_own`.
 
-    before the fork   a pipe, and a mark on each slot that is held
-    parent            closes the end for writing: its own end tells of the child's end, or of its turning to a program
-    child             leaves the end for writing open
+    before the fork   create a pipe, and mark each held slot
+    parent            closes the writing end; end of file tells that the child has ended, or started a program
+    child             keeps the writing end open
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["Child", "Marks", "our_own", "watch"]
 
 
 class Child:
-    """A process that was forked, with those that it forks."""
+    """A forked process and its descendants."""
 
     def __init__(self) -> None:
-        self._end: int | None = None  # of the pipe; as long as there is none, the child is there
+        self._end: int | None = None  # the pipe; while None, the child counts as alive
         self._gone = False
 
     def begin(self, end: int) -> None:
-        """The fork is made: the pipe is at its end when the child is."""
+        """Set the pipe after the fork; it reaches end of file when the child has ended."""
         os.set_blocking(end, False)
         self._end = end
         weakref.finalize(self, _close_once, end, os.getpid())
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of it is left."""
+        """Return whether the process and its descendants have ended."""
         if not self._gone and self._end is not None:
             with contextlib.suppress(BlockingIOError):
                 self._gone = not os.read(self._end, 1)
@@ -48,14 +48,14 @@ def _close_once(end: int, pid: int) -> None:
 
 
 class Marks(Protocol):
-    """Whoever has memory that a child may see."""
+    """An owner of memory that a child may read."""
 
     def mark(self, child: Child) -> None:
-        """Keep what is held now as it is while the child is there. Once more for what is marked already."""
+        """Protect the memory held now until the child has ended; may be called repeatedly."""
 
 
 class _Fork(threading.local):
-    """The fork that this thread is making."""
+    """The fork in progress in this thread."""
 
     ours = False
     child: Child | None = None
@@ -67,13 +67,13 @@ _marking: weakref.WeakSet[Marks] = weakref.WeakSet()
 
 
 def watch(marks: Marks) -> None:
-    """Have somebody told of forks, as long as they live."""
+    """Register an owner for forks, as long as it lives."""
     _marking.add(marks)
 
 
 @contextlib.contextmanager
 def our_own() -> Iterator[None]:
-    """Forks of this thread are workers of ours."""
+    """Mark forks of this thread as our own workers, within a ``with`` block."""
     before, _fork.ours = _fork.ours, True
     try:
         yield
@@ -91,9 +91,9 @@ def _before() -> None:
     if _fork.ours or not _marking:
         return
     _fork.child = Child()
-    with contextlib.suppress(OSError):  # too many files are open: then nobody hears of the child's end
+    with contextlib.suppress(OSError):  # too many open files: then the child's end is not noticed
         _fork.pipe = os.pipe()
-    _mark(_fork.child)  # before another thread drops what the child will have
+    _mark(_fork.child)  # before another thread drops a batch that the child will have
 
 
 def _in_parent() -> None:
@@ -101,7 +101,7 @@ def _in_parent() -> None:
     _fork.child = _fork.pipe = None
     if child is None:
         return
-    _mark(child)  # what another thread was handed meanwhile
+    _mark(child)  # batches that another thread received meanwhile
     if pipe is not None:
         os.close(pipe[1])
         child.begin(pipe[0])

@@ -1,20 +1,18 @@
-"""Batches between processes: a small pickle, with large tensors and arrays beside it as raw memory.
+"""Send batches between processes: a small pickle, with large tensors and arrays as raw memory.
 
-Tensors and arrays of more than `SMALL` bytes go into the slot that the consumer lent for the batch. Those that the
-collate function has put there already are not copied again. What does not fit travels beside the pickle. Everything
-else travels in the pickle: quantised tensors, strings, any object. This is the idea of PEP 574 (out-of-band buffers),
-for tensors.
+Tensors and arrays of more than `SMALL` bytes are written to the slot that the consumer lent for the batch, unless the
+collate function has put them there. Buffers that do not fit are sent beside the pickle. Everything else is pickled:
+quantised tensors, strings, any object. This is the idea of PEP 574 (out-of-band buffers), for tensors.
 
-What arrives has the values of what was sent. Besides:
+Values arrive unchanged. Further properties:
 
-- Tensors keep dtype, shape, layout, subclass, attributes, ``requires_grad``, quantisation parameters, and whether they
-  are conjugated, negated or coalesced. Memory with gaps arrives without them; otherwise strides stay, but for those of
-  dimensions of size 1. A tensor that is part of a graph arrives as a leaf, and without ``grad``. A tensor of inference
-  mode arrives as an ordinary one.
-- Tensors that share a storage share it afterwards: writing into one shows in the other. They do not if they cover less
-  than half of the memory that they stretch over, such as a column of a large matrix that is there twice.
-- Arrays keep dtype (byte order, fields, alignment), shape, subclass, mask, and Fortran order. Each has memory of its
-  own, without gaps, and is writable.
+- Tensors keep dtype, shape, layout, subclass, attributes, ``requires_grad``, quantisation parameters, and the flags
+  conjugated, negated and coalesced. Memory with gaps becomes contiguous; otherwise strides stay, except for dimensions
+  of size 1. A tensor of a graph arrives as a leaf without ``grad``, and a tensor of inference mode as a normal one.
+- Tensors that share a storage still share it: writing to one shows in the other. The exception are tensors that cover
+  less than half of the memory they span, such as two views of one column of a large matrix.
+- Arrays keep dtype (byte order, fields, alignment), shape, subclass, mask, and Fortran order. Each owns its memory, is
+  contiguous and writable.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ from penstock.loader.arena import Slot
 __all__ = ["SMALL", "Packed", "pack", "unpack"]
 
 SMALL = 4096
-"""Bytes up to which a tensor travels in the pickle: users collect labels, and each would keep a slot from its use."""
+"""Tensors of up to this many bytes are pickled: users collect labels, and each would occupy a slot."""
 
 
 class Packed(NamedTuple):
-    """A batch, ready to travel.
+    """A packed batch.
 
     Attributes:
         data: the pickle.
-        table: for each large buffer its offset in the slot and its size; offset -1 for those that did not fit.
-        beside: the memory of those, in order.
+        table: offset in the slot and size of each large buffer; offset -1 if it did not fit.
+        beside: the memory of buffers that did not fit, in order.
     """
 
     data: bytes
@@ -52,24 +50,24 @@ class Packed(NamedTuple):
 
 
 def pack(batch: Any, slot: Slot | None) -> Packed:
-    """Get a batch ready, its large buffers in the slot as far as they fit.
+    """Return a packed batch, with its large buffers in the slot as far as they fit.
 
     Raises:
-        Exception: whatever pickling raises for objects that cannot be pickled.
+        Exception: an error of pickling.
     """
     used = 0 if slot is None else slot.used
     packer = _Packer(slot, {})
     packer.dump(batch)
     if shared := _shared(packer.seen):
         if slot is not None:
-            slot.used = used  # what the first try has put there is put there again, in wholes
+            slot.used = used  # the first attempt's buffers are written again, as whole storages
         packer = _Packer(slot, shared)
         packer.dump(batch)
     return Packed(packer.stream.getvalue(), packer.table, packer.beside)
 
 
 class _Piece(NamedTuple):
-    """A part of a storage: which storage, by its address and size, and the bytes from ``begin`` to ``end`` of it."""
+    """The bytes ``[begin, end)`` of a storage, which is identified by address and size."""
 
     storage: int
     size: int
@@ -78,7 +76,7 @@ class _Piece(NamedTuple):
 
 
 def _piece_of(tensor: torch.Tensor) -> _Piece:
-    """The memory that a tensor stretches over, gaps included."""
+    """Return the memory that a tensor spans, including gaps."""
     storage, itemsize = tensor.untyped_storage(), tensor.itemsize
     begin = int(tensor.storage_offset()) * itemsize
     if tensor.is_contiguous():
@@ -90,18 +88,17 @@ def _piece_of(tensor: torch.Tensor) -> _Piece:
 
 
 _LARGEST_ITEM = 16
-"""Bytes of the largest type: elements of any type begin at a multiple of their own size, and so at whole numbers from
-a multiple of this."""
+"""Bytes of the largest dtype: elements of any dtype are aligned relative to a multiple of this."""
 
 
 def _shared(seen: list[tuple[_Piece, int]]) -> dict[_Piece, _Piece]:
-    """For each piece that overlaps with others, or touches them: the piece that travels for all of these.
+    """Return, for each range that overlaps or touches others, the range to send for all of them.
 
     Args:
-        seen: the piece of every tensor, and the bytes of its elements.
+        seen: the range of each tensor, and the bytes of its elements.
     """
     shared: dict[_Piece, _Piece] = {}
-    if len({piece[:2] for piece, _ in seen}) == len(seen):  # the usual case: a storage for each
+    if len({piece[:2] for piece, _ in seen}) == len(seen):  # the usual case: each has its own storage
         return shared
     seen = sorted(seen)
     group: list[_Piece] = []
@@ -110,7 +107,7 @@ def _shared(seen: list[tuple[_Piece, int]]) -> dict[_Piece, _Piece]:
         if piece[:2] == whole[:2] and piece.begin <= whole.end:
             whole = whole._replace(end=max(whole.end, piece.end))
         else:
-            # Where the tensors are but a small part, the rest would cost more than sharing is worth.
+            # If the tensors are a small part of the range, sending the rest costs more than sharing is worth.
             if len(group) > 1 and whole.end - whole.begin <= 2 * covered:
                 whole = whole._replace(begin=whole.begin - whole.begin % _LARGEST_ITEM)
                 shared.update(dict.fromkeys(group, whole))
@@ -121,10 +118,9 @@ def _shared(seen: list[tuple[_Piece, int]]) -> dict[_Piece, _Piece]:
 
 
 def _bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Tensor:
-    """A part of a storage as bytes.
+    """Return a part of a storage as bytes.
 
-    A view of a contiguous tensor as bytes would not do: dimensions of size 1 may have any stride in such a tensor, and
-    ``view(torch.uint8)`` does not take all of them.
+    ``view(torch.uint8)`` of a contiguous tensor does not always work: its dimensions of size 1 may have any stride.
     """
     return torch.empty(0, dtype=torch.uint8).set_(storage, begin, (nbytes,), (1,))
 
@@ -136,11 +132,11 @@ class _Packer(pickle.Pickler):
     """Pickles one batch.
 
     Args:
-        slot: where large buffers go.
-        shared: pieces of memory that travel as parts of larger ones.
+        slot: receives large buffers.
+        shared: ranges that are sent as parts of larger ones.
 
     Attributes:
-        seen: the piece of each tensor, and the bytes of its elements.
+        seen: the range of each tensor, and the bytes of its elements.
     """
 
     def __init__(self, slot: Slot | None, shared: dict[_Piece, _Piece]) -> None:
@@ -151,7 +147,7 @@ class _Packer(pickle.Pickler):
         self.seen: list[tuple[_Piece, int]] = []
         self._slot = slot
         self._shared = shared
-        self._wholes: dict[_Piece, int | bytearray] = {}  # buffers of those that others are parts of
+        self._wholes: dict[_Piece, int | bytearray] = {}  # buffers of the larger ranges
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -159,8 +155,8 @@ class _Packer(pickle.Pickler):
             return self._tensor(value)
         if kind is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
             return self._array(value)
-        # NumPy would forget that the mask is hard, or that there is none. To name `np.ma` is to import it: 20 ms, which
-        # each worker would spend on its first batch.
+        # NumPy would lose a hard mask, or a missing one. `np.ma` is not named, since importing it costs each worker
+        # 20 ms before its first batch.
         if issubclass(kind, np.ndarray) and kind is np.ma.MaskedArray:
             return _mask, (value.data, np.ma.getmask(value), value._fill_value, value.hardmask)
         if issubclass(kind, torch.Tensor) and _is_dressed(kind):
@@ -179,7 +175,7 @@ class _Packer(pickle.Pickler):
         if whole is None:
             if nbytes <= piece.end - piece.begin:
                 return self._compact(tensor, tensor.requires_grad)
-            whole = piece  # the tensor is expanded: its memory is less than its elements
+            whole = piece  # an expanded tensor: its memory is smaller than its elements
         if whole not in self._wholes:
             raw = _bytes_of(tensor.untyped_storage(), whole.begin, whole.end - whole.begin)
             self._wholes[whole] = self._buffer(raw)
@@ -188,16 +184,16 @@ class _Packer(pickle.Pickler):
         return _view, (tuple(whole), self._wholes[whole], tensor.dtype, *place, tensor.requires_grad)
 
     def _dressed(self, tensor: torch.Tensor) -> Any:
-        """A tensor that is more than memory, as a plain one and the rest; in torch's way if its memory is not plain."""
+        """Reduce a tensor with extra state to a plain tensor and the rest; in torch's way if it has no plain memory."""
         kind, attributes, requires_grad = type(tensor), tensor.__dict__, tensor.requires_grad
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
-            if requires_grad and tensor.layout in _SPARSE and kind is torch.Tensor:  # torch would forget that it does
+            if requires_grad and tensor.layout in _SPARSE and kind is torch.Tensor:  # torch would lose requires_grad
                 return _dress, (tensor.detach(), kind, True, attributes, False, False)
             return tensor.__reduce_ex__(2)  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor)
             conjugated, negated = plain.is_conj(), plain.is_neg()
-            # These give views of the memory as it is, without a copy.
+            # These return views without a copy.
             if conjugated:
                 plain = plain.conj()
             if negated:
@@ -205,7 +201,7 @@ class _Packer(pickle.Pickler):
         return _dress, (plain, kind, requires_grad, attributes, conjugated, negated)
 
     def _compact(self, tensor: torch.Tensor, requires_grad: bool) -> Any:
-        """A tensor by itself, its dimensions in memory in the order that they have."""
+        """Reduce a single tensor, keeping the memory order of its dimensions."""
         dense, inverse = tensor, None
         if not tensor.is_contiguous():
             tensor = tensor.detach()
@@ -224,12 +220,12 @@ class _Packer(pickle.Pickler):
             return _no_array, (array.shape, array.dtype)
         ordered = array.T if fortran else array
         raw = np.ascontiguousarray(ordered).reshape(-1).view(np.uint8)
-        if not raw.flags.writeable:  # torch warns of such
+        if not raw.flags.writeable:  # torch would warn
             raw = raw.copy()
         return _rebuild_array, (self._buffer(torch.from_numpy(raw)), array.dtype, ordered.shape, fortran)
 
     def _buffer(self, tensor: torch.Tensor) -> int | bytearray:
-        """The memory of a contiguous tensor: itself if small, else its number in the table."""
+        """Return the bytes of a small contiguous tensor, or the table number of a large one."""
         nbytes = tensor.nbytes
         slot = self._slot
         offset = None
@@ -250,7 +246,7 @@ class _Packer(pickle.Pickler):
 
 @lru_cache(maxsize=64)
 def _is_dressed(kind: type[torch.Tensor]) -> bool:
-    """Whether tensors of a subclass are plain ones with attributes: it changes nothing of how they pickle."""
+    """Return whether tensors of a subclass are plain tensors with attributes: it does not customise pickling."""
     names = "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__torch_dispatch__"
     if any(getattr(kind, name) != getattr(torch.Tensor, name) for name in names):
         return False
@@ -258,14 +254,14 @@ def _is_dressed(kind: type[torch.Tensor]) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but memory, type, shape and strides."""
+    """Return whether a tensor is only memory, dtype, shape and strides."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.grad_fn is not None:
         return False
     return not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
 
 
 class _Arriving(threading.local):
-    """The buffers of the batch that this thread is unpacking."""
+    """The buffers of the batch that this thread unpacks."""
 
     buffers: Sequence[Any] = ()
     wholes: dict[tuple[int, ...], torch.UntypedStorage]
@@ -275,11 +271,11 @@ _arriving = _Arriving()
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-    """The batch.
+    """Return an unpacked batch.
 
     Args:
-        data: its pickle.
-        buffers: one writable buffer for each entry of the table; tensors keep them, and are views of them.
+        data: the pickle.
+        buffers: one writable buffer for each entry of the table; tensors are views that keep them alive.
     """
     _arriving.buffers, _arriving.wholes = buffers, {}
     try:
@@ -354,6 +350,6 @@ def _mask(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
 
 
 def _rebuild_array(buffer: int | bytearray, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Any:
-    # NumPy makes the base of a view the base of its base, but stops at a memoryview: so the buffer lives as long.
+    # NumPy follows the base of views, but stops at a memoryview, which thus keeps the buffer alive.
     array = np.frombuffer(memoryview(_resolve(buffer)), dtype=np.uint8).view(dtype).reshape(shape)
     return array.T if fortran else array

@@ -1,10 +1,10 @@
-"""The worker processes of a loader: start them, talk to them without blocking, notice at once if one dies, end them.
+"""The worker processes of a loader: start, message without blocking, detect deaths at once, and end them.
 
     consumer  -- pipe of requests   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
               <-- pipe of results --                       the number of descriptors is fixed
               == shared file: board, slots ==
 
-All waiting is one `poll` over the pipes of results and the workers' sentinels, with the caller's deadline.
+The consumer waits in one `poll` over the result pipes and the workers' sentinels, with its deadline.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["Pool"]
 
-_HELD = 1.0  # seconds to wait for a thread that is inside a sampler, when the workers have ended
-_AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to be waited for
+_HELD = 1.0  # seconds to wait for a thread inside a sampler, after the workers have ended
+_AT_EXIT = 1.0  # the same at interpreter exit, so that Ctrl-C acts quickly
 
 
 class _Member:
-    """One worker, as seen by the consumer."""
+    """A worker as seen by the consumer."""
 
-    _pidfd = -1  # here, for one whose beginning was interrupted
+    _pidfd = -1  # a class attribute, in case the constructor was interrupted
 
     def __init__(self, number: int, requests: Connection, results: Connection) -> None:
         self.number = number
@@ -62,49 +62,51 @@ class _Member:
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that can be read from once the process has ended."""
+        """A descriptor that becomes readable when the process has ended."""
         return self.process.sentinel if self._pidfd < 0 else self._pidfd
 
     def started(self) -> None:
         if hasattr(os, "pidfd_open"):
-            # multiprocessing's own sentinel is a pipe that processes started by the worker keep open.
-            with contextlib.suppress(OSError):  # not allowed here
+            # multiprocessing's sentinel is a pipe that processes started by the worker keep open.
+            with contextlib.suppress(OSError):  # not permitted
                 self._pidfd = os.pidfd_open(self.process.pid)
 
     def wait(self, deadline: float) -> bool:
-        """Wait for the process to end; whether it has."""
+        """Wait for the process to end; return whether it has."""
         if self.process.exitcode is None:
             poller = select.poll()
             poller.register(self.sentinel, select.POLLIN)
             if poller.poll(max(0.0, (deadline - time.monotonic()) * 1000)) and self.process.exitcode is None:
-                self.process.join(1)  # a fork server tells a little later
+                self.process.join(1)  # a fork server reports it a little later
         if self.process.exitcode is None:
             return False
-        self.process.join(0)  # multiprocessing forgets it, and closes what it had open
+        self.process.join(0)  # makes multiprocessing release its resources
         return True
 
     def close(self) -> None:
-        """Close our ends."""
+        """Close our ends of the pipes."""
         with _forks:
             self.requests.close()
             self.results.close()
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
         if self._pidfd >= 0:
             _close(self._pidfd)
 
 
 _open: weakref.WeakSet[_Member] = weakref.WeakSet()
 _forks = threading.RLock()
-"""Held while pipes are made and closed, and by forks: a fork must not see one that is half closed, whose number may be
-another pipe's already, nor miss one that was just made."""
+"""Held while pipes are created or closed, and during forks.
+
+A fork must not see a half-closed pipe, whose number may be reused, nor miss a new one.
+"""
 
 
 def _close_in_child() -> None:
-    """A fork has all our descriptors: with a copy of our ends in some other process, workers never see them closed."""
+    """Close our pipe ends in a forked child: with copies open elsewhere, workers would never see end of file."""
     for member in list(_open):
         member.close()
-        # multiprocessing would end them when the fork does: it takes the parent's children for its own.
+        # multiprocessing in the child would end them: it takes the parent's children for its own.
         multiprocessing.process._children.discard(member.process)  # type: ignore[attr-defined]
     _forks.release()
 
@@ -114,7 +116,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _explain(error: Exception, setup: Setup) -> None:
-    """Say which of the loader's arguments it is that does not pickle, and the ways out."""
+    """Add a note that names the loader's argument that cannot be pickled, and the remedies."""
     fetcher = setup.fetcher
     for name, value in {
         "data set": fetcher.dataset,
@@ -128,19 +130,19 @@ def _explain(error: Exception, setup: Setup) -> None:
             if str(again) == str(error):
                 kind = getattr(value, "__qualname__", type(value).__qualname__)
                 error.add_note(
-                    f"the {name} ({kind}) cannot be pickled, and workers that are not forked need that: let it hold "
-                    "only what pickles (functions and classes of a module, no local ones), or use "
+                    f"the {name} ({kind}) cannot be pickled, but workers that are not forked need that: use only "
+                    "picklable parts (functions and classes of a module, not local ones), or pass "
                     "multiprocessing_context='fork'"
                 )
                 return
 
 
 class _Life:
-    """What the end of a pool has to tell, to whoever waits for its workers in another thread.
+    """The shared state of a pool's end, for threads that wait for its workers.
 
     Attributes:
-        over: the pipes are closed: their numbers may be other people's files by now.
-        lock: held by whoever uses pipes and slots, and to end that; not while waiting.
+        over: whether the pipes are closed, and their numbers may be reused.
+        lock: held while pipes and slots are used, and to close them; not while waiting.
     """
 
     def __init__(self) -> None:
@@ -149,17 +151,17 @@ class _Life:
 
 
 class Pool:
-    """Worker processes, with the ring that their batches come in.
+    """Worker processes and the ring of their batches.
 
     Args:
-        fetcher: what each of them holds a copy of.
+        fetcher: copied to each worker.
         config: the loader's settings.
-        context: how workers are started (a `multiprocessing` context); None for the system's default.
-        base_seed: torch's; worker i gets base_seed + i.
-        ring: of an earlier pool of the same loader, whose pages need not be made again.
+        context: the `multiprocessing` context; None for the system's default.
+        base_seed: torch's base seed; worker i gets base_seed + i.
+        ring: the ring of an earlier pool of the same loader, to reuse its pages.
 
     Raises:
-        Exception: whatever starting raises: data sets that do not pickle under spawn, for one.
+        Exception: an error of starting, such as a dataset that cannot be pickled for spawn.
     """
 
     def __init__(
@@ -172,9 +174,9 @@ class Pool:
         head = board_bytes(config.workers, config.threads)
         self.ring = ring or Ring(config.depth, config.light, head=head, max_bytes=config.max_bytes_in_flight)
         self.batches: dict[tuple[int, int], Any] = {}
-        """Batches in the making, of all passes: their slots are not free."""
+        """Batches in progress, of all epoch iterators: their slots are not free."""
         self.load = [0] * config.workers
-        """Parts of batches that each worker has to make."""
+        """Number of unanswered parts of each worker."""
         self.broken = False
         """Whether a worker died and was not replaced."""
         self._head = Region(self.ring.file.fd, 0, head)
@@ -188,7 +190,7 @@ class Pool:
         self._fetcher = fetcher
         self.life = _Life()
         self.polling = False
-        """Whether the consumer is waiting and nothing else: a place where an interrupt does no harm."""
+        """Whether the consumer only waits, where an interrupt does no harm."""
         self._close = weakref.finalize(self, _end, self.members, self._board, self.pid, self.life)
         try:
             for number in range(config.workers):
@@ -203,7 +205,7 @@ class Pool:
             theirs_in, ours_out = context.Pipe(duplex=False)
             ours_in, theirs_out = context.Pipe(duplex=False)
             member = _Member(number, ours_out, ours_in)
-            _open.add(member)  # before the fork, which has to close its copies
+            _open.add(member)  # before the fork, which must close its copies
         try:
             with holding_back_interrupts(context.get_start_method()) as held_back:
                 self._start_process(member, context, theirs_in, theirs_out, held_back)
@@ -238,39 +240,39 @@ class Pool:
         member.started()
 
     def turn(self) -> contextlib.AbstractContextManager[Any]:
-        """Held by whoever uses pipes and slots, and by whoever ends that; not while waiting."""
-        # In a fork it may be held for ever, by a thread that is not there.
+        """Return the lock held while pipes and slots are used or closed; not while waiting."""
+        # In a forked child, a thread of the parent may hold it forever.
         return self.life.lock if self.pid == os.getpid() else contextlib.nullcontext()
 
     @property
     def closed(self) -> bool:
-        """Whether the workers have been told to end, or this is a fork of the process that started them."""
+        """Whether the workers were told to end, or this process is a fork of the one that started them."""
         return not self._close.alive or self.pid != os.getpid()
 
     def begin(self, epoch: EpochStart, states: dict[int, Any]) -> int:
-        """A pass begins, and what was asked for before is not wanted any more. Returns the pass's number."""
+        """Start an epoch iterator, and drop earlier requests. Returns its number."""
         self.run += 1
         self._board[0] = self.run
         for member in list(self.members):
-            if member.dead:  # it died after the last pass was over
+            if member.dead:  # it died after the last epoch iterator ended
                 self.restart(member.number)
             self.send(member.number, ("begin", self.run, epoch, states.get(member.number)))
         return self.run
 
     def stop(self) -> None:
-        """Nothing is wanted any more."""
+        """Drop all requests."""
         if self.pid == os.getpid():
             self._board[0] = 0
 
     def dismiss(self) -> None:
-        """Let the workers end, without waiting for it."""
+        """Let the workers end, without waiting."""
         self.stop()
         with _forks:
             for member in self.members:
                 member.requests.close()
 
     def warn_copies(self) -> None:
-        """Say once that batches are being copied."""
+        """Warn once that batches are copied."""
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -280,11 +282,11 @@ class Pool:
             )
 
     def send(self, number: int, message: tuple[Any, ...]) -> None:
-        """Tell a worker something; what the pipe does not take is sent while waiting."""
+        """Send a message to a worker; what the pipe does not accept is sent while waiting."""
         self.post(number, pickle.dumps(message, protocol=5))
 
     def post(self, number: int, data: bytes) -> None:
-        """The same of what is pickled already. A dead worker is told nothing: its requests are given to another one."""
+        """Send a pickled message. Nothing is sent to a dead worker: its requests go to another one."""
         member = self.members[number]
         if member.dead or self.life.over:
             return
@@ -297,10 +299,10 @@ class Pool:
         self._poller.register(member.outbox.fd, select.POLLOUT)
 
     def wait(self, deadline: float | None) -> list[tuple[int, int]]:
-        """Wait for news, for `receive`; nothing if the deadline has passed.
+        """Wait for news and return them for `receive`; empty if the deadline has passed.
 
         Args:
-            deadline: on the monotonic clock; None waits for ever.
+            deadline: on the monotonic clock; None waits forever.
         """
         timeout = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
         self.polling = True
@@ -309,8 +311,9 @@ class Pool:
         return events
 
     def receive(self, events: list[tuple[int, int]]) -> tuple[list[tuple[int, Frame]], list[int]]:
-        """What came, with the number of the worker it came from, and the numbers of workers that died: everything they
-        had sent before came first.
+        """Return messages with the number of their worker, and the numbers of dead workers.
+
+        All messages of a worker precede its death.
         """
         frames: list[tuple[int, Frame]] = []
         dead: list[int] = []
@@ -343,20 +346,20 @@ class Pool:
         member.close()
 
     def dead(self) -> list[int]:
-        """The numbers of workers that died and were not replaced. One whose pipe is at its end is waited for."""
+        """Return the numbers of dead workers that were not replaced. A worker whose pipe has ended is waited for."""
         for member in self.members:
             if member.inbox.ended and not member.dead:
                 self._reap(member)
         return [member.number for member in self.members if member.dead]
 
     def restart(self, number: int) -> None:
-        """Start a worker in the place of one that died."""
+        """Start a replacement for a dead worker."""
         self.restarts += 1
         self._shown(number)[:] = 0
         self._start(number)
 
     def obituary(self, number: int) -> str:
-        """How a worker died, in torch's words and some more."""
+        """Return how a worker died, in torch's words and with details."""
         process = self.members[number].process
         code, peak = process.exitcode, int(self._shown(number)[0]) / 1024
         memory = f" Its memory was {peak:.0f} MiB at its last batch." if peak else ""
@@ -370,24 +373,24 @@ class Pool:
         return f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}.{memory}"
 
     def at(self, number: int) -> list[tuple[int, int]]:
-        """For each thread of a worker that is at a sample: the sample's key, and the number of its batch."""
+        """Return the sample key and batch number of each busy thread of a worker."""
         shown = self._shown(number)[1:].reshape(-1, 2).tolist()
         return [(key, batch - 1) for key, batch in shown if batch]
 
     def _shown(self, number: int) -> Any:
-        """What a worker shows on the board."""
+        """Return the board entries of a worker."""
         width = board_width(self.config.threads)
         return self._board[1 + width * number : 1 + width * (number + 1)]
 
     def close(self, patience: float = SHUTDOWN_TIMEOUT_S) -> None:
-        """End the workers: they are asked, given some seconds all together, then killed. Idempotent.
+        """End the workers: ask them, wait ``patience`` seconds for all, then kill them. Idempotent.
 
-        Afterwards nobody writes to the ring any more, and all slots are free that no batch leases.
+        Afterwards nothing writes to the ring, and all slots without a lease are free.
         """
         if self._close.detach() is not None:
             _end(self.members, self._board, self.pid, self.life, patience)
         if self.pid == os.getpid() and not self.life.lock.acquire(timeout=_HELD):
-            self.broken = True  # its ring is not used again
+            self.broken = True  # its ring is not reused
             return
         try:
             for batch in self.batches.values():
@@ -401,9 +404,9 @@ class Pool:
 
 def _end(members: list[_Member], board: Any, pid: int, life: _Life, patience: float = _AT_EXIT) -> None:
     if os.getpid() != pid:
-        return  # a fork of the process whose workers these are
+        return  # a fork of the process that owns these workers
     board[0] = 0
-    # A sampler of the user's may hold it for long, and so may a thread that the end of the interpreter has stopped.
+    # A user's sampler may hold it for long, and so may a thread that interpreter shutdown has stopped.
     locked = life.lock.acquire(timeout=patience)
     try:
         life.over = True

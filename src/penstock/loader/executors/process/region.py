@@ -1,6 +1,7 @@
-"""A part of the shared file, mapped: the memory of a slot, or of the board.
+"""A mapped part of the shared file: the memory of a slot, or of the board.
 
-Python's own maps keep a descriptor each, which a ring of many slots has no use for. So these are the system's calls.
+Python's `mmap` keeps a descriptor for each map, which a ring of many slots cannot afford. So this uses the system
+calls.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
 
 
 def paged(nbytes: int) -> int:
-    """Whole pages for so many bytes."""
+    """Return a size rounded up to whole pages."""
     return -(-nbytes // _PAGE) * _PAGE
 
 
 def _system() -> Any:
-    """The C library; None where there is none that has these calls."""
+    """Return the C library; None if it lacks these calls."""
     if os.name != "posix":
         return None
     library = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +42,7 @@ _unmap_ours = getattr(_library, "munmap", None)
 
 
 class _Map:
-    """Memory as NumPy takes it, mapped as long as an array refers to it."""
+    """Memory for NumPy, mapped as long as an array refers to it."""
 
     address: int | None = None  # here, for one whose beginning was interrupted
 

@@ -47,24 +47,24 @@ AHEAD = 1 << 25
 a slow one keeps workers idle.
 """
 
-_SLACK = 1.25  # times the usual size that a slot may keep: batches differ a little
-_ROOM = 1 << 40  # bytes from one slot to the next in the file
-_SWEEP = 64  # batches after which it is looked which slots nobody used
+_SLACK = 1.25  # slots may be this much larger than usual, since batches vary
+_ROOM = 1 << 40  # bytes between slots in the file
+_SWEEP = 64  # batches between sweeps for unused slots
 
 
 Address = tuple[int, int, int]
-"""Where a slot begins in the file, the bytes that it has, and those that it may have."""
+"""The offset of a slot in the file, its size, and its maximum size."""
 
 
 def slots_for(
     nbytes: int, depth: int, light: int, *, max_bytes: int | None = None, largest: int = 0
 ) -> tuple[int, int]:
-    """Size in bytes and greatest number of the slots for batches of so many bytes.
+    """Return size in bytes and maximum number of slots for batches of ``nbytes`` bytes.
 
     Args:
-        nbytes: of the large tensors of a usual batch, 1 or more.
+        nbytes: bytes of the large tensors of a usual batch, 1 or more.
         depth, light, max_bytes: as for `Ring`.
-        largest: bytes of a large batch, which may be in flight.
+        largest: bytes of the largest batch, which may be in flight.
 
     >>> slots_for(10_000_000, depth=4, light=32)
     (10002432, 7)
@@ -78,13 +78,13 @@ def slots_for(
 
 
 class Slot:
-    """A piece of the file, for one batch.
+    """A part of the file, for one batch.
 
     Attributes:
-        begin: in the file.
-        room: bytes that it may have.
-        size: bytes that it has.
-        children: of this process, forked while it was leased.
+        begin: its offset in the file.
+        room: its maximum size in bytes.
+        size: its size in bytes.
+        children: child processes that were forked while it was leased.
     """
 
     __slots__ = ("begin", "children", "leases", "refs", "region", "room", "size")
@@ -100,23 +100,23 @@ class Slot:
 
     @property
     def address(self) -> Address:
-        """What a worker needs to find it, and to have it grow."""
+        """The address by which a worker finds and extends it."""
         return self.begin, self.size, self.room
 
 
 class Ring:
-    """The consumer's side. Begins without slots; their size is known with the first batch.
+    """The consumer's side of the ring. It starts without slots; the first batch determines their size.
 
     Args:
-        depth: batches in flight at most.
-        light: the same for small ones.
-        head: bytes at the beginning of the file that are not slots.
-        max_bytes: of the batches in flight; None for no limit. One batch is always allowed.
+        depth: maximum number of batches in flight.
+        light: the same for small batches.
+        head: bytes at the beginning of the file before the slots.
+        max_bytes: limit of the batches in flight; None for no limit. One batch is always allowed.
 
     Attributes:
-        slot_bytes: that a slot has when it is lent, 0 until a batch was seen.
-        in_flight: how many slots may be lent at a time.
-        count: how many may be lent or leased.
+        slot_bytes: the size of a lent slot, 0 until a batch was seen.
+        in_flight: maximum number of lent slots.
+        count: maximum number of lent or leased slots.
     """
 
     def __init__(self, depth: int, light: int, *, head: int, max_bytes: int | None = None) -> None:
@@ -131,23 +131,23 @@ class Ring:
         self._room = _room(head, self.count)
         self._max_bytes = max_bytes
         self._sizes = RecentSizes()
-        self._seen = 0  # batches
-        self._free: list[Slot] = []  # a stack: what was used last is still in the cache
-        self._least_free = 0  # since the last sweep: so many slots nobody used
-        self._out = 0  # slots that are lent or leased
+        self._seen = 0  # number of batches
+        self._free: list[Slot] = []  # a stack: the last used slot is still in the CPU cache
+        self._least_free = 0  # minimum since the last sweep: the number of unused slots
+        self._out = 0  # lent or leased slots
         self._leased: set[Slot] = set()
         self._returned: deque[Slot] = deque()
         self._retired: list[Slot] = []
-        self._most: int | None = None  # slots, once more were refused
+        self._most: int | None = None  # limit of slots, after the system refused more
         watch(self)
 
-    # How large, and how many.
+    # Size and number of slots.
 
     def learn(self, nbytes: int) -> None:
-        """A batch was so large: 1 byte or more.
+        """Record the size of a batch, 1 byte or more.
 
         Raises:
-            RingError: there is too little memory for a first slot.
+            RingError: too little memory for the first slot.
         """
         changed = self._sizes.add(nbytes)
         self._seen += 1
@@ -163,7 +163,7 @@ class Ring:
             self._sweep()
 
     def _begin(self) -> None:
-        """Make the first slot."""
+        """Create the first slot."""
         try:
             self._add(1.0)
         except OSError as error:
@@ -174,7 +174,7 @@ class Ring:
             ) from error
 
     def _bound(self) -> None:
-        """Have no more slots than are allowed, and than there is memory for."""
+        """Limit the number of slots to what the settings and the memory allow."""
         _, count = slots_for(
             *(self._sizes.usual, self.depth, self._light), max_bytes=self._max_bytes, largest=self._sizes.largest
         )
@@ -184,7 +184,7 @@ class Ring:
         self.count = self.in_flight + self._spare
 
     def _fit(self) -> None:
-        """Free slots that are larger than is usual by now give memory back; those beyond the number give all."""
+        """Shrink free slots that are larger than usual, and free surplus slots completely."""
         free, most, beyond = self._free, self.slot_bytes * _SLACK, len(self._free) + self._out - self.count
         for number, slot in enumerate(free):
             if number < beyond:
@@ -193,7 +193,7 @@ class Ring:
                 self._trim(slot, self.slot_bytes)
 
     def _sweep(self) -> None:
-        """Slots that nobody used of late give their memory back; and what was refused is asked for again."""
+        """Free the memory of recently unused slots; retry refused allocations."""
         for slot in self._free[: self._least_free]:
             self._trim(slot, 0)
         self._least_free = len(self._free)
@@ -202,7 +202,7 @@ class Ring:
             self._bound()
 
     def _trim(self, slot: Slot, size: int) -> None:
-        """Leave a slot that nobody uses so many bytes."""
+        """Shrink an unused slot to ``size`` bytes."""
         if slot.size <= size or self.file.closed or self.pid != os.getpid() or not Region.can_discard:
             return
         if slot.region is None or slot.region.size < slot.size:
@@ -211,10 +211,10 @@ class Ring:
         slot.region, slot.size = None, size
 
     def _add(self, share: float) -> None:
-        """Make one more slot, of no more than a share of the memory that is left.
+        """Create one more slot, of at most a share of the free memory.
 
         Raises:
-            OSError: there is too little.
+            OSError: too little memory.
         """
         slot = Slot(self._end, self._room)
         self._extend(slot, self.slot_bytes, share)
@@ -231,23 +231,23 @@ class Ring:
 
     @property
     def has_free(self) -> bool:
-        """Whether a slot can be lent."""
+        """Return whether a slot can be lent."""
         self._reclaim()
         if not self.slot_bytes or self._out >= self.count:
             return False
         if not self._free:
             try:
                 self._add(0.5)
-            except OSError:  # fewer will do
+            except OSError:  # continue with fewer slots
                 self._most = self._out
                 self._bound()
         return bool(self._free)
 
     def lend(self, least: int = 0) -> Slot | None:
-        """A free slot, for a worker; None if there is none.
+        """Return a free slot for a worker; None if there is none.
 
         Args:
-            least: bytes that it has in any case.
+            least: minimum size in bytes.
         """
         if not self.has_free:
             return None
@@ -265,7 +265,7 @@ class Ring:
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """A slot that was lent, and is not leased, is free again."""
+        """Free a lent slot without a lease."""
         self._out -= 1
         if slot.children and any(not child.gone for child in slot.children):
             self._retired.append(slot)
@@ -276,31 +276,31 @@ class Ring:
         self._free.append(slot)
 
     def take_back(self, slot: Slot) -> None:
-        """A slot of a worker that has ended, and may have had it grow without saying so, is free again."""
+        """Free a slot of a dead worker, which may have extended it without a report."""
         if Region.can_discard and not self.file.closed and self.pid == os.getpid():
             size = paged(min(slot.room, os.fstat(self.file.fd).st_size - slot.begin))
             if size > slot.size:
-                with contextlib.suppress(OSError):  # so many addresses there are not: it has more memory than we know
+                with contextlib.suppress(OSError):  # no address space: the slot keeps more memory than we know
                     Region(self.file.fd, slot.begin, size).discard(slot.size)
         self.give_back(slot)
 
     @property
     def short(self) -> bool:
-        """Whether the consumer holds as many batches as it may: the next one should be copied."""
+        """Return whether the consumer holds too many batches, so that the next one must be copied."""
         self._reclaim()
         return len(self._leased) >= self._spare
 
     def memory(self, slot: Slot) -> npt.NDArray[np.uint8]:
-        """All that a slot has."""
+        """Return the memory of a slot."""
         region = slot.region
         if region is None or region.size < slot.size:
             region = slot.region = Region(self.file.fd, slot.begin, slot.size)
         return region.memory
 
     def lease(self, slot: Slot, pieces: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
-        """Arrays over pieces (offset, size) of a slot. When the last one is gone, the slot is free.
+        """Return arrays over ranges (offset, size) of a slot, which becomes free when the last array is gone.
 
-        Tensors over them keep them; NumPy's views do not, as their base is the base of the array: see `unpack`.
+        Tensors keep these arrays alive; NumPy views do not, since their base is the array's base: see `unpack`.
         """
         arrays = []
         base = self.memory(slot)
@@ -314,7 +314,7 @@ class Ring:
         return arrays
 
     def copy(self, slot: Slot, pieces: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
-        """The same as arrays of their own; the slot is free at once."""
+        """Return copies of ranges of a slot, and free the slot at once."""
         memory = self.memory(slot)
         arrays = [memory[begin : begin + nbytes].copy() for begin, nbytes in pieces]
         del memory
@@ -335,13 +335,13 @@ class Ring:
     # Forks.
 
     def mark(self, child: Child) -> None:
-        """Retire the slots that are leased now when they come back, as long as a child may look at them."""
+        """Protect the slots that are leased now: they are not reused while a child may read them."""
         for slot in list(self._leased):
             if child not in slot.children and any(ref() is not None for ref in list(slot.refs)):
                 slot.children.append(child)
 
     def _revive(self) -> None:
-        """Slots whose children are gone are free again, to be lent when all others are."""
+        """Free slots whose children have ended, to be used last."""
         for slot in [slot for slot in self._retired if all(child.gone for child in slot.children)]:
             self._retired.remove(slot)
             slot.children.clear()
@@ -349,21 +349,21 @@ class Ring:
             self._free.insert(0, slot)
 
     def close(self) -> None:
-        """Close the file. Tensors stay valid, as the map is theirs."""
+        """Close the file. Tensors stay valid, since they own the map."""
         self.file.close()
 
 
 def _room(head: int, count: int) -> int:
-    """Bytes from one slot to the next. Where files are limited, so many slots have to lie below the limit."""
-    import resource  # there is none on Windows, where this module is imported and not used
+    """Return the bytes between slots; if file sizes are limited, ``count`` slots must fit below the limit."""
+    import resource  # missing on Windows, where this module is imported but not used
 
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return _ROOM if most == resource.RLIM_INFINITY else (most - head) // count // paged(1) * paged(1)
 
 
 def _ranks() -> int:
-    """How many ranks share this machine. A loader needs none: where they are told wrongly, others say so."""
-    from penstock.distributed import local_ranks  # which imports torch; plans are made without it
+    """Return how many ranks share this machine; 1 if the environment is invalid, which is reported elsewhere."""
+    from penstock.distributed import local_ranks  # imported late: it imports torch, which planning does not need
 
     try:
         return local_ranks()

@@ -1,7 +1,7 @@
-"""A batch made in chunks by several workers: what its columns are, and how the chunks come together.
+"""A batch made in chunks by several workers: its columns, and how chunks are joined.
 
-Only what the default collate function makes of tensors, arrays, numbers and strings has rows: dicts, lists and named
-tuples of tensors whose first dimension is the batch, and of lists of strings. Everything else is made in one place.
+Only results of the default collate function over tensors, arrays, numbers and strings have rows: dicts, lists and named
+tuples of lists of strings and of tensors whose first dimension is the batch. One worker makes all other batches.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from penstock.loader.arena import Column, aligned
 __all__ = ["Layout", "flatten", "join", "layout_of", "unflatten"]
 
 Spec = Any
-"""The structure of a batch: nested tuples of plain things, to be compared and pickled."""
+"""The structure of a batch: nested tuples that can be compared and pickled."""
 
 
 class Layout(NamedTuple):
-    """What the batches of a loader look like.
+    """The layout of a loader's batches.
 
     Attributes:
         spec: their structure.
-        rows: type and shape of one row of each tensor, in the order of its memory.
+        rows: dtype and shape of one row of each tensor, in memory order.
     """
 
     spec: Spec
     rows: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
     def columns(self, count: int) -> list[Column]:
-        """Where each tensor of a batch of so many samples begins in its slot."""
+        """Return the offset of each tensor in the slot, for a batch of ``count`` samples."""
         columns, offset = [], 0
         for dtype, row in self.rows:
             nbytes = math.prod(row) * dtype.itemsize
@@ -42,15 +42,15 @@ class Layout(NamedTuple):
         return columns
 
     def nbytes(self, count: int) -> int:
-        """Bytes of such a batch."""
+        """Return the bytes of a batch of ``count`` samples."""
         last = self.columns(count)[-1]
         return last.offset + aligned(count * last.row_bytes)
 
 
 def flatten(batch: Any, tensors: list[torch.Tensor], texts: list[Sequence[Any]]) -> Spec | None:
-    """Structure of a batch; its tensors (contiguous, the batch's dimension first) and lists of strings are appended.
+    """Return the structure of a batch, and append its tensors (contiguous, batch dimension first) and lists of strings.
 
-    None if it has parts of which nobody knows how chunks of them come together.
+    None if it has parts whose chunks cannot be joined.
     """
     kind = type(batch)
     if kind is torch.Tensor:
@@ -72,7 +72,7 @@ def flatten(batch: Any, tensors: list[torch.Tensor], texts: list[Sequence[Any]])
 def _flatten_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> Spec | None:
     if tensor.layout is not torch.strided or tensor.requires_grad or not tensor.dim() or tensor.__dict__:
         return None
-    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():  # their values are not what the memory holds
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():  # their memory does not hold the values
         return None
     order: list[int] | None = None
     if not tensor.is_contiguous():
@@ -86,7 +86,7 @@ def _flatten_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> Spec |
 
 
 def unflatten(spec: Spec, tensors: list[torch.Tensor], texts: list[Sequence[Any]]) -> Any:
-    """The batch; tensors and texts are consumed from the front."""
+    """Return a batch of this structure; tensors and texts are consumed from the front."""
     if spec[0] == "tensor":
         tensor = tensors.pop(0)
         return tensor if spec[1] is None else tensor.permute(spec[1])
@@ -100,7 +100,7 @@ def unflatten(spec: Spec, tensors: list[torch.Tensor], texts: list[Sequence[Any]
 
 
 def layout_of(batch: Any, count: int) -> Layout | None:
-    """Layout of a batch of so many samples; None if it has none."""
+    """Return the layout of a batch of ``count`` samples; None if it has none."""
     tensors: list[torch.Tensor] = []
     texts: list[Sequence[Any]] = []
     spec = flatten(batch, tensors, texts)
@@ -112,7 +112,7 @@ def layout_of(batch: Any, count: int) -> Layout | None:
 
 
 def join(chunks: Sequence[Any], counts: Sequence[int]) -> tuple[Any, Layout] | None:
-    """The batch that separately collated chunks make, and its layout; None if they do not fit together."""
+    """Return the batch of separately collated chunks, and its layout; None if they do not fit together."""
     layouts = [layout_of(chunk, count) for chunk, count in zip(chunks, counts, strict=True)]
     first = layouts[0]
     if first is None or any(layout != first for layout in layouts):
@@ -128,5 +128,5 @@ def join(chunks: Sequence[Any], counts: Sequence[int]) -> tuple[Any, Layout] | N
 
 
 def join_texts(chunks: Sequence[Sequence[Sequence[Any]]]) -> list[Sequence[Any]]:
-    """Lists of strings of all chunks, one behind the other."""
+    """Return the concatenated lists of strings of all chunks."""
     return [type(parts[0])(itertools.chain.from_iterable(parts)) for parts in zip(*chunks, strict=True)]

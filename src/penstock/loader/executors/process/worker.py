@@ -1,7 +1,7 @@
-"""What runs in a worker process: take a request, make the batch or a chunk of it, put it into its slot, say so.
+"""The program of a worker process: take a request, make the batch or chunk, write it to its slot, and answer.
 
-It ends when its pipe of requests is closed, and at the latest some seconds after the process that started it is gone.
-Errors of user code are answers; a worker that raises SystemExit or KeyboardInterrupt ends, as in torch.
+It ends when its request pipe is closed, and at the latest some seconds after its parent has ended. Errors of user code
+are answers; SystemExit and KeyboardInterrupt end the worker, as in torch.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ __all__ = ["Setup", "board_bytes", "board_width", "main"]
 
 
 def board_width(threads: int) -> int:
-    """Numbers (u64) that each worker shows: its peak memory in KiB, then for its main thread and each of the others the
-    key of the sample that it is at, and its batch + 1 (0: none). Before them stands, for all, the number of the pass
-    that is wanted.
+    """Return how many numbers (u64) each worker has on the board.
+
+    These are its peak memory in KiB, and for its main thread and each other thread the key of its sample and its batch
+    + 1 (0: none). The board begins with the number of the current epoch iterator.
     """
     return 3 + 2 * threads
 
 
 def board_bytes(workers: int, threads: int) -> int:
-    """Size of the board at the head of the shared file: whole pages."""
+    """Return the size of the board at the head of the shared file, in whole pages."""
     page = 4096
     return -(-8 * (1 + board_width(threads) * workers) // page) * page
 
 
 class Setup(NamedTuple):
-    """What a worker is started with."""
+    """The start arguments of a worker."""
 
     number: int
     total: int
@@ -76,36 +77,36 @@ class Setup(NamedTuple):
 
 
 _Chunk = tuple[int, int, int, int]
-"""Which part of a batch is to be made: its number, and samples ``begin`` to ``end`` of ``size``."""
+"""The part of a batch to make: its number, and samples ``begin`` to ``end`` of ``size``."""
 
 _GROWTH = 8
-"""Slots grow by this part of their size at least: a batch of many tensors does not have them grow with each."""
+"""Slots grow by at least this fraction of their size, so that a batch of many tensors extends them rarely."""
 
 _MAPS = 1024
-"""Slots that are mapped at a time."""
+"""Maximum number of mapped slots."""
 
 _QUICK, _ENOUGH = 1e-3, 64
-"""Seconds of work on a batch below which several threads wait for each other more than they help; and so many batches
-after which one thread makes all of them, until one takes longer.
+"""Batches with less work than this (seconds) gain nothing from several threads. After this many in a row, one thread
+makes all batches, until one takes longer.
 """
 
 _TOGETHER = 2e-3
-"""Seconds after which answers are not kept back any more for those that are to come."""
+"""Seconds for which answers are held back to be sent together."""
 
 
 def main(setup: Setup) -> None:
-    """Be a worker."""
-    # Ctrl-C reaches the whole group of processes; the consumer decides what becomes of the workers.
+    """Run a worker."""
+    # Ctrl-C reaches the whole process group; the consumer decides when the workers end.
     signal.signal(signal.SIGINT, _ignore)
     if setup.held_back:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
-        # The same. Not 1: after a fork OpenCV would wait for the parent's threads to end, which are not there.
+        # The same. Not 1: after a fork, OpenCV would wait for threads that exist only in the parent.
         sys.modules["cv2"].setNumThreads(0)
     seed_worker(setup.base_seed, setup.number)
     process_worker(setup.number, setup.total, setup.base_seed + setup.number, setup.fetcher.dataset)
-    # A fork of somebody else's may keep the pipe of requests open, and user code may never return to it.
+    # Another fork may keep the request pipe open, or user code may never return.
     end_with_parent(setup.parent, grace=_ORPHAN_GRACE_S)
     worker = _Worker(setup)
     try:
@@ -113,13 +114,13 @@ def main(setup: Setup) -> None:
             setup.init(setup.number)
     except Exception as error:
         worker.unusable = error
-    with contextlib.suppress(_Gone, KeyboardInterrupt):  # nobody is left to make anything for
+    with contextlib.suppress(_Gone, KeyboardInterrupt):  # the consumer is gone
         worker.run()
 
 
 def _peak_memory() -> int:
-    """Of this process, in KiB."""
-    import resource  # there is none on Windows, where this module is imported and not used
+    """Return the peak memory of this process, in KiB."""
+    import resource  # missing on Windows, where this module is imported but not used
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes.
@@ -127,13 +128,13 @@ def _peak_memory() -> int:
 
 
 class _Gone(BaseException):
-    """The consumer does not read any more. An error of the user's of the same kind is something else."""
+    """The consumer is gone. A separate class, to distinguish it from errors of user code."""
 
 
-_ORPHAN_GRACE_S = 3.0  # seconds that a worker gets to end by itself when its parent has died
+_ORPHAN_GRACE_S = 3.0  # seconds for a worker to end by itself after its parent has died
 
 _TOLD = Exception()
-"""A stream that could not begin has said so, and ends."""
+"""Marks that a stream has reported the error of its start, and has ended."""
 
 
 def _ignore(*_: object) -> None:
@@ -143,23 +144,23 @@ def _ignore(*_: object) -> None:
 class _Worker:
     def __init__(self, setup: Setup) -> None:
         self.unusable: Exception | None = None  # an error of worker_init_fn
-        self._broken: Exception | None = None  # an error at the beginning of this pass
+        self._broken: Exception | None = None  # an error at the start of this epoch iterator
         self._setup = setup
         self._fetcher = setup.fetcher
         self._results = setup.results.fileno()
         self._sending = threading.Lock()
         self._sent = 0
-        self._kept: list[tuple[Any, ...]] | None = None  # answers to be sent together
+        self._kept: list[tuple[Any, ...]] | None = None  # answers to send together
         self._since = 0.0
         self._layout: Layout | None = None
-        self._columns: dict[int, list[Column]] = {}  # of that, by size of the batch
+        self._columns: dict[int, list[Column]] = {}  # of the layout, by batch size
         self._regions: dict[int, Region] = {}
         head = Region(setup.file.fd, 0, board_bytes(setup.total, setup.threads))
         self._board = memoryview(head.memory.data).cast("B").cast("Q")
         width = board_width(setup.threads)
         begin = 1 + width * setup.number
         self._mine = self._board[begin : begin + width]
-        self._quick = 0  # batches in a row that were too little work for more than one thread
+        self._quick = 0  # consecutive batches with too little work for several threads
         self._pool = ThreadPool(setup.threads, None) if setup.threads > 1 else None
         show_samples(self._mine[1:])
 
@@ -175,14 +176,14 @@ class _Worker:
             if not inbox.ended:
                 poller.poll()
 
-    # What the consumer says.
+    # Messages of the consumer.
 
     def _layout_is(self, layout: Layout) -> None:
         self._layout = layout
         self._columns = {}
 
     def _begin(self, run: int, epoch: int | None, state: WorkerState | None) -> None:
-        """Begin a run, and send the first snapshot. What goes wrong is the answer to its first request."""
+        """Start an epoch iterator and send the first snapshot. An error is the answer to its first request."""
         self._broken, first = self.unusable, None
         if self._broken is None:
             try:
@@ -195,12 +196,12 @@ class _Worker:
             return
         try:
             self._send("begun", run, 0, 0, first, BatchMetrics())
-        except Exception as error:  # a state that cannot be pickled
+        except Exception as error:  # the state cannot be pickled
             self._broken = error
             self._send("begun", run, 0, 0, None, BatchMetrics())
 
     def _group(self, messages: list[tuple[Any, ...]]) -> None:
-        """Several batches that are little work: the answers go together, too."""
+        """Make several small batches, and send their answers together."""
         self._kept, self._since = [] if self._threads is None else None, time.perf_counter()
         try:
             for kind, *rest in messages:
@@ -211,7 +212,7 @@ class _Worker:
 
     @property
     def _threads(self) -> ThreadPool | None:
-        """The threads that make batches; None where the main thread does."""
+        """Return the threads that make batches; None if the main thread does."""
         return None if self._quick >= _ENOUGH else self._pool
 
     def _make(self, run: int, number: int, address: Any, packed: tuple[Any, ...]) -> None:
@@ -234,12 +235,12 @@ class _Worker:
         show_samples(self._mine[3 + 2 * thread_number() :])
         try:
             job()
-        except _Gone:  # the main thread sees that too
+        except _Gone:  # the main thread notices it, too
             pass
         except BaseException:  # SystemExit in user code ends the worker, not just a thread
             os._exit(1)
 
-    # What it does.
+    # Work.
 
     def _whole(self, run: int, number: int, address: Any, request: BatchRequest) -> None:
         metrics = BatchMetrics()
@@ -267,15 +268,15 @@ class _Worker:
             return
         rows = self._rows(address, chunk)
         try:
-            with collating_into(rows):  # some write there at once
+            with collating_into(rows):  # some datasets write there directly
                 samples = self._fetcher.samples(request, metrics)  # type: ignore[attr-defined]
         except Exception as error:
             self._send("error", run, number, part, (describe(error, self._where), None), metrics)
             return
         packed, texts = None, None
-        with contextlib.suppress(Exception):  # what does not collate may do so as a whole, or fails there as it should
+        with contextlib.suppress(Exception):  # a chunk that does not collate may do so as a whole batch, or fail there
             if len(samples) != end - begin:
-                pass  # on_error has left some out
+                pass  # on_error has skipped samples
             elif rows is None:
                 packed = pack(self._fetcher.collate(samples, request, metrics), None)  # type: ignore[attr-defined]
             else:
@@ -286,7 +287,7 @@ class _Worker:
             self._send("again" if texts is None else "rows", run, number, part, texts, metrics)
 
     def _rows(self, address: Any, chunk: _Chunk) -> Rows | None:
-        """Where a chunk goes; None as long as nobody knows."""
+        """Return the memory for a chunk's rows; None while the layout is unknown."""
         layout, (_, begin, end, size) = self._layout, chunk
         if address is None or layout is None:
             return None
@@ -300,7 +301,7 @@ class _Worker:
     def _put_rows(
         self, samples: list[Any], request: BatchRequest, rows: Rows, metrics: BatchMetrics
     ) -> list[Any] | None:
-        """Write the rows of a chunk; its strings, or None if it looks unlike the batches before."""
+        """Write the rows of a chunk; return its strings, or None if its layout differs from earlier batches."""
         layout = self._layout
         assert layout is not None
         with collating_into(rows):
@@ -314,8 +315,8 @@ class _Worker:
         return texts
 
     def _wanted(self, run: int, number: int, part: int, metrics: BatchMetrics) -> bool:
-        """Whether to go on with a request; if not, that is said."""
-        # A stream's stale batches are made all the same: its iterator should not depend on when the consumer left.
+        """Return whether a request is still wanted; if not, answer so."""
+        # A stream makes stale batches, too, so that its iterator does not depend on when the consumer left.
         if self._board[0] != run and not (self._board[0] and isinstance(self._fetcher, StreamFetch)):
             self._send("skipped", run, number, part, None, metrics)
             return False
@@ -331,29 +332,29 @@ class _Worker:
         return True
 
     def _memory(self, address: Address) -> npt.NDArray[np.uint8]:
-        """What a slot has at the moment, or had more of."""
+        """Return the memory of a slot, possibly more than its current size."""
         begin, size, _ = address
         region = self._regions.get(begin)
         if region is None or region.size < size:
             if len(self._regions) >= _MAPS:
-                self._regions.clear()  # most of these slots are not used any more
+                self._regions.clear()  # most of these slots are no longer used
             region = self._regions[begin] = Region(self._setup.file.fd, begin, size)
         return region.memory[:size]
 
     def _grow(self, address: Address, size: int, needed: int) -> npt.NDArray[np.uint8] | None:
-        """The memory of a slot with more behind it; None if there is no more."""
+        """Extend a slot and return its memory; None if there is no more memory."""
         begin, _, room = address
         larger = paged(max(needed, size + size // _GROWTH))
         if larger > room:
             return None
         try:
             self._setup.file.reserve(begin + size, larger - size)
-        except OSError:  # it travels beside the answer
+        except OSError:  # the buffer is sent beside the answer
             return None
         return self._memory((begin, larger, room))
 
     def _told(self, error: Exception) -> tuple[Any, Snapshot | None]:
-        """Return an error as it is sent, and a snapshot right after it. If that fails, too, its error tells of both."""
+        """Return an error in its transport form, and a snapshot after it; a failed snapshot is added to the error."""
         try:
             return describe(error, self._where), self._fetcher.state_after_error()
         except Exception as another:

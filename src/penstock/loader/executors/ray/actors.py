@@ -1,13 +1,13 @@
-"""`Actors`: the workers of one loader in the cluster. Starting, asking, noticing that one is lost, replacing it.
+"""`Actors`: the workers of one loader in the cluster: start, request, detect losses, replace.
 
-    start -> hello (node, versions) -> begin(pass) -> make, make, ...       pending ones are not waited for
-                                                        `-> lost: another one in its place
+    start -> hello (node, versions) -> begin(pass) -> make, make, ...       pending workers are not waited for
+                                                        `-> lost: replaced by another worker
 
-Each is an actor that Ray neither restarts nor retries: what a lost one owed is made elsewhere at once, and a new one
-joins when it is ready. Everything happens in the consumer's thread; all waiting is one ``ray.wait``. Another thread may
-close them meanwhile, when it is its turn.
+Ray neither restarts nor retries these actors: other workers make a lost worker's batches at once, and a new worker
+joins when it is ready. Everything runs in the consumer's thread, which waits in one ``ray.wait``. Another thread may
+close the workers meanwhile, when it holds the lock.
 
-Loaders of one program share CPUs: where the workers of others leave no room for a first one, it runs beside them.
+Loaders of one program share CPUs: if other loaders' workers leave no room for the first worker, it runs beside them.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Actors"]
 
-_PENDING = 30.0  # seconds after which workers that do not start are said
-_CROWDED = 5.0  # seconds after which it is looked once more whether other loaders are in the way
-_FETCH = 30.0  # seconds for an object that is said to be here
-_STARTS = 3  # workers that may fail to start, one after the other
-_AT_EXIT = 5.0  # seconds to wait for a turn, which a sampler of the user's may hold
+_PENDING = 30.0  # seconds after which workers that do not start are reported
+_CROWDED = 5.0  # seconds between checks whether other loaders occupy the CPUs
+_FETCH = 30.0  # seconds to fetch an object that is reported as local
+_STARTS = 3  # consecutive workers that may fail to start
+_AT_EXIT = 5.0  # seconds to wait for the lock, which a user's sampler may hold
 
 
 class Actors:
     """The workers.
 
     Args:
-        setup: the fetcher and ``worker_init_fn``, pickled.
+        setup: the pickled fetcher and ``worker_init_fn``.
         options: where they run.
-        count: how many to begin with.
-        threads: in each.
-        turns: calls are served one by one, in their order.
+        count: initial number of workers.
+        threads: threads in each worker.
+        turns: serve calls one by one, in order.
 
     Attributes:
-        waiting: nothing else is under way, so that Ctrl-C does no harm.
+        waiting: whether it only waits, so that Ctrl-C does no harm.
 
     Raises:
-        ClusterError: there is no cluster.
+        ClusterError: no cluster.
     """
 
     def __init__(self, setup: bytes, options: RayOptions, *, count: int, threads: int, turns: bool) -> None:
@@ -72,8 +72,8 @@ class Actors:
         self._class = ray.remote(concurrency_groups={"control": 1, "make": 1 if turns else 2})(Actor)
         self._starting: dict[Any, Member] = {}
         self._calls: dict[Any, Call] = {}
-        self._begins: dict[Any, int] = {}  # of workers that have a state: who was told to begin
-        self.begun: dict[int, Snapshot | None] = {}  # their first snapshots, by worker
+        self._begins: dict[Any, int] = {}  # pending starts of workers with states
+        self.begun: dict[int, Snapshot | None] = {}  # first snapshots, by worker
         self._pass: Pass | None = None
         self._failed = self._serial = 0
         self._warned = False
@@ -87,7 +87,7 @@ class Actors:
             self._start(number)
 
     def renew(self, setup: bytes) -> None:
-        """Another data set, or the same after it was changed: for the next pass."""
+        """Set a new or changed dataset, for the next epoch iterator."""
         self._setup = ray.put(setup)
         for member in self.members.values():
             member.primed = False
@@ -95,16 +95,16 @@ class Actors:
 
     @property
     def closed(self) -> bool:
-        """Whether they were ended, or this is a fork of the process that started them."""
+        """Whether they were ended, or this process is a fork of the one that started them."""
         return not self._close.alive or self.pid != os.getpid()
 
     def turn(self) -> contextlib.AbstractContextManager[Any]:
-        """Held by whoever deals with them, and by whoever ends them; not while waiting."""
-        # In a fork it may be held for ever, by a thread that is not there.
+        """Return the lock held while workers are used or ended; not while waiting."""
+        # In a forked child, a thread of the parent may hold it forever.
         return self._lock if self.pid == os.getpid() else contextlib.nullcontext()
 
     def close(self) -> None:
-        """End them. Idempotent."""
+        """End the workers. Idempotent."""
         self._close()
         with self.turn():
             self._calls.clear()
@@ -112,7 +112,7 @@ class Actors:
             self._begins.clear()
 
     def ready(self) -> list[Member]:
-        """Those that can be asked."""
+        """Return the workers that are ready."""
         return [member for member in self.members.values() if member.node is not None]
 
     # Starting.
@@ -124,7 +124,7 @@ class Actors:
         if self._crowded(sum(member.cpus for member in self.members.values())):
             wanted["num_cpus"] = 0
             if bare := [node.id for node in nodes().values() if node.bare]:
-                away = {"ray.io/node-id": f"!in({','.join(bare)})"}  # no CPU is to be shared there
+                away = {"ray.io/node-id": f"!in({','.join(bare)})"}  # CPUs must not be shared there
                 wanted["label_selector"] = {**wanted.get("label_selector", {}), **away}
         made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **wanted)
         member = Member(number, made.remote(number, self.count, self._threads, self._turns))
@@ -133,12 +133,12 @@ class Actors:
         self._starting[member.actor.hello.remote()] = member
 
     def _crowded(self, mine: float) -> bool:
-        """Whether other loaders of this program leave no room for a worker that is needed to begin at all.
+        """Return whether other loaders of this program leave no room for the first worker.
 
         Args:
-            mine: CPUs that this one's workers have, or wait for.
+            mine: CPUs that this loader's workers have or wait for.
         """
-        with _opening:  # a set must not grow while it is gone through
+        with _opening:  # a set must not grow while it is iterated
             others = [other for other in _open if other is not self]
         others = [other for other in others if other.session == self.session and not other.closed]
         theirs = sum(member.cpus for other in others for member in list(other.members.values()))
@@ -147,16 +147,16 @@ class Actors:
         return resources().get("CPU", 0.0) - theirs - mine < self.options.num_cpus
 
     def add(self) -> None:
-        """One more."""
+        """Add a worker."""
         self._start(max(self.members, default=-1) + 1)
 
     def remove(self, member: Member) -> None:
-        """One less."""
+        """Remove a worker."""
         self._forget(member)
         ray.kill(member.actor, no_restart=True)
 
     def _forget(self, member: Member) -> list[Call]:
-        """A worker is gone; what it owed."""
+        """Forget a lost worker; return its unanswered calls."""
         del self.members[member.number]
         for call in member.calls:
             del self._calls[call.ref]
@@ -166,7 +166,7 @@ class Actors:
         return member.calls
 
     def replace(self, member: Member) -> list[Call]:
-        """Another one in the place of one that is lost, or not to be waited for; what it owed."""
+        """Replace a lost or late worker; return its unanswered calls."""
         calls = self._forget(member)
         self.lost += 1
         if member.node is not None:
@@ -176,7 +176,7 @@ class Actors:
         return calls
 
     def _greet(self, ref: Any) -> None:
-        """A worker has started, or failed to."""
+        """Process the start of a worker, or its failure."""
         member = self._starting[ref]
         try:
             said = ray.get(ref)
@@ -204,15 +204,15 @@ class Actors:
         if self._pass is not None:
             self._tell(member, self._pass)
 
-    # Passes.
+    # Epoch iterators.
 
     @property
     def run(self) -> int:
-        """Number of the pass that is wanted."""
+        """The number of the current epoch iterator."""
         return 0 if self._pass is None else self._pass.run
 
     def begin(self, told: Pass) -> None:
-        """A pass begins; what was asked for before is not wanted any more."""
+        """Start an epoch iterator, and drop earlier requests."""
         check_attached(self.session)
         self._pass = told
         self._calls.clear()
@@ -231,14 +231,14 @@ class Actors:
             self._begins[ref] = member.number
 
     def stop(self) -> None:
-        """Nothing is wanted any more."""
+        """Drop all requests."""
         if not self.closed and session() == self.session:
             self._calls.clear()
             for member in self.ready():
                 member.calls.clear()
                 member.actor.stop.remote()
 
-    # Asking.
+    # Requests.
 
     def ask(
         self,
@@ -249,14 +249,14 @@ class Actors:
         collate: bool = True,
         rows: bytes | None = None,
     ) -> Call:
-        """Have a worker make batches of this pass; their samples as they are without ``collate``."""
+        """Request batches from a worker; without ``collate``, their samples uncollated."""
         call = Call(member.actor.make.remote(self.run, requests, collate, rows), items, member)
         self._calls[call.ref] = call
         member.calls.append(call)
         return call
 
     def wait(self, timeout: float | None) -> list[Any]:
-        """Wait for news, for `receive`: at most so many seconds (None: for ever); an empty list if time is up.
+        """Wait for news and return them for `receive`, at most ``timeout`` seconds (None: forever); empty on time-out.
 
         Raises:
             ClusterError: the program has left the cluster.
@@ -270,7 +270,7 @@ class Actors:
         try:
             found, rest = ray.wait(refs, num_returns=1, timeout=patience)
         except SystemError as error:
-            # Ray says so where a handler of a signal has raised.
+            # Ray raises this if a signal handler has raised.
             cause = error.__cause__
             if cause is None or not (isinstance(cause, KeyboardInterrupt) or is_of_signal_handler(cause)):
                 raise
@@ -281,7 +281,7 @@ class Actors:
         return list(found)
 
     def receive(self, found: list[Any]) -> list[Answer]:
-        """What `wait` has found; nothing if somebody joined.
+        """Return the answers that `wait` found; empty if a worker joined.
 
         Raises:
             ClusterError: no worker could be started.
@@ -292,14 +292,14 @@ class Actors:
                 self._greet(ref)
             elif ref in self._begins:
                 self._note_begun(ref)
-            elif ref in self._calls:  # not that of a worker that was lost a moment ago
+            elif ref in self._calls:  # not of a worker that was just lost
                 answers.append(self._take(self._calls[ref]))
         if not found:
             self._complain()
         return answers
 
     def _note_begun(self, ref: Any) -> None:
-        """Note the first snapshot of a worker; that one is lost is found where it is asked for a batch."""
+        """Store the first snapshot of a worker; its loss is noticed when a batch is requested."""
         number = self._begins.pop(ref)
         try:
             self.begun[number] = ray.get(ref, timeout=_FETCH)
@@ -311,7 +311,7 @@ class Actors:
         try:
             value = ray.get(call.ref, timeout=_FETCH)
             error, lost = None, None
-        except (ObjectLostError, GetTimeoutError, RayTaskError) as caught:  # gone with its node, or never stored
+        except (ObjectLostError, GetTimeoutError, RayTaskError) as caught:  # lost with its node, or never stored
             value, error, lost = None, caught, None
         except RayError as caught:
             calls = list(member.calls)
@@ -323,7 +323,7 @@ class Actors:
         return Answer([call], value, error, lost)
 
     def learn(self, member: Member, seconds: float, samples: int, nbytes: int) -> None:
-        """A worker has made a batch in so many seconds."""
+        """Record the time and size of a worker's batch."""
         member.took(seconds)
         assert member.node is not None
         counts = self.counts[member.node.name]
@@ -333,13 +333,13 @@ class Actors:
         counts.seconds += seconds
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """By node, what came from it."""
+        """Return the counts by node."""
         return {name: asdict(counts) for name, counts in self.counts.items()}
 
     # Workers that do not start.
 
     def _patience(self, timeout: float | None) -> float | None:
-        """Seconds to wait, so that the next complaint is not late."""
+        """Return the seconds to wait, so that the next report is on time."""
         if not self._starting:
             return timeout
         limit, pending = _PENDING if self.ready() else self.options.start_timeout, self._pending()
@@ -349,7 +349,7 @@ class Actors:
         return min(value for value in (timeout, left, 3600.0) if value is not None)
 
     def _pending(self) -> float:
-        """Seconds for which the first of those that have not started is waited for."""
+        """Return for how long the first pending worker has been waited for."""
         begun = [member.started for member in self._starting.values()]
         return time.monotonic() - min(begun) if begun else 0.0
 
@@ -385,7 +385,7 @@ class Actors:
 
 
 def _differing(theirs: dict[str, str]) -> list[str]:
-    """Versions that are others: batches are the same only if they are made by the same code."""
+    """Return the versions that differ: only the same code makes the same batches."""
     return [
         f"{name} {theirs.get(name, 'none')} (here {ours})"
         for name, ours in versions().items()
@@ -394,13 +394,13 @@ def _differing(theirs: dict[str, str]) -> list[str]:
 
 
 def _public(name: str, version: str) -> str:
-    """What matters of a version: not the build of torch, nor Python's bug fixes."""
+    """Return the relevant part of a version: without torch's build and Python's patch number."""
     return ".".join(version.split(".")[:2]) if name == "Python" else version.partition("+")[0]
 
 
 def _end(members: dict[int, Member], pid: int, before: str, lock: threading.RLock) -> None:
     if os.getpid() != pid or session() != before:
-        return  # a fork of the process whose workers these are; or they ended with the connection
+        return  # a fork of the process that owns these workers; or they ended with the connection
     locked = lock.acquire(timeout=_AT_EXIT)
     try:
         for member in list(members.values()):
@@ -413,4 +413,4 @@ def _end(members: dict[int, Member], pid: int, before: str, lock: threading.RLoc
 
 _opening = threading.Lock()
 _open: weakref.WeakSet[Actors] = weakref.WeakSet()
-"""Those of this program."""
+"""The open workers of this program."""

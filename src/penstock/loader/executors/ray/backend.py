@@ -1,7 +1,7 @@
-"""`RayBackend`: what a loader keeps for ``executor="ray"``: its workers in the cluster, from pass to pass.
+"""`RayBackend`: the workers of a loader in the cluster, which stay between epoch iterators.
 
-Workers stay until the loader is closed, or is gone. Without ``persistent_workers`` a pass begins as torch's do, with
-the data set as it is now: it is sent again if it has changed, and streams get a new copy.
+Workers stay until the loader is closed or garbage-collected. Without ``persistent_workers``, an epoch iterator starts
+with the current dataset, as in torch: a changed dataset is sent again, and streams get a new copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.plan.user_states import has_state
 __all__ = ["RayBackend"]
 
 _LARGE = 10 << 20
-"""Bytes of a pickle that are worth a warning."""
+"""Pickles larger than this many bytes give a warning."""
 
 
 class RayBackend:
@@ -41,7 +41,7 @@ class RayBackend:
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether the next pass is made by copies of the data set that there are already."""
+        """Whether the next epoch iterator uses the existing copies of the dataset."""
         return self._config.persistent_workers and self._alive
 
     @property
@@ -51,14 +51,14 @@ class RayBackend:
         return bool(self._state.actors.session == session())  # they ended with their connection
 
     def prepare(self, fetcher: Fetcher, *, anew: bool = False) -> None:
-        """Have workers that know this fetcher. They may still be starting.
+        """Prepare workers with this fetcher. They may still be starting.
 
         Args:
-            anew: with new copies of the data set, whatever the workers have.
+            anew: send new copies of the dataset in any case.
 
         Raises:
-            ClusterError: there is no cluster.
-            ConfigError: Ray is missing, or the data set does not pickle.
+            ClusterError: no cluster.
+            ConfigError: Ray is not installed, or the dataset cannot be pickled.
         """
         attach(self._options.address)
         self._anew = anew
@@ -81,7 +81,7 @@ class RayBackend:
             setup, manifests = pickle_with_handles((fetcher, self._config.worker_init_fn))
         except Exception as error:
             raise ConfigError(
-                f"{name}, the collate function or worker_init_fn cannot be pickled, and has to go to other machines: "
+                f"{name}, the collate function or worker_init_fn cannot be pickled to be sent to other machines: "
                 f"{error}"
             ) from error
         if len(setup) > _LARGE and len(self._digest) == 0:
@@ -104,8 +104,8 @@ class RayBackend:
         limits = options.limits(config.workers)
         if turns and limits != (config.workers, config.workers):
             raise ConfigError(
-                f"min_workers and max_workers make no sense for {type(fetcher.dataset).__name__}: an iterable data "
-                "set, or one with a state of its own, is dealt to a number of workers that stays"
+                f"min_workers and max_workers are not supported for {type(fetcher.dataset).__name__}: an iterable "
+                "dataset, or one with its own state, is split among a fixed number of workers"
             )
         here = load_ray().get_runtime_context().get_node_id()
         budget = Budget(nodes()[here].store, config.max_bytes_in_flight)
@@ -114,8 +114,9 @@ class RayBackend:
         return RayRunState(actors, budget, Elastic(*limits))
 
     def start(self, run: Any) -> tuple[Any, bool]:
-        """Return what makes the batches of a pass (`penstock.loader.engine.Run`), for which `prepare` was called; and
-        whether its workers take turns.
+        """Return the executor of an epoch iterator (`penstock.loader.engine.Run`), and whether its workers take turns.
+
+        `prepare` must be called first.
         """
         from penstock.loader.executors.ray.executor import RayExecutor
         from penstock.loader.executors.ray.member import Pass
@@ -130,18 +131,18 @@ class RayBackend:
         return RayExecutor(run.fetcher, self._state, turns=turns, prefetch=prefetch, light=light), turns
 
     def stats(self) -> dict[str, Any]:
-        """What came from which node; workers that were lost and replaced, batches that were made twice."""
+        """Return counts by node, lost and replaced workers, and batches that were made twice."""
         if self._state is None:
             return {"nodes": {}, "lost_workers": 0, "hedged_batches": 0}
         actors = self._state.actors
         return {"nodes": actors.stats(), "lost_workers": actors.lost, "hedged_batches": self._state.hedged}
 
     def close(self) -> None:
-        """End the workers. Idempotent. The cluster goes on."""
+        """End the workers, but not the cluster. Idempotent."""
         if self._state is not None:
             self._state.actors.close()
 
 
 def _takes_turns(fetcher: Fetcher) -> bool:
-    """Whether it matters which worker makes a batch."""
+    """Return whether it matters which worker makes a batch."""
     return isinstance(fetcher, StreamFetch) or has_state(fetcher.dataset) or has_state(fetcher.collate_fn)

@@ -1,7 +1,7 @@
-"""How many batches may be in flight: as many as a share of the object stores holds, so that nothing is spilled to disk.
+"""Limit the batches in flight to a share of the object stores, so that nothing is spilled to disk.
 
-Batches lie in the store of the node that made them until they are pulled, and then in that of this program's node until
-they are copied out. Half of a store belongs to other users, and some to what Ray keeps a moment longer.
+A batch is in the store of the node that made it until it is fetched, then in the store of this program's node until it
+is copied out. Half of a store is left to other users, and some to objects that Ray frees a little later.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _SHARE = 0.3
 
 
 class Budget:
-    """Bytes of batches, begun or ready.
+    """The budget of bytes for batches in progress or ready.
 
     Args:
         store: bytes of the object store of this program's node.
-        max_bytes: that the user allows; None for no limit of theirs.
+        max_bytes: the user's limit; None for no limit.
     """
 
     def __init__(self, store: int, max_bytes: int | None) -> None:
@@ -28,19 +28,19 @@ class Budget:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest of the last batches, 0 until there was one."""
+        """Bytes of the largest recent batch, 0 before the first."""
         return self._sizes.largest
 
     def learn(self, nbytes: int) -> None:
-        """A batch was so large."""
+        """Record the size of a batch."""
         self._sizes.add(nbytes)
 
     def depth(self, wanted: int, nodes: int) -> int:
-        """Batches in flight, at least one; one a node until a first one has told how large they are."""
+        """Return how many batches may be in flight, at least one; one per node until their size is known."""
         if not self.largest:
             return max(1, min(wanted, nodes))
         return max(1, min(wanted, self._bytes // self.largest))
 
     def on_node(self, store: int) -> int:
-        """Batches that one node may make or keep at a time."""
+        """Return how many batches one node may make or hold at a time."""
         return max(1, int(store * _SHARE) // self.largest) if self.largest else 1

@@ -1,7 +1,7 @@
-"""Attaching to a Ray cluster: the one that is told, never another one, and nothing is started or stopped unasked.
+"""Attach to the given Ray cluster, never to another one; nothing is started or stopped without a request.
 
-Several loaders of a program share the connection. A cluster that was started by ``address="local"`` ends with the
-program, as Ray sees to it; any other one goes on.
+The loaders of a program share the connection. Ray ends a cluster started by ``address="local"`` with the program; other
+clusters keep running.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from penstock.errors import ClusterError, ConfigError
 __all__ = ["Node", "attach", "check_attached", "load_ray", "nodes", "resources", "session"]
 
 _OLDEST = (2, 60)
-_PATIENCE = 5.0  # seconds for a first sign of life of a cluster's head
-_SILENCE = 10.0, 50.0  # seconds that its head may take for an answer, and, asked once more, for either
+_CONNECT_TIMEOUT_S = 5.0  # for the head of a cluster to accept a connection
+_ANSWER_TIMEOUTS_S = 10.0, 50.0  # for the head to answer a request; and the repeated one
 
 
 class Node(NamedTuple):
     """A machine of the cluster.
 
     Attributes:
-        id: Ray's, 56 hex digits.
-        name: for people: the name or address it was started with, and the beginning of the id.
+        id: Ray's id, 56 hex digits.
+        name: for messages: its name or address, and the beginning of the id.
         store: bytes of its object store.
-        bare: it is there, and has no CPUs.
+        bare: whether it is alive without CPUs.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Node(NamedTuple):
 
 
 def load_ray() -> Any:
-    """The module.
+    """Return the module ray.
 
     Raises:
         ConfigError: Ray is not installed, or too old.
@@ -54,11 +54,11 @@ def load_ray() -> Any:
 
 
 def attach(address: str | None) -> None:
-    """Be connected to the cluster with this address, see `RayOptions`.
+    """Connect to the cluster with this address, see `RayOptions`.
 
     Raises:
-        ClusterError: there is none, or the program is connected to another one.
-        ConfigError: Ray is missing.
+        ClusterError: it does not exist, or the program is connected to another one.
+        ConfigError: Ray is not installed.
     """
     ray = load_ray()
     if ray.is_initialized():
@@ -80,7 +80,7 @@ def attach(address: str | None) -> None:
 
 
 def _check_same(ray: Any, address: str | None) -> None:
-    """A program is connected to one cluster."""
+    """Raise ClusterError if the program is connected to another cluster."""
     if address in (None, "auto", "local") or "://" in str(address):
         return
     connected = ray.get_runtime_context().gcs_address
@@ -103,16 +103,16 @@ def _same_host(one: str, other: str) -> bool:
 
 
 def _knock(address: str) -> None:
-    """Whether anybody is there: Ray itself tries for a minute.
+    """Check that the address answers, since Ray would retry for a minute.
 
     Raises:
-        ClusterError: nobody is.
+        ClusterError: it does not answer.
     """
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        return  # a form that Ray knows
+        return  # another form of address, left to Ray
     try:
-        socket.create_connection((host, int(port)), _PATIENCE).close()
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise ClusterError(
             f"no Ray cluster answers at {address} ({error}): start one with `ray start --head --port={port}`, or "
@@ -121,7 +121,7 @@ def _knock(address: str) -> None:
 
 
 def session() -> str:
-    """Of which connection the program's references are; empty if there is none."""
+    """Return the id of the program's connection; empty if there is none."""
     ray = load_ray()
     if not ray.is_initialized():
         return ""
@@ -130,20 +130,20 @@ def session() -> str:
 
 
 def check_attached(before: str) -> None:
-    """Refuse to go on once the program has left the cluster: Ray would start another one, unasked.
+    """Check that the program is still connected, since Ray would start another cluster without a request.
 
     Raises:
-        ClusterError: it has.
+        ClusterError: it is not.
     """
     if session() != before:
         raise ClusterError(
-            "the program is not connected any more to the Ray cluster that this DataLoader's workers are in "
-            "(ray.shutdown() was called): begin a new iterator once it is"
+            "the program is no longer connected to the Ray cluster of this DataLoader's workers (ray.shutdown() was "
+            "called): reconnect, and start a new iterator"
         )
 
 
 def nodes() -> dict[str, Node]:
-    """The cluster's machines, by id; those that are gone, too.
+    """Return the machines of the cluster by id, dead ones included.
 
     Raises:
         ClusterError: its head does not answer.
@@ -178,7 +178,7 @@ def _asked(question: Callable[[], Any]) -> Any:
         except BaseException as error:  # raised where it was asked
             answers.put((False, error))
 
-    for seconds in _SILENCE:
+    for seconds in _ANSWER_TIMEOUTS_S:
         threading.Thread(target=ask, name="penstock-asks-ray", daemon=True).start()
         try:
             good, answer = answers.get(timeout=seconds)
@@ -188,7 +188,8 @@ def _asked(question: Callable[[], Any]) -> Any:
             return answer
         raise answer
     raise ClusterError(
-        f"the head of the Ray cluster was asked twice, and has not answered for {sum(_SILENCE):.0f} s, though the "
+        f"the head of the Ray cluster was asked twice but has not answered for {sum(_ANSWER_TIMEOUTS_S):.0f} s, though "
+        "the "
         "program is connected to it: look whether its gcs_server runs, is out of memory, or is stopped (`ray status` "
         "on the head), and begin again"
     )

@@ -1,12 +1,12 @@
-"""`RayExecutor`: which worker of the cluster makes what, and what is done about those that are lost, silent or slow.
+"""`RayExecutor`: assigns batches to workers of the cluster, and handles lost, silent and slow workers.
 
-    any worker may make any batch, again too: the keys of its samples travel with it; streams: worker k mod n
+    any worker may make any batch, even again: sample keys are sent with it; streams: worker k mod n
 
-lost     what it owed is made by others; a batch that three were lost over: sample by sample, see `make_carefully`
-silent   for longer than the deadline: as if it were lost, since a network that is cut says nothing
-slow     the batch that the consumer waits for takes three times as long as others: made once more, elsewhere (hedged)
+lost     other workers make its batches; a batch that lost three workers is made sample by sample
+silent   for longer than the deadline: treated as lost, since a broken network reports nothing
+slow     the batch that the consumer waits for takes three times as long as others: another worker makes it, too (hedge)
 
-Invariant: a batch is done once, however many workers made it; what comes later is dropped.
+Invariant: a batch is done once, even if several workers make it; later results are dropped.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from penstock.loader.window import CLOSED
 __all__ = ["RayExecutor"]
 
 _SLOW = 3.0
-"""Times as long as others, after which a batch is made once more."""
+"""A batch that takes this many times as long as others is hedged."""
 
 _SHORTEST = 0.05
-"""Seconds below which no batch is called slow."""
+"""A batch is never slow below this many seconds."""
 
 _AT_WORK = 2
-"""Calls of a worker that it may have begun, see `Worker`."""
+"""Calls that a worker may have started, see `Worker`."""
 
 
 class RayExecutor(Executor):
-    """Has batches made in the cluster.
+    """Makes batches in the cluster.
 
     Args:
-        fetcher: what the workers have a copy of.
-        state: workers, memory, what was learned; kept from pass to pass.
-        turns: whether it matters who makes a batch.
-        prefetch: batches in flight for each worker.
-        light: the same for batches that are made quickly.
+        fetcher: the workers hold a copy of it.
+        state: workers, memory and measurements, which stay between epoch iterators.
+        turns: whether it matters which worker makes a batch.
+        prefetch: batches in flight per worker.
+        light: the same for cheap batches.
     """
 
     isolates = True
@@ -62,21 +62,21 @@ class RayExecutor(Executor):
         self._turns = turns
         self._prefetch, self._light = prefetch, light
         self._run = state.actors.run
-        self._wanted: dict[int, RayBatch] = {}  # in the order of their numbers
-        self._told: set[int] = set()  # workers whose beginning was reported
-        self._later: list[Event] = []  # that came while a batch was made sample by sample
+        self._wanted: dict[int, RayBatch] = {}  # in order of their numbers
+        self._told: set[int] = set()  # workers whose start was reported
+        self._later: list[Event] = []  # events that arrived while a batch was made sample by sample
         self._asked, self._full = time.monotonic(), False
         self.workers = state.actors.count
         self.tells_begin = turns
         self.planned = prefetch * self.workers
 
     def turn(self) -> Any:
-        """Return the lock of the workers."""
+        """Return the workers' lock."""
         return self._actors.turn()
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing but waiting is under way."""
+        """Whether the executor only waits."""
         return self._actors.waiting
 
     @waiting.setter
@@ -89,7 +89,7 @@ class RayExecutor(Executor):
         return self._actors.closed
 
     def check(self) -> Exception | None:
-        """Return why nobody can be asked any more."""
+        """Return why no more batches can be submitted; None if they can."""
         if self._run != self._actors.run:
             return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
         if self._actors.closed:
@@ -98,26 +98,26 @@ class RayExecutor(Executor):
             )
         return None
 
-    # Asking.
+    # Requests.
 
     @property
     def depth(self) -> int:
-        """Batches that may be in flight at the moment."""
+        """Return how many batches may be in flight now."""
         ready = self._actors.ready()
         nodes = {member.node.id for member in ready if member.node is not None}
         each = self._light if self._state.group(2) > 1 else self._prefetch
         return self._state.budget.depth(each * max(1, len(ready)), len(nodes))
 
     def has_room(self, pending: int) -> bool:
-        """Return whether batches can be asked for: where workers take turns, none may be left out."""
+        """Return whether batches can be submitted: if workers take turns, all must be ready."""
         return not self._turns or len(self._actors.ready()) == self._actors.count
 
     def group(self, depth: int) -> int:
-        """Return how many batches are asked for together, so that each worker has two calls to answer."""
+        """Return how many batches are requested together, so that each worker has two calls."""
         return 1 if self._turns else self._state.group(depth // (2 * max(1, len(self._actors.ready()))))
 
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
-        """Return who would be done with the next batch first; None if no node has room for it."""
+        """Return the worker that would finish the next batch first; None if no node has room."""
         if not self._turns:
             member = self._choose_member()
             return None if member is None else member.number
@@ -126,10 +126,10 @@ class RayExecutor(Executor):
         return worker if share is None or members[worker].owed < share else None
 
     def _choose_member(self, but: Member | None = None) -> Member | None:
-        """Return who makes the next batch; None if nobody should be given more.
+        """Return the worker for the next batch; None if all are busy enough.
 
         Args:
-            but: not this one; nor, if it can be helped, its neighbours, for it may be the node that is gone.
+            but: exclude this worker, and if possible others on its node, which may be lost.
         """
         now, typical = time.monotonic(), self._state.typical
         members = [member for member in self._actors.ready() if member is not but and self._fits(member)]
@@ -138,24 +138,24 @@ class RayExecutor(Executor):
         return min(members, key=lambda member: member.expected(typical, now), default=None)
 
     def _fits(self, member: Member) -> bool:
-        """Return whether a node may make one batch more, by its object store."""
+        """Return whether the object store of a worker's node has room for one more batch."""
         assert member.node is not None
         others = (m for m in self._actors.ready() if m.node is not None and m.node.id == member.node.id)
         return sum(other.owed for other in others) < self._state.budget.on_node(member.node.store)
 
     def pending(self, number: int, request: BatchRequest) -> PendingBatch:
-        """Return a batch that can be submitted here."""
+        """Return a batch to submit."""
         batch = self._wanted[number] = RayBatch(number, request)
         try:
             batch.packed = cloudpickle.dumps(request.packed())
-        except Exception as error:  # indices that do not pickle: raised in the place of this batch
+        except Exception as error:  # indices that cannot be pickled: raised in place of this batch
             if is_of_signal_handler(error):
                 raise
             batch.finish("raise", error)
         return batch
 
     def submit(self, batches: Sequence[RayBatch], worker: int) -> list[Event]:
-        """Ask a worker for batches; those that cannot be sent are done at once."""
+        """Request batches from a worker; batches that cannot be sent are done at once, with an error."""
         sent = [batch for batch in batches if not batch.finished]
         if sent:
             self._ask(sent, self._actors.members[worker])
@@ -175,7 +175,7 @@ class RayExecutor(Executor):
             batch.calls.append(call)
 
     def _want(self, batch: RayBatch, key: str, rows: list[int]) -> None:
-        """A worker needs rows of a manifest that it has not; likely those of the batch's other samples, too."""
+        """Note the missing manifest rows of a worker, and the rows of the batch's other samples."""
         length = len(self._state.manifests[key])
         likely = batch.request.indices if batch.request.place is None and key not in batch.wanted else []
         likely = [index for index in likely if type(index) is int and 0 <= index < length]
@@ -184,7 +184,7 @@ class RayExecutor(Executor):
     # Answers.
 
     def arrived(self) -> list[Event]:
-        """Return what has come since; the consumer has just asked."""
+        """Return new events; called when the consumer asks for a batch."""
         events = self.receive(self._actors.wait(0))
         self._actors.waiting = False
         self._asked = time.monotonic()
@@ -192,13 +192,13 @@ class RayExecutor(Executor):
         return events
 
     def wait(self, deadline: float | None) -> list[Any]:
-        """Wait for answers, and until somebody is late."""
+        """Wait for answers, or until a worker is late."""
         moments = deadline, self._slow_at(self._first()), self._silent_at()
         until = min((moment for moment in moments if moment is not None), default=None)
         return self._actors.wait(None if until is None else max(0.0, until - time.monotonic()))
 
     def receive(self, news: list[Any]) -> list[Event]:
-        """Return what became of batches and workers; have what is late made elsewhere."""
+        """Return the events of batches and workers; move late batches to other workers."""
         events, self._later = self._later, []
         for answer in self._actors.receive(news):
             events += self._take_in(answer)
@@ -223,7 +223,7 @@ class RayExecutor(Executor):
         for batch, one in zip(call.items, said, strict=False):
             batch.calls.remove(call)
             beside = [] if one is None else list(itertools.islice(buffers, one[-1]))
-            if batch.finished:  # it was made twice, and this one was slower
+            if batch.finished:  # another worker was faster
                 if one is not None and one[0] == "batch":
                     call.member.took(one[3])
             elif one is not None:
@@ -236,7 +236,7 @@ class RayExecutor(Executor):
         return [*events, *self._make_again(unmade, [], call.member, error)] if unmade else events
 
     def _understand(self, batch: RayBatch, call: Call, answer: tuple[Any, ...], beside: list[Any]) -> list[Event]:
-        """Note an answer of a worker."""
+        """Process an answer of a worker."""
         kind, payload, metrics, seconds, _ = answer
         if kind == "rows":
             key, rows = payload
@@ -245,7 +245,7 @@ class RayExecutor(Executor):
             if self._actors.members.get(call.member.number) is call.member:
                 self._ask([batch], call.member)
                 return []
-            return [] if batch.calls or not batch.collate else [Again([batch])]  # it was lost a moment ago
+            return [] if batch.calls or not batch.collate else [Again([batch])]  # its worker was just lost
         batch.worker = call.member.number
         batch.finish(kind, payload, BatchMetrics(*metrics), beside)
         batch.ended = kind == "end"
@@ -259,10 +259,10 @@ class RayExecutor(Executor):
         return [Done(batch)]
 
     def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        """Return a batch in memory that is the consumer's; or its error.
+        """Return a batch in memory owned by the consumer; or its error.
 
         Raises:
-            RingError: there is too little memory.
+            RingError: too little memory.
             WorkerError: the loader was closed.
         """
         assert isinstance(batch, RayBatch)
@@ -283,7 +283,7 @@ class RayExecutor(Executor):
                 result = BatchResult(value, metrics, number, worker, state, way)
             except RingError:
                 raise
-            except Exception as error:  # an object that does not unpickle
+            except Exception as error:  # an object that cannot be unpickled
                 if self.over or is_of_signal_handler(error):
                     raise
                 result = BatchResult(None, metrics, number, worker, error=error)
@@ -292,7 +292,7 @@ class RayExecutor(Executor):
         return result
 
     def _adapt(self, waited: float) -> None:
-        """Have more workers, or fewer, where that is allowed."""
+        """Adapt the number of workers, within its limits."""
         if self._turns:
             return
         actors, ready = self._actors, self._actors.ready()
@@ -305,7 +305,7 @@ class RayExecutor(Executor):
     # Lost.
 
     def _lose(self, member: Member, calls: list[Call], error: Exception | None) -> list[Event]:
-        """A worker is gone, and another one starts in its place."""
+        """Replace a lost worker; return the events."""
         if self._turns:
             self._actors.close()
             why = (
@@ -326,7 +326,7 @@ class RayExecutor(Executor):
     def _make_again(
         self, begun: list[RayBatch], queued: list[RayBatch], member: Member, error: Exception | None
     ) -> list[Event]:
-        """A worker has not made batches: of those that it had begun, one may be the reason."""
+        """Return the events of a worker that failed: one of the batches it had started may be the cause."""
         for batch in begun:
             batch.lost.append(member.place)
             batch.why = error
@@ -337,16 +337,16 @@ class RayExecutor(Executor):
         return [Lost(member.number, mine, blame, f"worker {member.number} on node {member.place} was lost: {error}")]
 
     def replace(self, lost: Lost) -> list[PendingBatch]:
-        """Return what others have to make; a worker has been started already in the place of the one that is gone."""
+        """Return the batches that other workers must make; a replacement was already started."""
         return [batch for batch in lost.batches if isinstance(batch, RayBatch) and not batch.finished]
 
     def isolate(self, batch: PendingBatch) -> None:
-        """Have a batch that workers were lost over made sample by sample, when it is its turn."""
+        """Make a batch that lost several workers sample by sample, when it is collected."""
         assert isinstance(batch, RayBatch)
         batch.finish("careful")
 
     def _make_carefully(self, batch: RayBatch, number: int) -> BatchResult:
-        """Make a batch sample by sample. Meanwhile others may have the turn."""
+        """Make a batch sample by sample. Other threads may take the lock meanwhile."""
         turn, metrics = self.turn(), BatchMetrics()
         turn.release()
         try:
@@ -359,15 +359,15 @@ class RayExecutor(Executor):
         finally:
             turn.acquire()
         if self._actors.closed:
-            raise WorkerError(CLOSED)  # it is no sample's fault
+            raise WorkerError(CLOSED)  # not the fault of a sample
         return result
 
     def _make_alone(self, request: BatchRequest) -> Any:
-        """Return the only sample of a request, made by a worker that does nothing else meanwhile.
+        """Return the only sample of a request, loaded by an otherwise idle worker.
 
         Raises:
-            WorkerError: it takes its workers with it.
-            Exception: what the data set raises.
+            WorkerError: it kills its workers.
+            Exception: an error of the dataset.
         """
         batch = RayBatch(-1, request, cloudpickle.dumps(request.packed()), collate=False)
         while True:
@@ -386,17 +386,17 @@ class RayExecutor(Executor):
     # Silent and slow.
 
     def _first(self) -> RayBatch | None:
-        """Return the batch that is waited for."""
+        """Return the batch that the consumer waits for."""
         return next(iter(self._wanted.values()), None)
 
     def _silent_at(self) -> float | None:
-        """Return when the next worker is given up."""
+        """Return when the next silent worker counts as lost."""
         limit = self._actors.options.deadline
         begun = [member.begun(member.calls[0]) for member in self._actors.ready() if member.calls]
         return min(begun) + limit if limit is not None and begun else None
 
     def _give_up_silent(self) -> list[Event]:
-        """Take whoever has been silent for too long for lost."""
+        """Treat workers that were silent for too long as lost."""
         limit, now = self._actors.options.deadline, time.monotonic()
         events: list[Event] = []
         if limit is not None:
@@ -407,7 +407,7 @@ class RayExecutor(Executor):
         return events
 
     def _slow_at(self, first: RayBatch | None) -> float | None:
-        """Return when the batch that the consumer waits for is taking too long; None if nobody else may make it."""
+        """Return when the batch that the consumer waits for becomes slow; None if no other worker may make it."""
         if first is None or first.finished or first.hedged or len(first.calls) != 1 or self._turns:
             return None
         typical = self._state.typical
@@ -417,17 +417,17 @@ class RayExecutor(Executor):
         return call.member.begun(call) + max(_SHORTEST, _SLOW * typical * len(call.items))
 
     def _hedge(self, first: RayBatch | None) -> None:
-        """Have the batch that the consumer waits for made once more, if it takes too long."""
+        """Request the batch that the consumer waits for from another worker, if it is slow."""
         moment = self._slow_at(first)
         if first is None or moment is None or time.monotonic() < moment:
             return
-        first.hedged = True  # once, whether there is room for it or not
+        first.hedged = True  # once, even if no worker has room
         if (member := self._choose_member(but=first.calls[0].member)) is not None:
             self._state.hedged += 1
             self._ask([first], member)
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
-        """Return who has not answered, and what it was asked for."""
+        """Return the worker that has not answered, and its request."""
         if not isinstance(first, RayBatch) or not first.calls:
             return f": {len(self._actors.ready())} of {len(self._actors.members)} workers have started"
         member, indices = first.calls[0].member, first.request.indices
@@ -436,7 +436,7 @@ class RayExecutor(Executor):
     # The end.
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """End the pass: the workers stop."""
+        """End the epoch iterator and stop the workers."""
         self._fetcher = None
         self._wanted.clear()
         if self._run == self._actors.run:

@@ -1,4 +1,4 @@
-"""`Member`: one worker as the consumer sees it: what it was asked for, how fast it is; and what goes there and back."""
+"""`Member`: a worker as seen by the consumer: its calls and its speed; and the messages to and from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Answer", "Call", "Counts", "Member", "Pass"]
 
 
 class Pass(NamedTuple):
-    """What a worker is told when a pass begins. ``fresh``: with a new copy of the data set."""
+    """The message that starts an epoch iterator in a worker. ``fresh``: with a new copy of the dataset."""
 
     run: int
     epoch: EpochStart
@@ -23,7 +23,7 @@ class Pass(NamedTuple):
 
 
 class Call:
-    """Batches that a worker was asked for; their order is that of its answers."""
+    """A request for batches, whose answers have the same order."""
 
     __slots__ = ("items", "member", "ref", "sent")
 
@@ -34,11 +34,11 @@ class Call:
         self.sent = time.monotonic()
 
 
-_SMOOTH = 0.2  # weight of the last batch
+_SMOOTH = 0.2  # weight of the latest batch in the mean
 
 
 class Answer(NamedTuple):
-    """What became of calls: the value of one, or the error that all of them came to."""
+    """The result of calls: the value of one, or the error of all of them."""
 
     calls: list[Call]
     value: Any
@@ -47,40 +47,40 @@ class Answer(NamedTuple):
 
 
 class Member:
-    """One worker, as seen by the consumer."""
+    """A worker as seen by the consumer."""
 
     def __init__(self, number: int, actor: Any) -> None:
         self.number = number
         self.actor = actor
-        self.node: Node | None = None  # once it has said hello
+        self.node: Node | None = None  # set by its hello
         self.started = time.monotonic()
         self.calls: list[Call] = []  # oldest first
-        self.seconds = 0.0  # that a batch takes it, smoothed; 0 until there was one
-        self.last = 0.0  # when it answered last
-        self.primed = False  # has the data set
-        self.far: set[str] = set()  # manifests whose rows have to be sent to it
-        self.cpus = 0.0  # that it takes of the cluster
+        self.seconds = 0.0  # smoothed time per batch; 0 before the first
+        self.last = 0.0  # time of its last answer
+        self.primed = False  # whether it has the dataset
+        self.far: set[str] = set()  # manifests whose rows must be sent to it
+        self.cpus = 0.0  # CPUs that it reserves in the cluster
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Its location, for messages."""
         return "that never started" if self.node is None else self.node.name
 
     @property
     def owed(self) -> int:
-        """Batches that it was asked for."""
+        """The number of requested batches."""
         return sum(len(call.items) for call in self.calls)
 
     def begun(self, call: Call) -> float:
-        """When it turned to a call, as far as one can see from here."""
+        """Return when it started a call, as far as known here."""
         return max(call.sent, self.last)
 
     def took(self, seconds: float) -> None:
-        """It has made a batch in so many seconds."""
+        """Record the time of a batch."""
         self.seconds += (seconds - self.seconds) * (_SMOOTH if self.seconds else 1.0)
 
     def expected(self, typical: float, now: float) -> float:
-        """Seconds after which it would have done one more batch. One that has been slow is tried again in time."""
+        """Return the expected seconds until it has made one more batch. A slow worker is tried again after a while."""
         seconds = self.seconds or typical
         if self.calls:
             first = self.calls[0]
@@ -92,7 +92,7 @@ class Member:
 
 @dataclass
 class Counts:
-    """What came from one node."""
+    """The counts of one node."""
 
     workers: int = 0
     batches: int = 0

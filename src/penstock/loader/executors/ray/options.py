@@ -1,4 +1,4 @@
-"""`RayOptions`: where the workers of ``executor="ray"`` run, and how patient the loader is with them."""
+"""`RayOptions`: where the workers of ``executor="ray"`` run, and their time-outs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,26 @@ class RayOptions:
     """Options of ``DataLoader(executor="ray", ray_options=RayOptions(...))``.
 
     Args:
-        address: of the cluster: ``"host:port"``; ``"local"`` starts one on this machine, which ends with the program;
-            None or ``"auto"`` takes the one that the program is connected to, else the one that runs on this machine.
-            One that the program is connected to already is used, and may not be another one than this names.
-        num_cpus: that each worker takes of the cluster; 0 for workers that only wait.
-        threads_per_worker: threads in each worker, over its one copy of the data set; None: the loader's.
-        memory: bytes that each worker takes of the cluster; None: not counted.
-        resources: custom resources that each worker takes.
-        label_selector: labels that a node must have, as in ``{"role": "loader"}``, to keep off nodes with GPUs.
-        scheduling: Ray's scheduling strategy: ``"SPREAD"`` over the nodes, ``"DEFAULT"`` packs them, or an object of
-            Ray's.
-        runtime_env: Ray's, for the workers. It makes them start seconds later.
-        min_workers, max_workers: the loader's workers become fewer while all batches are ready when they are asked for,
-            and more while the training waits for them, within these. None: ``num_workers``, so that nothing changes.
-        hedge: make a batch that the training waits for once more, elsewhere, if it takes three times as long as others
-            do. Of the two the first one is taken; they are the same.
-        deadline: seconds after which a worker that owes a batch is given up, and the batch made elsewhere; None: never.
-            No sample may take as long.
-        start_timeout: seconds that the first worker may take to start. The others are not waited for.
-        name: how the workers' names in Ray's dashboard begin.
+        address: the cluster: ``"host:port"``; ``"local"`` starts one on this machine, which ends with the program; None
+            or ``"auto"`` uses the cluster that the program is connected to, or else the one that runs on this machine.
+            An existing connection is used, and must not be to another cluster than this address.
+        num_cpus: CPUs that each worker reserves; 0 for workers that only wait. threads_per_worker: threads in each
+        worker, which share one copy of the dataset; None: the loader's. memory: bytes that each worker reserves; None:
+        not counted. resources: custom resources that each worker reserves. label_selector: labels that a node must
+        have, as in ``{"role": "loader"}``, for example to avoid GPU nodes. scheduling: Ray's scheduling strategy:
+        ``"SPREAD"`` over the nodes, ``"DEFAULT"`` packs them, or a Ray object. runtime_env: Ray's runtime environment
+        for the workers. It delays their start by seconds. min_workers, max_workers: limits between which the number of
+        workers adapts: fewer while all batches are ready in
+            time, more while the training waits. None: ``num_workers``, so that it stays constant.
+        hedge: if a batch that the training waits for takes three times as long as others, request it from another
+            worker, too, and use the first result; both are equal.
+        deadline: seconds after which an unanswered batch is made by another worker, and the late one is dropped; None:
+            never. It must exceed the time of the slowest sample.
+        start_timeout: seconds for the first worker to start. The others are not waited for.
+        name: the prefix of the workers' names in Ray's dashboard.
 
     Raises:
-        ConfigError: values that make no sense.
+        ConfigError: invalid values.
 
     >>> RayOptions(label_selector={"role": "loader"}, max_workers=16).hedge
     True
@@ -82,7 +80,7 @@ class RayOptions:
             raise ConfigError(f"deadline and start_timeout are positive, got {self.deadline}, {self.start_timeout}")
 
     def _check_kinds(self) -> None:
-        """What Ray would refuse, or misunderstand, when workers are started."""
+        """Check types that Ray would reject or misinterpret when it starts workers."""
         for name in ("num_cpus", "deadline", "start_timeout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) and (name != "deadline" or value is not None):
@@ -101,10 +99,10 @@ class RayOptions:
                 raise ConfigError(f"{name} must be a {wanted.__name__}, got {getattr(self, name)!r}")
 
     def limits(self, num_workers: int) -> tuple[int, int]:
-        """Fewest and most workers.
+        """Return the minimum and maximum number of workers.
 
         Raises:
-            ConfigError: ``num_workers`` lies outside of them.
+            ConfigError: ``num_workers`` is outside this range.
         """
         least = num_workers if self.min_workers is None else self.min_workers
         most = num_workers if self.max_workers is None else self.max_workers
@@ -113,22 +111,22 @@ class RayOptions:
         return least, most
 
     def threads(self, threads_per_worker: int) -> int:
-        """Threads of each worker.
+        """Return the threads of each worker.
 
         Raises:
-            ConfigError: the loader says something else.
+            ConfigError: the loader's setting differs.
         """
         if self.threads_per_worker is None:
             return threads_per_worker
         if threads_per_worker not in (1, self.threads_per_worker):
             raise ConfigError(
-                f"the loader's threads_per_worker={threads_per_worker} and that of RayOptions, "
-                f"{self.threads_per_worker}, are two: give one"
+                f"threads_per_worker={threads_per_worker} of the loader differs from that of RayOptions, "
+                f"{self.threads_per_worker}: pass one of them"
             )
         return self.threads_per_worker
 
     def of_actors(self) -> dict[str, Any]:
-        """The same in Ray's words: what an actor is made with."""
+        """Return the options as Ray's arguments for an actor."""
         given = {
             "memory": self.memory,
             "resources": dict(self.resources) if self.resources else None,

@@ -1,7 +1,7 @@
-"""From the object store to memory that is the user's: one copy, into slots that are used again.
+"""Copy batches once from the object store to memory of the user, in reused slots.
 
-What Ray returns are read-only views of an object that other readers may share; a tensor over one would be writable all
-the same, and would change the object. So nothing of it is ever handed out.
+Ray returns read-only views of objects that other readers may share. A tensor over such a view would be writable, and
+would change the object. So views are never passed on.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ __all__ = ["ReceiveBuffer"]
 
 
 class ReceiveBuffer:
-    """Where batches of one loader arrive. A batch is the user's as long as anything refers to it."""
+    """The memory for arriving batches of one loader. A batch belongs to the user while anything refers to it."""
 
     def __init__(self) -> None:
-        self._ring = Ring(1, 1, head=0)  # one for the batch that arrives, and those that the user may hold
+        self._ring = Ring(1, 1, head=0)  # one slot for the arriving batch, and those that the user may hold
 
     def land(self, data: bytes, arrays: Sequence[npt.NDArray[np.uint8]]) -> tuple[Any, str]:
-        """The batch, and how it came: "message" with nothing large in it, "ring", or "fresh" memory, where the user
-        holds on to so many batches that no slot is free.
+        """Return the batch, and how it was transferred.
+
+        That is "message" if nothing in it is large, "ring", or "fresh" memory if the user holds so many batches that no
+        slot is free.
 
         Raises:
-            RingError: there is too little memory.
+            RingError: too little memory.
         """
         if not arrays:
             return unpack(data, ()), "message"

@@ -1,10 +1,10 @@
-"""Manifests on nodes that do not have the file: their rows travel with the call that needs them.
+"""Manifests on nodes without the file: rows are sent with the call that needs them.
 
-    program:  Manifest -> a handle -> node: opened there, if the file is there and is the same
-                                            else a `FarManifest`, whose rows come from the program
-    a row that has not come -> `RowsWanted` -> answer "rows" -> the call is made again, with them
+    program:  Manifest -> a handle -> node: opened there, if the same file exists
+                                            else a `RemoteRows`, whose rows the program sends
+    a missing row -> `RowsWanted` -> answer "rows" -> the call is repeated with the rows
 
-So a call is made twice at first; from then on the program sends the rows of a batch's indices along.
+So the first call is made twice; from then on, the program sends the rows of a batch's indices along.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     from penstock.manifest import Manifest, Record
 
-__all__ = ["FarManifest", "RowsWanted", "keep_rows", "pickle_with_handles", "rows_for"]
+__all__ = ["RemoteRows", "RowsWanted", "keep_rows", "pickle_with_handles", "rows_for"]
 
 _KEPT = 200_000
-"""Rows that a worker remembers: more than any batch has."""
+"""Rows that a worker caches: more than any batch has."""
 
 _rows: OrderedDict[tuple[str, int], Record] = OrderedDict()
-"""Of this worker's process, by key of the manifest and row."""
+"""The cached rows of this worker's process, by manifest key and row."""
 
 _keeping = threading.Lock()
-"""Held to change them: calls to one worker overlap."""
+"""Protects the cached rows, since calls to a worker overlap."""
 
 
 class RowsWanted(BaseException):
-    """A worker lacks rows. No error of a sample, so nothing that catches those may catch it.
+    """A worker lacks rows. A BaseException, so that handlers of sample errors do not catch it.
 
     Attributes:
-        key: of the manifest.
-        rows: of it.
+        key: the manifest's key.
+        rows: the missing rows.
     """
 
     def __init__(self, key: str, rows: list[int]) -> None:
@@ -53,8 +53,8 @@ class RowsWanted(BaseException):
         self.rows = rows
 
 
-class FarManifest:
-    """Stands for a manifest whose file is elsewhere: single rows of it can be had."""
+class RemoteRows:
+    """Represents a manifest whose file is elsewhere, and provides single rows of it."""
 
     def __init__(self, key: str, rows: int, fingerprint: str, why: str) -> None:
         self._key = key
@@ -72,10 +72,10 @@ class FarManifest:
         return self.records([number % self.rows])[0]
 
     def records(self, indices: Iterable[Any]) -> list[Record]:
-        """As `Manifest.records`.
+        """Return records, as `Manifest.records`.
 
         Raises:
-            RowsWanted: some of them have not come.
+            RowsWanted: some rows are missing.
         """
         wanted = np.asarray(indices, dtype=np.int64).tolist()
         found = [_rows.get((self._key, row)) for row in wanted]
@@ -88,14 +88,15 @@ class FarManifest:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ManifestIOError(
-            f"the manifest's file is not on this node, where only single rows of it can be had, not {name!r}; put the "
-            f"file there. Opening it said: {self._why}"
+            f"the manifest's file is not on this node, so only single rows are available, not {name!r}; copy the file "
+            f"to this node. Opening it failed: {self._why}"
         )
 
 
 def pickle_with_handles(value: Any) -> tuple[bytes, dict[str, Manifest]]:
-    """A pickle in which manifests are handles, and these manifests by key: two of them never have the same one, also in
-    different pickles, since workers keep rows from pass to pass.
+    """Return a pickle in which manifests are handles, and these manifests by key.
+
+    Keys are unique across pickles, since workers cache rows between epoch iterators.
     """
     stream = io.BytesIO()
     pickler = _Pickler(stream)
@@ -105,7 +106,7 @@ def pickle_with_handles(value: Any) -> tuple[bytes, dict[str, Manifest]]:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, stream: io.BytesIO) -> None:
-        from penstock.manifest import Manifest  # workers whose data set has none need no pyarrow
+        from penstock.manifest import Manifest  # imported late: workers without manifests need no pyarrow
 
         super().__init__(stream, protocol=5)
         self._kind = Manifest
@@ -127,11 +128,11 @@ def _open(handle: bytes, key: str, rows: int, fingerprint: str) -> Any:
     try:
         return _reopen(*pickle.loads(handle))
     except (ManifestIOError, ManifestChangedError) as error:
-        return FarManifest(key, rows, fingerprint, str(error))
+        return RemoteRows(key, rows, fingerprint, str(error))
 
 
 def keep_rows(sent: bytes) -> None:
-    """In a worker: rows that came with a call."""
+    """Cache rows that were sent with a call; runs in a worker."""
     came = pickle.loads(sent)
     with _keeping:
         for key, records in came.items():
@@ -143,11 +144,11 @@ def keep_rows(sent: bytes) -> None:
 
 
 def rows_for(manifests: Mapping[str, Manifest], wanted: Mapping[str, Iterable[int]]) -> bytes:
-    """In the program: rows, ready to be sent.
+    """Return rows packed for sending; runs in the program.
 
     Args:
-        manifests: by key.
-        wanted: by key, which rows.
+        manifests: manifests by key.
+        wanted: rows by key.
     """
     found = {}
     for key, rows in wanted.items():

@@ -1,11 +1,10 @@
-"""`Worker`: what runs in an actor: take a request, make the batch with a few threads, return it as bytes and arrays.
+"""`Worker`: the program of an actor: take a request, make the batch in a few threads, return bytes and arrays.
 
-    control  begin, hello              one thread, so that a pass can be called off while batches are made
-    make     two calls at a time       one is made while the other one's result is written to the object store
+    control  begin, hello              one thread, so that an epoch iterator can be cancelled while batches are made
+    make     two calls at a time       one is made while the result of the other is written to the object store
 
-Errors of user code are answers, as text; an actor that raises SystemExit ends, as a worker process does.
-
-A stale call (of a pass that is over) is answered without work.
+Errors of user code are answers, as text; SystemExit ends the actor, as in a worker process. A call of an earlier epoch
+iterator is answered without work.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _in_group(name: str) -> Callable[[F], F]:
-    """In which of the actor's groups of threads a method runs."""
+    """Return a decorator that assigns a method to a concurrency group of the actor."""
     return cast(Callable[[F], F], ray.method(concurrency_group=name))
 
 
 class Actor:
-    """A `Worker`, as Ray sees it: Ray wraps each method of an actor's class, however inward."""
+    """The Ray actor of a `Worker`; separate, since Ray wraps every method of an actor's class."""
 
     def __init__(self, number: int, total: int, threads: int, turns: bool) -> None:
         self._worker = Worker(number, total, threads, turns)
@@ -75,7 +74,7 @@ class Actor:
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same on all machines."""
+    """Return the versions that must be equal on all machines."""
     return {
         "Python": platform.python_version(),
         "numpy": np.__version__,
@@ -85,13 +84,13 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """One worker.
+    """A worker.
 
     Args:
-        number: of the worker, as ``get_worker_info().id``.
-        total: how many there are.
-        threads: that make samples.
-        turns: it matters what is made when: streams, and objects with a state of their own.
+        number: its number, as ``get_worker_info().id``.
+        total: the number of workers.
+        threads: the threads that load samples.
+        turns: whether the order of calls matters: for streams, and objects with their own state.
     """
 
     def __init__(self, number: int, total: int, threads: int, turns: bool) -> None:
@@ -101,27 +100,27 @@ class Worker:
         self._pool = ThreadPool(threads, None) if threads > 1 else None
         self._threads = threads
         self._fetcher: Fetcher | None = None
-        self._broken: Exception | None = None  # what every batch is answered with
-        self._told = False  # once by a stream, which then is at its end
-        self._wanted = self._begun = 0  # number of the pass: that is asked for, and that can be served
+        self._broken: Exception | None = None  # the answer to every batch
+        self._told = False  # whether a stream has reported it, and ended
+        self._wanted = self._begun = 0  # numbers of the requested and the started epoch iterator
         self._news = threading.Condition()
         self._turns = turns
         self._turn = threading.RLock()  # held while user code runs in the calling thread
 
     def hello(self) -> dict[str, Any]:
-        """Who and where this is."""
+        """Return versions and node of this worker."""
         context = ray.get_runtime_context()
         return {"node": context.get_node_id(), "pid": os.getpid(), "versions": versions()}
 
     def begin(self, run: int, epoch: EpochStart, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
-        """Begin a run, and return the first snapshot: what was asked for before is not wanted any more.
+        """Start an epoch iterator, drop earlier requests, and return the first snapshot.
 
         Args:
-            run: number of the pass.
-            epoch: told to streams.
-            state: of users' objects, to go on from.
-            setup: a new fetcher and ``worker_init_fn``, pickled; None goes on with those at hand.
-            base_seed: of new ones.
+            run: number of the epoch iterator.
+            epoch: passed to streams.
+            state: the state of users' objects to resume from.
+            setup: a new pickled fetcher and ``worker_init_fn``; None keeps the present ones.
+            base_seed: the base seed of new ones.
         """
         self._wanted, first = run, None
         with self._turn:
@@ -133,7 +132,7 @@ class Worker:
                     if state is not None:
                         self._fetcher.load_state_dict(state)
                     first = self._fetcher.begin(epoch)
-            except Exception as error:  # told where a batch is asked for
+            except Exception as error:  # reported when a batch is requested
                 self._broken = error
             with self._news:
                 self._begun = run
@@ -141,7 +140,7 @@ class Worker:
         return first
 
     def stop(self) -> None:
-        """Nothing is wanted any more."""
+        """Drop all requests."""
         self._wanted = 0
 
     def _set_up(self, setup: bytes, base_seed: int) -> None:
@@ -153,17 +152,17 @@ class Worker:
         self._fetcher = fetcher
 
     def make(self, run: int, requests: list[bytes], collate: bool, rows: bytes | None) -> list[Any]:
-        """One batch, or several that are little work: what is written to the object store costs a millisecond.
+        """Make one batch, or several small ones, since each write to the object store costs a millisecond.
 
         Args:
-            run: number of their pass.
-            requests: pickled.
-            collate: False for the samples as they are.
-            rows: of manifests whose file is not here, see `penstock.loader.executors.ray.remote_manifest`.
+            run: number of their epoch iterator.
+            requests: pickled requests.
+            collate: False returns samples uncollated.
+            rows: rows of manifests whose file is elsewhere, see `penstock.loader.executors.ray.remote_manifest`.
 
         Returns:
-            The answers, pickled: of each its kind ("batch", "error", "end", "rows", "skipped"), payload, metrics,
-            seconds and the number of its large buffers, which are behind.
+            The pickled answers, each with its kind ("batch", "error", "end", "rows", "skipped"), payload, metrics,
+            seconds and number of large buffers; then the large buffers.
         """
         with self._news:
             self._news.wait_for(lambda: self._begun >= run)
@@ -182,7 +181,7 @@ class Worker:
         kind: str = "skipped"
         payload: Any = None
         beside: list[Any] = []
-        with self._turn if self._turns else nullcontext():  # a call of an older pass must not move a newer one's stream
+        with self._turn if self._turns else nullcontext():  # an older call must not advance a newer stream
             if run == self._wanted:
                 try:
                     kind, payload, beside = self._answer(BatchRequest(*pickle.loads(packed)), metrics, collate)
@@ -209,7 +208,7 @@ class Worker:
         state = self._fetcher.state_dict() if collate else None
         try:
             data, _, buffers = pack(batch, None)
-        except Exception:  # a class of the main program, say, that only Ray's pickle can send
+        except Exception:  # for example a class of the main program, which only Ray's pickle can send
             data, buffers = cloudpickle.dumps(batch), []
         beside = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         metrics.hand_over += time.perf_counter() - start
@@ -227,14 +226,14 @@ class Worker:
         return self._alone(lambda: fetcher.samples(request, metrics))
 
     def _alone(self, job: Callable[[], Any]) -> Any:
-        """With one thread the user's code never runs twice at a time; with several it is said to bear that."""
+        """Run a job, exclusively if there is one thread; with several, user code must be thread-safe."""
         if self._pool is not None and not isinstance(self._fetcher, StreamFetch):
             return job()
         with self._turn:
             return job()
 
     def _in_threads(self, fetcher: Fetch, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """The samples of a request, each thread some of them."""
+        """Return the samples of a request, loaded by several threads."""
         assert self._pool is not None
         size, count = len(request.indices), min(self._threads, len(request.indices))
         done: queue.SimpleQueue[tuple[int, Any, BatchMetrics]] = queue.SimpleQueue()
@@ -245,7 +244,7 @@ class Worker:
                 mine = BatchMetrics()
                 try:
                     made: Any = fetcher.samples(part, mine)
-                except BaseException as error:  # raised again in the thread of the call
+                except BaseException as error:  # raised again in the calling thread
                     made = error
                 done.put((chunk, made, mine))
 
@@ -267,10 +266,10 @@ class Worker:
 
 
 def _told(remote: RemoteError, error: BaseException) -> RemoteError:
-    """With the error's type also where only Ray's pickle can send it, as those of the main program."""
+    """Return the error with its type, also for types that only Ray's pickle can send."""
     if remote.kind:
         return remote
     try:
         return remote._replace(kind=cloudpickle.dumps(type(error)))
-    except Exception:  # its name remains
+    except Exception:  # only its name is sent
         return remote
