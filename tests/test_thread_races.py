@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.tables.lru import Kept
+from penstock.tables.lru import LruCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample 13", "ignore:more than 3 batches")
 
@@ -181,7 +181,7 @@ def test_loaders_in_many_threads_over_one_dataset(table: Path) -> None:
 
 
 def test_a_cache_makes_each_value_once_and_knows_its_size() -> None:
-    kept: Kept[list[int]] = Kept(1 << 20)
+    kept: LruCache[list[int]] = LruCache(1 << 20)
     made = Counter[int]()
 
     def make(key: int) -> tuple[list[int], int]:
@@ -200,7 +200,7 @@ def test_a_cache_makes_each_value_once_and_knows_its_size() -> None:
 
 
 def test_a_small_cache_never_loses_count_of_its_bytes() -> None:
-    kept: Kept[int] = Kept(55)
+    kept: LruCache[int] = LruCache(55)
 
     def get(number: int) -> None:
         for turn in range(3000):
