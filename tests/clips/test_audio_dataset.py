@@ -252,17 +252,17 @@ def test_an_index_of_videos_is_none_of_sound(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seconds": 0}, "seconds is a positive number"),
-        ({"seconds": "2"}, "seconds is a positive number"),
-        ({"seconds": float("nan")}, "seconds is a positive number"),
-        ({"seconds": 1, "stride": -1}, "stride is a positive number"),
-        ({"stride": 1}, "all of its file"),
-        ({"random_start": True}, "all of its file"),
-        ({"seconds": 1, "stride": 1, "random_start": True}, "fixed places"),
-        ({"sample_rate": 16_000.5}, "sample_rate is a positive integer"),
-        ({"channels": 0}, "channels is a positive integer"),
+        ({"seconds": 0}, "seconds= takes a positive number"),
+        ({"seconds": "2"}, "seconds= takes a positive number"),
+        ({"seconds": float("nan")}, "seconds= takes a positive number"),
+        ({"seconds": 1, "stride": -1}, "stride= takes a positive number"),
+        ({"stride": 1}, "a clip is a whole file"),
+        ({"random_start": True}, "a clip is a whole file"),
+        ({"seconds": 1, "stride": 1, "random_start": True}, "fixed positions"),
+        ({"sample_rate": 16_000.5}, "sample_rate= takes a positive integer"),
+        ({"channels": 0}, "channels= takes a positive integer"),
         ({"labels": [1]}, "1 labels for 5 files"),
-        ({"transform": 3}, "transform is a function"),
+        ({"transform": 3}, "transform= takes a function"),
     ],
 )
 def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:

@@ -246,7 +246,7 @@ class TestChoice:
     def test_files_that_are_open(self, written: Written) -> None:
         files = LeRobotFiles(written.root, columns=[TOP], tolerance_s=1e-3)
         assert plain(opened(files)[3]) == plain(opened(written.root, columns=[TOP])[3])
-        with pytest.raises(ConfigError, match=r"episodes belong to LeRobotFiles\(\.\.\.\)"):
+        with pytest.raises(ConfigError, match=r"episodes: give these to LeRobotFiles\(\.\.\.\)"):
             opened(files, episodes=[1])
 
 
@@ -400,7 +400,7 @@ class TestOpen:
         dataset = ps.open(written.root, episodes=[1], columns=[TOP], size=8, seed=4, delta_timestamps={TOP: [0.0, 0.1]})
         assert isinstance(dataset, ps.LeRobotDataset)
         assert dataset[0][TOP].shape == (2, 3, 8, 8)
-        with pytest.raises(ConfigError, match=r"LeRobot folders have no flip=: .*they take .*delta_timestamps"):
+        with pytest.raises(ConfigError, match=r"LeRobot folders do not take flip=: .*they take .*delta_timestamps"):
             ps.open(written.root, flip=True)
 
     def test_older_formats_are_to_be_converted(self, written: Written, tmp_path: Path) -> None:
@@ -416,9 +416,9 @@ class TestOpen:
         assert len(ps.open(root)) == N
 
     def test_stores_are_left_out(self) -> None:
-        with pytest.raises(ConfigError, match="read from a local folder: copy it"):
+        with pytest.raises(ConfigError, match="read from a local folder: copy this one there"):
             ps.LeRobotDataset("s3://bucket/pusht")
-        with pytest.raises(ConfigError, match="is a folder, as str or Path"):
+        with pytest.raises(ConfigError, match="takes a folder, as str or Path"):
             ps.LeRobotDataset(["pusht"])  # type: ignore[arg-type]
 
 
@@ -621,7 +621,7 @@ def test_pickles_hold_what_was_asked_for(written: Written) -> None:
     again = pickle.loads(pickle.dumps(dataset))
     assert len(again) == len(dataset) == LENGTHS[0] + LENGTHS[2]
     assert again[0]["action"].shape == dataset[0]["action"].shape == (2, 2)
-    with pytest.raises(ConfigError, match="episodes belong to LeRobotFiles"):
+    with pytest.raises(ConfigError, match="episodes: give these to LeRobotFiles"):
         ps.LeRobotDataset(dataset.files, episodes=np.array([0, 1]))
 
 

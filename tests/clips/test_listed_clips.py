@@ -165,7 +165,7 @@ def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:
 
 
 def test_the_first_argument_is_a_folder(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="the folder that their paths begin in"):
+    with pytest.raises(ConfigError, match="the folder that the paths are relative to"):
         ps.VideoDataset([folder / "a.mp4"], clips=ROWS)
 
 

@@ -567,12 +567,12 @@ class TestWrongFiles:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"frames": 0}, "frames is a positive number"),
-        ({"frames": 2.5}, "frames is a positive number"),
-        ({"step": -1}, "step is a positive number"),
-        ({"stride": 0}, "stride is a positive number"),
+        ({"frames": 0}, "frames= takes a positive number"),
+        ({"frames": 2.5}, "frames= takes a positive number"),
+        ({"step": -1}, "step= takes a positive number"),
+        ({"stride": 0}, "stride= takes a positive number"),
         ({"stride": 4, "random_start": True}, "random_start"),
-        ({"random_start": 1}, "random_start is True or False"),
+        ({"random_start": 1}, "random_start= takes True or False"),
         ({"labels": [1]}, "1 labels for 5 files"),
         ({"labels": "abcde"}, "one label for each file"),
         ({"size": 0}, "size must be positive"),
@@ -580,11 +580,11 @@ class TestWrongFiles:
         ({"transform": 3}, "a transform is a list of steps"),
         ({"max_pixels": 0}, "max_pixels"),
         ({"max_pixels": 1 << 40}, "max_pixels"),
-        ({"frames": 10**30}, "frames is a positive number"),
-        ({"flip": "no"}, "flip is True or False"),
-        ({"size": True}, "size a number of pixels"),
+        ({"frames": 10**30}, "frames= takes a positive number"),
+        ({"flip": "no"}, "flip= takes True or False"),
+        ({"size": True}, "size= one or two integers"),
         ({"labels": {0: 1}}, "one label for each file"),
-        ({"index": 3}, "index is the path"),
+        ({"index": 3}, "index= takes the path"),
     ],
 )
 def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:

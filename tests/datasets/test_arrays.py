@@ -167,7 +167,7 @@ def test_changed_and_odd_files(tmp_path: Path) -> None:
         (tmp_path / "a.txt", {}, ConfigError, "LoadBytes"),
         (tmp_path / "none.npy", {}, DataFileIOError, "no such file"),
         (tmp_path / "b.npy", {"labels": tmp_path / "f.npy"}, DataFileError, "Fortran"),
-        (tmp_path / "b.npy", {"labels": [tmp_path / "b.npy"] * 2}, DataFileError, "4 rows, and labels for 8"),
+        (tmp_path / "b.npy", {"labels": [tmp_path / "b.npy"] * 2}, DataFileError, "4 rows, but labels for 8"),
     ):
         with pytest.raises(error, match=message):
             ps.ArrayDataset(source, **options)

@@ -373,7 +373,7 @@ class Run:
         try:
             begin = loaders[-1].dataset.set_weights(weights, at=at)
         except ConfigError as error:
-            begin = int(str(error).split("first position that is possible is ")[1].split(";")[0])
+            begin = int(str(error).split("first possible position is ")[1].split(";")[0])
             assert loaders[-1].dataset.set_weights(weights, at=begin) == begin
         for loader in loaders[:-1]:
             assert loader.dataset.set_weights(weights, at=begin) == begin

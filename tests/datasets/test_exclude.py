@@ -207,9 +207,9 @@ def test_a_mixture_goes_on_without_rows() -> None:
     ("exclude", "message"),
     [
         ({"sea": [1]}, "rows of 'sea'"),
-        ([1, 2, 3], "dict from names"),
-        ([[1]], "dict from names"),
-        (7, "dict from names"),
+        ([1, 2, 3], "dict from source names"),
+        ([[1]], "dict from source names"),
+        (7, "dict from source names"),
     ],
 )
 def test_rows_of_no_source(exclude: Any, message: str) -> None:
@@ -336,7 +336,7 @@ def _packs(batch: dict[str, Any]) -> list[dict[str, Any]]:
 def test_no_document_that_is_left() -> None:
     with pytest.raises(ConfigError, match="no document with a token"):
         packs(range(65))
-    with pytest.raises(ConfigError, match="none of the documents 33 to 65"):
+    with pytest.raises(ConfigError, match="no tokens in documents 33 to 65"):
         packs(range(33, 65), order="block", block_size=33)
 
 

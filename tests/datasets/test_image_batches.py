@@ -383,7 +383,7 @@ def test_more_pixels_than_allowed(manifest: Manifest) -> None:
 def test_an_error_of_a_step_names_the_file(manifest: Manifest) -> None:
     with pytest.raises(ImageError, match=r"JPEG.*smaller"):
         ImageDataset(manifest, transform=[RandomCrop(9000)])[0]
-    with pytest.raises(ConfigError, match="target= gave NoneType"):
+    with pytest.raises(ConfigError, match="returned NoneType"):
         ImageDataset(manifest, transform=[Resize(8)], target=lambda record: None)[0]  # type: ignore[arg-type,return-value]
     load = LoadImage(transform=[Resize(8)], target=lambda record: None)  # type: ignore[arg-type,return-value]
     signed = Record("https://host/a.jpg?sig=SECRET", 1, 0, {})

@@ -183,23 +183,23 @@ class TestOtherImages:
 class TestRefused:
     @pytest.mark.parametrize("index", [1, 0.5, b"x", "", "folder"])
     def test_what_is_no_index(self, generated: Manifest, index: Any) -> None:
-        with pytest.raises((ConfigError, ManifestError), match=r"index= is the path|folder"):
+        with pytest.raises((ConfigError, ManifestError), match=r"index= takes the path|folder"):
             ImageDataset(generated, transform=CHAINS["crops"], index=index)
 
     def test_without_a_transform(self, generated: Manifest) -> None:
-        with pytest.raises(ConfigError, match="index= is for transform="):
+        with pytest.raises(ConfigError, match="index= needs transform="):
             ImageDataset(generated, size=8, index=True)
 
     def test_sources_without_a_manifest(self, tmp_path: Path, generated: Manifest) -> None:
         with TarWriter(tmp_path / "a.tar") as shard:
             shard.write({"__key__": "1", "jpg": jpeg(noise(30, 30)), "cls": b"3"})
         shards = ShardDataset(str(tmp_path / "a.tar"))
-        with pytest.raises(ConfigError, match="index= is for images of a manifest, and a ShardDataset is made of none"):
+        with pytest.raises(ConfigError, match="index= is for images of a manifest, and a ShardDataset has no manifest"):
             ImageDataset(shards, transform=CHAINS["crops"], index=True)
         index = ImageIndex.open(f"{generated.sources[0]}.entries", generated)
         load = LoadImage(transform=CHAINS["crops"], index=index)
         assert load(generated[0])[1] == 0
-        with pytest.raises(ConfigError, match=r"a\.tar/1\.jpg.*samples of shards have no rows"):
+        with pytest.raises(ConfigError, match=r"a\.tar/1\.jpg.*samples of shards have no row"):
             load(shards[0])
 
     def test_several_files_and_servers_need_a_path(self, generated: Manifest) -> None:

@@ -275,7 +275,7 @@ def test_statistics_of_a_loader() -> None:
     assert (small.had, small.passes, large.had) == (26, 2.6, 26)
     assert [statistics.had for statistics in mixture.statistics()] == [20, 20]
     assert loader.stats()["stages"].keys() >= {"small", "large"}
-    with pytest.raises(StateError, match="no state of this Mixture"):
+    with pytest.raises(StateError, match="not a state of this Mixture"):
         mixture.statistics({"epoch": 1, "consumed": 3})
 
 
@@ -349,15 +349,15 @@ def test_sources_of_ours(write_manifest: Any) -> None:
         (([(Numbers(0, 3), float("nan"))],), "positive number, got nan"),
         (([(Numbers(0, 3), "x")],), "positive number, got 'x'"),
         (([(Numbers(0, 0), 1)],), "source 0 is empty"),
-        (([(iter([1]), 1)],), "length and items"),
+        (([(iter([1]), 1)],), "with __len__ and __getitem__"),
         (([(Numbers(0, 3), 1)], {"mode": "mix"}), "unknown mode 'mix'"),
         (([(Numbers(0, 3), 1)], {"stop": "last"}), "unknown stop 'last'"),
         (([(Numbers(0, 3), 1)], {"stop": 0}), "positive number of samples"),
         (([(Numbers(0, 3), 1)], {"stop": True}), "positive number of samples"),
         (([(Numbers(0, 3), 1)], {"stop": 2.5}), "positive number of samples"),
-        (([(Numbers(0, 3), 1)], {"mode": "repeat", "stop": 5}), "does not go with mode='repeat'"),
+        (([(Numbers(0, 3), 1)], {"mode": "repeat", "stop": 5}), "with mode='repeat' the weights define"),
         (([(Numbers(0, 3), 1.5)], {"mode": "choose"}), "numbers of samples"),
-        (([(Numbers(0, 3), 0.1)], {"mode": "repeat"}), "no sample in an epoch"),
+        (([(Numbers(0, 3), 0.1)], {"mode": "repeat"}), "no samples in an epoch"),
         (([(Numbers(0, 3), 1)], {"names": ["a", "b"]}), "different names"),
         (([(Numbers(0, 3), 1)], {"shuffle": "some"}), "unknown shuffle 'some'"),
     ],
@@ -502,7 +502,7 @@ def test_a_change_at_a_position_that_is_planned_is_an_error() -> None:
     iterator = iter(DataLoader(mixture, batch_size=16))
     for _ in range(300):
         next(iterator)
-    with pytest.raises(ConfigError, match=r"first position that is possible is 8192"):
+    with pytest.raises(ConfigError, match=r"first possible position is 8192"):
         mixture.set_weights([1, 1, 1], at=4_000)
     assert mixture.set_weights([1, 1, 1], at=8_000) == 8192
     assert len(json.dumps(mixture.state_dict())) < 600
@@ -540,7 +540,7 @@ def test_every_document_once_through_filters_of_filters_mixed() -> None:
         ({"schedule": [(5, [1, 1, 1]), (5, [1, 1, 2])]}, "ascend"),
         ({"schedule": [(5, {"other": 1})]}, "no source 'other'"),
         ({"schedule": [(5, [0, 0, 0])]}, "not all 0"),
-        ({"schedule": [(5, [1, 1, 1])], "stop": None}, "needs stop="),
+        ({"schedule": [(5, [1, 1, 1])], "stop": None}, "and stop= as the number"),
         ({"schedule": [(5, [1, 1, 1])], "mode": "choose", "stop": None}, "mode='proportion'"),
         ({"schedule": [(0, [1, 1, 1])]}, "without weights"),
         ({"schedule": [5]}, "pairs"),

@@ -238,7 +238,7 @@ def test_progress_bar_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixt
     RankDataset(manifest, preload=True)[0]
     assert capsys.readouterr().err == ""
     RankDataset(manifest, preload=True, progress=True)[0]
-    assert re.search("gathering rows", capsys.readouterr().err)
+    assert re.search("preloading rows", capsys.readouterr().err)
 
 
 def test_under_our_loader_in_every_executor(tmp_path: Path) -> None:

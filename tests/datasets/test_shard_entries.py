@@ -241,7 +241,7 @@ class TestOtherImages:
 class TestArguments:
     def test_an_index_of_a_manifest(self, generated: list[str]) -> None:
         for index in (True, f"{generated[0]}.entries"):
-            with pytest.raises(ConfigError, match=r"a ShardSet is made of none.*entries of shards lie beside them"):
+            with pytest.raises(ConfigError, match=r"a ShardSet has no manifest.*indexes beside shards"):
                 images(ShardSet(generated), index=index)
 
     def test_rows_are_refused_as_ever(self, generated: list[str]) -> None:

@@ -169,12 +169,12 @@ class _Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("data", "keep", "message"),
     [
-        (range(5), [True, False], "mask of 2 values for a data set of 5 rows"),
-        (range(5), "abc", "no .npy file"),
+        (range(5), [True, False], "mask of 2 values for a dataset of 5 rows"),
+        (range(5), "abc", "not an .npy file"),
         (range(5), [0.5], "keep takes a mask"),
         (range(5), {"a": 1}, "keep takes a mask"),
-        (range(5), pc.field("label") > 1, "these data have none"),
-        (_Stream(), [1], "got a _Stream: filter streams"),
+        (range(5), pc.field("label") > 1, "this data has no columns"),
+        (_Stream(), [1], "got a _Stream: filter a stream"),
     ],
 )
 def test_what_makes_no_sense(data: Any, keep: Any, message: str) -> None:
@@ -192,13 +192,13 @@ def test_an_expression_over_columns_that_are_not_there(manifest: Manifest) -> No
 def test_keys_of_json_lines_are_no_columns(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
     lines = TableDataset(tmp_path / "a.jsonl", rank=0, world_size=1)
-    with pytest.raises(ConfigError, match=r"keys of JSON lines are no columns.*give a mask or an array of rows"):
+    with pytest.raises(ConfigError, match=r"JSON lines do not.*Give a mask or an array of rows"):
         Subset(lines, pc.field("n") > 1)
     assert len(Subset(lines, [False, True])) == 1
 
 
 def test_a_filter_of_a_manifest_is_no_manifest(manifest: Manifest) -> None:
-    with pytest.raises(ConfigError, match=r"got a data set \(Subset\).*Subset\(RankDataset\(manifest\), keep\)"):
+    with pytest.raises(ConfigError, match=r"got a dataset \(Subset\).*Subset\(RankDataset\(manifest\), keep\)"):
         RankDataset(Subset(manifest, [0]))  # type: ignore[arg-type]
     assert len(Subset(RankDataset(manifest, rank=0, world_size=1), [0])) == 1
 

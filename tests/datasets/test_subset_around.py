@@ -100,7 +100,7 @@ def test_what_is_dealt_by_cost_goes_on_between_windows_alone() -> None:
     inside, between = (json.loads(json.dumps(make(0, 2).state_dict(count))) for count in (7, 8))
     make(1, 2).load_state_dict(inside)
     make(0, 3).load_state_dict(between)
-    with pytest.raises(StateError, match="middle of 8 packs that were dealt to 2 ranks"):
+    with pytest.raises(StateError, match="middle of 8 packs that were assigned to 2 ranks"):
         make(0, 3).load_state_dict(inside)
     with pytest.raises(StateError, match="balance"):
         make(0, 2, None).load_state_dict(between)
@@ -132,7 +132,7 @@ def test_weights_are_those_of_each_reader() -> None:
         (lambda: Mixture([(Numbers(0, 9), 1)], stop=9).set_weights([1], at=1.5), "integer of 0 or more"),
         (lambda: Mixture([(Numbers(0, 9), 1)], stop=9, schedule=5), "list of pairs"),
         (lambda: Subset(range(5), np.array([1, 0, 1, 1, 0], np.uint8)), "astype"),
-        (lambda: PackedDataset([[1.5, 2.5]], 4, lengths=[2], rank=0, world_size=1)[0], "tokens are integers"),
+        (lambda: PackedDataset([[1.5, 2.5]], 4, lengths=[2], rank=0, world_size=1)[0], "tokens must be integers"),
         (lambda: PackedDataset([{"ids": [1]}], 4, lengths=[1], rank=0, world_size=1)[0], "without input_ids"),
         (lambda: PackedDataset([[1]], True, lengths=[1]), "capacity"),
     ],
@@ -145,5 +145,5 @@ def test_what_makes_no_sense(call: Any, message: str) -> None:
 def test_data_sets_of_torch_s_around_ours_have_no_rows(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{i}.jpg {i}\n" for i in range(9)))
     part = RankDataset(Manifest.open(tmp_path / "a.txt"), rank=0, world_size=1)
-    with pytest.raises(ConfigError, match=r"Subset\(part, keep\)"):
+    with pytest.raises(ConfigError, match=r"Subset\(inner, keep\)"):
         Subset(ConcatDataset([part, part]), [1, 2])

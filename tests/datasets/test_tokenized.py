@@ -200,7 +200,7 @@ def test_errors(table: ps.TableDataset, saved: Path) -> None:
         ps.TokenizedDataset(TEXTS, letters, append_eos="<end>")
     with pytest.raises(DataFileError, match="ids are integers"):
         ps.TokenizedDataset(TEXTS, lambda text: [0.5])[0]
-    with pytest.raises(ConfigError, match="needs a data set"):
+    with pytest.raises(ConfigError, match="needs a dataset"):
         ps.TokenizedDataset(3, letters)
     with pytest.raises(ConfigError, match="load= takes a function"):
         ps.TokenizedDataset(TEXTS, letters, load=3)  # type: ignore[arg-type]

@@ -342,7 +342,7 @@ def test_odd_files(tmp_path: Path) -> None:
         (written("odd.bin", bytes(33)), {"dtype": "uint16"}, DataFileError, "33 bytes, which is not a whole number"),
         (written("empty.bin", b""), {"dtype": "uint16"}, DataFileError, "too few tokens"),
         (written("short.bin", bytes(4)), {"dtype": "uint16"}, DataFileError, "too few tokens"),
-        (written("raw.bin", bytes(64)), {}, ConfigError, "give its type"),
+        (written("raw.bin", bytes(64)), {}, ConfigError, "does not tell its dtype"),
         (written("text.npy", b"no array"), {}, DataFileError, r"text\.npy is not an \.npy file"),
         (cut, {}, DataFileError, r"cut\.npy is not an \.npy file that can be mapped, or is truncated"),
         (square, {}, DataFileError, r"int32 of shape \(3, 3\): tokens are one row"),

@@ -57,7 +57,7 @@ def test_shards(tmp_path: Path) -> None:
     packed.rename(tmp_path / "packed" / "a.tar.gz")
     assert len(list(ps.open(tmp_path / "packed"))) == 3  # type: ignore[call-overload]
     (tmp_path / "b.tar.gz").touch()
-    with pytest.raises(ConfigError, match=r"shards and compressed shards together \(b\.tar\.gz\); give one kind"):
+    with pytest.raises(ConfigError, match=r"both plain and compressed shards \(b\.tar\.gz\); give one kind"):
         ps.open(tmp_path)
 
 
@@ -88,10 +88,10 @@ def test_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for source, message in (
-        (tmp_path / "x.bin", "neither a manifest"),
+        (tmp_path / "x.bin", "unknown kind of data"),
         (tmp_path / "none", "no such file or folder"),
-        (tmp_path / "empty", "it needs index.json"),
-        ([tmp_path / "a.tar", tmp_path / "b.txt"], "manifests and shards together"),
+        (tmp_path / "empty", "needs a folder with index.json"),
+        ([tmp_path / "a.tar", tmp_path / "b.txt"], "manifests and shards in one source"),
     ):
         with pytest.raises(ConfigError, match=message):
             ps.open(source)
@@ -149,7 +149,7 @@ def test_images_of_shards(tmp_path: Path) -> None:
         ("train.txt", {"shuffle": True}, "shuffle= takes the name of an order"),
         ("train.txt", {"mini_epochs": None, "remainder": 3}, "remainder= takes 'pad'"),
         ("rows.npy", {"labels": 3}, "labels= takes files"),
-        ("rows.npy", {"labels": [0, 1]}, "labels= takes files, .* got a list with 0 in it"),
+        ("rows.npy", {"labels": [0, 1]}, "labels= takes files, .* got a list that contains 0"),
         ("rows.npy", {"storage": {"anon": True}}, r"such as Storage\(options=\{'anon': True\}\), got"),
         ("rows.npy", {"sequence_length": "8"}, "sequence_length= takes an integer"),
     ],
@@ -172,17 +172,17 @@ def test_messages_say_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for source, words in (
         ("missing", f"missing: there is no such file or folder in {tmp_path}"),
-        ("~/missing", "'~' is not expanded: give the whole path"),
-        ("empty", r"empty: an empty folder\. To be opened it needs"),
-        ("texts", r"a folder with 2 folders \(a, b\), in which there are 2 \.txt files\. To be opened .*LoadBytes"),
-        ("flat", r"a folder with 1 \.jpg file\. To be opened .* ps\.open\('train\.txt', root='flat', size="),
-        ("flat/1.jpg", "a single image. Give the folder"),
+        ("~/missing", "'~' is not expanded: give the full path"),
+        ("empty", r"empty: an empty folder\. `open` needs"),
+        ("texts", r"a folder with 2 folders \(a, b\), in which there are 2 \.txt files\. `open` needs .*LoadBytes"),
+        ("flat", r"a folder with 1 \.jpg file\. `open` needs .* ps\.open\('train\.txt', root='flat', size="),
+        ("flat/1.jpg", "a single image. Give a folder"),
         (["flat", "texts"], "a folder among several sources"),
         ([], "the list is empty. Pass a path"),
         ("", "a name is empty. Pass a path"),
         ("*.nothing", r"no file matches \*\.nothing"),
         ("grpc://host:7000", r"metadata server\. Open it with RankServerDataset\('grpc://host:7000'"),
-        ("memory://nowhere/images", r"no index\.json in it\. Images in folders of classes .* local disk only"),
+        ("memory://nowhere/images", r"it has no index\.json\. Folders with one subfolder .* local disk"),
     ):
         with pytest.raises(ps.errors.PenstockError, match=words):
             ps.open(source)
@@ -193,7 +193,7 @@ def test_folders_of_splits_are_no_classes(tmp_path: Path) -> None:
         for name in ("ant", "bee"):
             jpeg(tmp_path / split / name / "1.jpg")
     for options in ({}, {"split": "train"}):
-        with pytest.raises(ConfigError, match=r"folders train, val are splits.*open one of them, such as '.*/train'"):
+        with pytest.raises(ConfigError, match=r"folders train, val are splits.*open one split, such as '.*/train'"):
             ps.open(tmp_path, size=8, **options)  # type: ignore[call-overload]
     assert ps.open(tmp_path / "train", size=8).classes == ["ant", "bee"]
     jpeg(tmp_path / "plane" / "small" / "1.jpg")  # a class beside them: a class may be called "train"
@@ -233,9 +233,9 @@ def test_clips(tmp_path: Path) -> None:
     assert len(sounds) == 18
     assert isinstance(ps.open(str(tmp_path / "videos/*/a.mp4"), labels=[3, 4]), ps.VideoDataset)
     assert isinstance(ps.open(str(tmp_path / "sounds/ant/a.flac")), ps.AudioDataset)
-    with pytest.raises(ConfigError, match="recordings and videos together"):
+    with pytest.raises(ConfigError, match="recordings and videos in one source"):
         ps.open([tmp_path / "videos/ant/a.mp4", tmp_path / "sounds/ant/a.flac"])
-    with pytest.raises(ConfigError, match="videos have no seconds=: it is for recordings"):
+    with pytest.raises(ConfigError, match="videos do not take seconds=: it is for recordings"):
         ps.open(tmp_path / "videos", seconds=1)
-    with pytest.raises(ConfigError, match="index is the path"):
+    with pytest.raises(ConfigError, match="index= takes the path"):
         ps.open(tmp_path / "videos", index=True)

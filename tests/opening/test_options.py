@@ -113,7 +113,7 @@ def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
 @pytest.mark.parametrize("kind", MAKERS)
 def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     source, options = sources[kind]
-    with pytest.raises(ConfigError, match=r"no sede=: did you mean seed=\?; they take "):
+    with pytest.raises(ConfigError, match=r"not take sede=: did you mean seed=\?; they take "):
         ps.open(source, **options, sede=1)
     # With these a Parquet file is a manifest, and any file holds tokens.
     others = READS_MANIFESTS if kind == "tables" else frozenset()
@@ -129,15 +129,15 @@ def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[An
 
 def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     images, shards = sources["a folder of images"][0], sources["shards"][0]
-    with pytest.raises(ConfigError, match=r"stride=: it is for recordings, files of tokens and videos; .*take flip"):
+    with pytest.raises(ConfigError, match=r"stride=: it is for recordings, token files and videos; .*take flip"):
         ps.open(images, stride=3)
     with pytest.raises(ConfigError, match=r"load=penstock\.LoadImage"):
         ps.open(sources["compressed shards"][0], size=8)
-    with pytest.raises(ConfigError, match="load= makes items in its own way, and size= decodes images"):
+    with pytest.raises(ConfigError, match="load= and size= both define how images are decoded"):
         ps.open(images, size=8, load=len)
     with pytest.raises(ConfigError, match="samples of shards have keys"):
         ps.open(shards, size=8, row=True)
-    with pytest.raises(ConfigError, match=r"without a column of images, and size= decode.* The columns are"):
+    with pytest.raises(ConfigError, match=r"size= decode images, but .* no image column.* The columns are"):
         ps.open(sources["tables"][0], size=8)
     with pytest.raises(ConfigError, match="no column of encoded images"):
         ps.open(sources["MDS folders"][0], size=8)

@@ -222,7 +222,7 @@ def test_a_users_data_set_that_keeps_one_position_cannot_be_given_twice() -> Non
     users = HubStream(7)
     inside = mixed(users)
     for sources in ([users, users], [inside, users], [inside, inside]):
-        with pytest.raises(ConfigError, match=r"this HubStream is a source twice.*deepcopy"):
+        with pytest.raises(ConfigError, match=r"this HubStream is given as a source twice.*deepcopy"):
             mixed(*sources)
     again = mixed(users, copy.deepcopy(users), PlainStream(3))
     assert len(list(again)) > 14

@@ -142,5 +142,5 @@ def test_travels_and_knows_its_options(root: Path) -> None:
     assert again.folder is again.source
     opened = MDSDataset(dataset.folder, rank=0, world_size=1, seed=9)
     assert opened.fingerprint == dataset.fingerprint
-    with pytest.raises(ConfigError, match=r"images belong to MDSFolder"):
+    with pytest.raises(ConfigError, match=r"images: give these to MDSFolder"):
         MDSDataset(dataset.folder, images="rgb")

@@ -111,7 +111,7 @@ def test_in_a_loader(server: Any, paths: list[str], tmp_path: Path, options: dic
         for one, how in ((dataset, options), (expected, {}))
     )
     assert got == want
-    with pytest.raises(ConfigError, match="open already"):
+    with pytest.raises(ConfigError, match="already open"):
         ps.ShardDataset(dataset.shards, copy=False)
 
 

@@ -146,7 +146,7 @@ def test_decode(tmp_path: Path) -> None:
         ShardDataset(path, decode=True)[0]
     with pytest.raises(ConfigError):
         ShardDataset(path, decode=3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="open already"):
+    with pytest.raises(ConfigError, match="already open"):
         ShardDataset(ShardSet(path), progress=False)
 
 

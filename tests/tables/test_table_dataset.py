@@ -414,7 +414,7 @@ def test_damage(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ps.TableFiles(stream, **options)
-    with pytest.raises(ConfigError, match="is open already"):
+    with pytest.raises(ConfigError, match="is already open"):
         ps.TableDataset(ps.TableFiles(stream), images="rgb")
     with pytest.raises(DataFileIOError, match="no such file"):
         ps.TableFiles(tmp_path / "none.parquet")

@@ -1,4 +1,7 @@
-"""Data sets over manifests. Each is imported when it is first used: workers need few of them, or none."""
+"""The map-style and iterable-style datasets.
+
+Each module is imported at its first use: a worker needs only a few of them, or none.
+"""
 
 from __future__ import annotations
 

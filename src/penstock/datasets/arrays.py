@@ -1,10 +1,10 @@
-"""`ArrayDataset`: rows of memory-mapped NumPy files; `LoadArray`: one NumPy file a sample.
+"""`ArrayDataset`: rows of memory-mapped NumPy files. `LoadArray`: load one NumPy file per sample.
 
-dataset = ArrayDataset("features-*.npy", labels="labels-*.npy", seed=0)        # rows of the files, and their labels
+dataset = ArrayDataset("features-*.npy", labels="labels-*.npy", seed=0)        # rows of the files, with labels
 for features, labels in DataLoader(dataset, batch_size=256): ...
 
-penstock.open("train.txt", root="arrays", load=LoadArray())     # each line names an .npy file, and a label
-penstock.open("arrays")                                         # a folder of .npy files, one a sample
+penstock.open("train.txt", root="arrays", load=LoadArray())     # each line names an .npy file and a label
+penstock.open("arrays")                                         # a folder with one .npy file per sample
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class ArrayDataset(SourceDataset):
-    """Rows of ``.npy`` files: those of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """The rows of ``.npy`` files, split across ranks. A map-style dataset of one rank's samples in one mini-epoch.
 
     Args:
-        files: paths, patterns, braces, ``::``, or a list of those: arrays of one type whose first dimension is the
-            samples. Objects in a store are copied into the local cache, whole, when the data set is made.
-        labels: files in the same form and with as many rows; an item is then the pair of both.
-        load: ``load(row)``, or ``load((row, label))``, makes the item of tensors, inside the scope of the sample's own
-            `penstock.generator`.
+        files: paths, patterns, braces, ``::``, or a list of these. All arrays have the same dtype and row shape; the
+            first dimension is the sample. Objects in a store are downloaded whole into the local cache when you create
+            the dataset.
+        labels: files in the same form, with as many rows. An item is then the pair ``(row, label)``.
+        load: ``load(row)``, or ``load((row, label))``, converts the tensors to the item, in the scope of the sample's
+            own `penstock.generator`.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+        storage: access to object stores, see `penstock.storage.Storage`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
-        DataFileIOError: a file that is missing, or that nobody may read.
-        DataFileError: one that is no array of numbers, is truncated, or unlike the others.
-        DataFileChangedError: (on access) one that was truncated or written to since.
+        ConfigError, PartitionError: invalid arguments.
+        DataFileIOError: a file is missing or not readable.
+        DataFileError: a file is not a numeric array, is truncated, or differs from the others in dtype or shape.
+        DataFileChangedError: (on access) a file was truncated or modified since it was opened.
         ShardIOError: no file matches a pattern.
 
-    An item is a tensor of the file's type (scalars too), or a tuple of two. With Penstock's loader and no ``load`` or
-    ``collate_fn`` a batch is written in one copy, from the pages of the files into the memory that it is delivered in.
-    Memory does not depend on the rows: files are mapped, and shared by all processes of a machine.
+    An item is a tensor of the file's dtype (also for scalars), or a tuple of two. With Penstock's loader, and without
+    ``load`` or ``collate_fn``, a batch is written in one copy: from the pages of the files into the batch's memory.
+    Memory use does not depend on the number of rows: the files are mapped, and all processes of a machine share them.
     """
 
     releases_gil = True
@@ -78,12 +79,12 @@ class ArrayDataset(SourceDataset):
     ) -> None:
         check_share(type(self), share, load)
         self.arrays = ArrayFiles(files, storage)
-        """The rows as they are in the files."""
+        """The rows, in file order."""
         self.labels = None if labels is None else ArrayFiles(labels, storage)
-        """Those of the labels."""
+        """The rows of the labels, in file order; None without ``labels=``."""
         if self.labels is not None and len(self.labels) != len(self.arrays):
             raise DataFileError(
-                f"{self.arrays.maps.files[0].path} ...: {len(self.arrays)} rows, and labels for {len(self.labels)}"
+                f"{self.arrays.maps.files[0].path} ...: {len(self.arrays)} rows, but labels for {len(self.labels)}"
             )
         self._files = self.arrays if self.labels is None else LabelledArrays(self.arrays, self.labels)
         super().__init__(self._files, SharePlan(self._files, **share), load)
@@ -93,8 +94,9 @@ class ArrayDataset(SourceDataset):
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
     ) -> Any:
-        """The rows at several indices, in tensors that ``empty(shape, dtype)`` gives, with labels as a list of two. See
-        `penstock.sources.batched.BatchedDataset`."""
+        """Return the rows at several indices, in tensors that ``empty(shape, dtype)`` allocates; with labels, a list of
+        both tensors. See `penstock.sources.batched.BatchedDataset`.
+        """
         rows = self._ahead.rows(self.plan.view(place), indices)
         with stage("read"):
             found = self._files.gather(rows, empty)
@@ -102,20 +104,21 @@ class ArrayDataset(SourceDataset):
 
 
 class LoadArray:
-    """``load(record) -> (array, label)``, or ``(array, label, row)``: one ``.npy`` file a sample, as a tensor.
+    """Load one ``.npy`` file per sample: ``load(record) -> (tensor, label)``, or ``(tensor, label, row)``.
 
-    Rows of a manifest without a label give the array alone.
+    For a manifest without labels, the item is the tensor alone.
 
     Args:
-        row: add the row number of the manifest to the item.
-        storage: how files at remote addresses are reached: `penstock.storage.Storage`.
+        row: append the row number of the manifest to the item.
+        storage: access to remote addresses, see `penstock.storage.Storage`.
 
     Raises:
-        DataFileIOError: (when called) a file that is missing or cannot be read.
-        DataFileError: (when called) one that is no ``.npy`` file of numbers, or truncated.
-        StorageError: (when called) a store says no.
+        DataFileIOError: (when called) a file is missing or cannot be read.
+        DataFileError: (when called) a file is not a numeric ``.npy`` file, or is truncated.
+        StorageError: (when called) the store reports an error.
 
-    It is read, not mapped, so a file that is replaced meanwhile is the old one or the new one.
+    The file is read, not mapped. If another process replaces it meanwhile, you get the old or the new file, never a
+    mix.
     """
 
     pure = True
@@ -126,7 +129,7 @@ class LoadArray:
         self.storage = storage
 
     def __call__(self, record: Record) -> Any:
-        """The item of a record."""
+        """Return the item of a record."""
         data = read_file(record.path, self.storage)
         try:
             with stage("decode"):
@@ -134,21 +137,25 @@ class LoadArray:
                 tensor = torch.from_numpy(
                     np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
                 )
-        except Exception as error:  # NumPy reads the header as Python, and raises what a damaged one leads to
+        # NumPy parses the header as a Python literal, so a damaged header can raise almost any exception.
+        except Exception as error:
             what = "is not an .npy file of numbers, or is truncated"
             raise DataFileError(f"{shown(record.path)} {what}: {said(error)}") from error
         return item_of(tensor, record, row=self.row)
 
 
 def list_arrays(folder: str | os.PathLike[str], out: Path) -> Path | None:
-    """Write a manifest of the ``.npy`` files in a folder, without hidden ones, sorted by name; None if there are none.
+    """Write a manifest of the ``.npy`` files in a folder, sorted by name; return its path, or None if there are no
+    files.
+
+    Hidden files are left out.
 
     Args:
-        folder: what is listed; not what is in folders in it.
-        out: the folder that the manifest goes to, under a name that follows from the first one's path.
+        folder: the folder to list, without its subfolders.
+        out: the folder for the manifest. The manifest's file name is derived from the path of ``folder``.
 
     Raises:
-        DataFileIOError: a name with a line break in it, or a folder that cannot be read.
+        DataFileIOError: a file name contains a line break, or the folder cannot be read.
     """
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".npy") and not name.startswith("."))
@@ -157,7 +164,7 @@ def list_arrays(folder: str | os.PathLike[str], out: Path) -> Path | None:
     if not names:
         return None
     if any("\n" in name for name in names):
-        raise DataFileIOError(f"{folder}: a name with a line break in it; rename that file")
+        raise DataFileIOError(f"{folder}: a file name contains a line break; rename that file")
     content = "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
     path = out / f"{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)))}-npy.txt"
     out.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""`BlockPacks`: documents packed block by block, for data that should be read in runs.
+"""`BlockPacks`: documents packed block by block, for data that should be read sequentially.
 
     documents    block 0           | block 1           | ...
-    packs        its pack types    | its pack types    | ...     found once for all blocks: `BlockTypes`
+    packs        its pack types    | its pack types    | ...     computed once for all blocks: `BlockTypes`
 
-A pack has documents of one block only, whatever the corpus. Entering a block sorts its documents by length, and finds
-its types in a mapped file.
+A pack contains documents of one block only, in a dataset of any size. Entering a block sorts its documents by length,
+and reads its pack types from a mapped file.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from penstock.samplers.lengths import SampleLengths
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
 
 DEFAULT_BLOCK_SIZE = 1 << 18
-"""Documents. Fewer make packs less full, and more take longer to enter."""
+"""Documents in a block. Smaller blocks fill packs less well; larger blocks take longer to enter."""
 
-_KEPT = 2  # blocks, of some MB each
+_KEPT = 2  # cached blocks, a few MB each
 
 
 class BlockPacks(Packs):
-    """Packs of documents of the same block.
+    """Packs whose documents are all from the same block.
 
     Args:
-        dataset, capacity, lengths, max_documents, excluded: see `Packs`. Others of the same block stand for those.
-        block_size: documents of a block.
+        dataset, capacity, lengths, max_documents, excluded: see `Packs`. An excluded document is replaced by one of its
+            block.
+        block_size: documents in a block.
 
-    Memory: 100 bytes a block, and a few MB for each of the two that were used last.
+    Memory: 100 bytes per block, and a few MB for each of the two blocks that were used last.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BlockPacks(Packs):
         self._check_excluded()
 
     def _check_excluded(self) -> None:
-        """Refuse to leave out all documents of a block: then there is nothing to put in their places."""
+        """Raise ConfigError if all documents of a block are excluded: nothing could replace them."""
         rows = np.empty(0, np.int64) if self.excluded is None else self.excluded.rows
         for number in different(rows // self._block_size):
             begin = number * self._block_size
@@ -76,8 +77,8 @@ class BlockPacks(Packs):
             lengths[rows[first:last] - begin] = 0
             if not lengths.any():
                 raise ConfigError(
-                    f"exclude= leaves none of the documents {begin} to {begin + len(lengths) - 1}, which order='block' "
-                    f"packs together: take a larger block_size than {self._block_size}, or order='global'"
+                    f"exclude= leaves no tokens in documents {begin} to {begin + len(lengths) - 1}, and order='block' "
+                    f"packs these together: use a larger block_size than {self._block_size}, or order='global'"
                 )
 
     @cached_property
@@ -89,13 +90,13 @@ class BlockPacks(Packs):
         return BlockTypes.open(digest, blocks, largest, lambda number: self._packed(number, None).layout)
 
     def _keep(self) -> None:
-        """Keep the blocks that were used last: a batch is in one, or goes over from one to the next."""
+        """Create the caches of the blocks used last: a batch lies in one block, or in two neighbours."""
         self._block = lru_cache(maxsize=_KEPT)(lambda number: self._packed(number, self._types[number]))
         self._deal = lru_cache(maxsize=_KEPT)(self._dealt)
         self._instead = lru_cache(maxsize=_KEPT)(self._replaced)
 
     def _packed(self, number: int, types: TypeTable | None) -> _Block:
-        """Return a block; without types these are found."""
+        """Return a block; without ``types``, compute its pack types."""
         begin = number * self._block_size
         lengths = self.lengths[begin : begin + self._block_size]
         check_lengths(lengths, begin)
@@ -103,16 +104,16 @@ class BlockPacks(Packs):
         keys = classes.of(lengths)
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])
         layout = PackLayout(classes, starts, max_documents=self.max_documents, types=types)
-        # NumPy sorts integers of 16 bits by radix, and those of most blocks are.
+        # NumPy uses a radix sort for 16-bit integers, and the keys of most blocks have 16 bits.
         rows = np.argsort(keys, kind="stable")
         return _Block(layout, rows.astype(np.min_scalar_type(len(rows))), begin)
 
     def _dealt(self, number: int, seed: int, epoch: int) -> PackOrder:
-        """Return the documents of the packs of a block in an epoch."""
+        """Return the assignment of documents to the packs of a block in an epoch."""
         return PackOrder(self._block(number).layout, mix(seed, number), epoch)
 
     def _replaced(self, number: int) -> ExcludedPieces | None:
-        """Return what stands for the excluded documents of a block; None if it has none."""
+        """Return the replacements of the excluded documents of a block; None if it has none."""
         if self.excluded is None:
             return None
         layout, rows, begin = self._block(number)
@@ -138,7 +139,7 @@ class BlockPacks(Packs):
         return _order(self, seed, epoch)
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        """Return the documents of packs in an epoch."""
+        """Return the documents in packs of an epoch."""
         blocks = self._blocks_of(packs)
         parts, places = [], []
         for number in different(blocks):
@@ -152,7 +153,7 @@ class BlockPacks(Packs):
         return _merged(parts, places)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        """Return the packs that hold a document in an epoch, in the order of its tokens."""
+        """Return the packs of an epoch that contain a document, in the order of its tokens."""
         (row,) = normalise([row], len(self.lengths)).tolist()
         number = row // self._block_size
         block = self._block(number)
@@ -162,7 +163,7 @@ class BlockPacks(Packs):
         return found
 
     def costs(self, packs: Indices) -> Indices:
-        """Return the sums of squares of the lengths in packs."""
+        """Return the sum of squares of the lengths in each pack."""
         blocks = self._blocks_of(packs)
         costs = np.zeros(len(packs), np.int64)
         for number in different(blocks):
@@ -171,13 +172,13 @@ class BlockPacks(Packs):
         return costs
 
     def _blocks_of(self, packs: Indices) -> Indices:
-        """Return the block of each pack. A block of empty documents has none."""
+        """Return the block of each pack. A block with only empty documents has no packs."""
         blocks: Indices = self._firsts.searchsorted(packs, "right") - 1
         return blocks
 
 
 class _Block(NamedTuple):
-    """The packs of a block, its documents by class, counted from the block's first, and that one."""
+    """The packs of a block, its documents sorted by class (relative to the block's first row), and that first row."""
 
     layout: PackLayout
     rows: npt.NDArray[Any]
@@ -190,7 +191,7 @@ def _order(packs: BlockPacks, seed: int, epoch: int) -> PackBlockOrder:
 
 
 def _merged(parts: list[PackedDocuments], places: list[Indices]) -> PackedDocuments:
-    """Return packs that were found in parts as one; ``places`` say where each of them belongs."""
+    """Return the packs of several blocks as one; ``places`` are the output positions of each block's packs."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

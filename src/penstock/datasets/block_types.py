@@ -1,13 +1,14 @@
-"""`BlockTypes`: the pack types of every block of documents, as one mapped file that is made once.
+"""`BlockTypes`: the pack types of every block of documents, in one mapped file that is written once.
 
-    table      a row for each block: packs, tokens, pieces, most, types, where its record is, a hash of that
+    table      a row per block: packs, tokens, pieces, most, types, begin of its record, hash of its record
     records    of each block: packs of each type | sizes of the types | their lengths
 
-Finding the types of a block takes longer than all else that it needs (`penstock.order.pack_types`), and how many packs
-an epoch has is known when each block has its types. So they are found once, and looked up from then on.
+Computing the types of a block takes longer than all other work on it (`penstock.order.pack_types`), and the number of
+packs in an epoch is known only when the types of all blocks are. So the types are computed once, and read from the file
+afterwards.
 
-Memory: 56 bytes a block; making the file takes the types of one. The file has about 4 bytes for each length in each
-type, some 300 KB for a block of 262,144 documents.
+Memory: 56 bytes per block; writing the file takes the types of one block. The file has about 4 bytes for each length in
+each type, some 300 KB for a block of 262,144 documents.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.storage import UNWRITABLE, file_lock, kept_path, write_kept
 __all__ = ["BlockTypes"]
 
 _MAGIC = b"PSTKPTY1"
-_HEADER = struct.Struct("<8sQQQQ")  # blocks, numbers in all records, bytes of a number, a hash of the table
+_HEADER = struct.Struct("<8sQQQQ")  # magic, blocks, numbers in all records, bytes of a number, hash of the table
 _COLUMNS = 7
 _PACKS, _TOKENS, _PIECES, _MOST, _TYPES, _BEGIN, _HASH = range(_COLUMNS)
 
@@ -41,40 +42,40 @@ _LayoutOf = Callable[[int], PackLayout]
 
 
 class BlockTypes:
-    """The types of each block.
+    """The pack types of each block.
 
     Args:
         table: int64 of shape (blocks, 7), see above.
         records: of all blocks, one after the other: unsigned integers.
-        path: of the file; None where they are in memory.
+        path: path of the file; None if the types are in memory.
     """
 
     def __init__(self, table: Indices, records: npt.NDArray[Any], path: Path | None = None) -> None:
-        """Use `BlockTypes.open`."""
+        """Create from arrays. Use `BlockTypes.open`."""
         self._table, self._records, self._path = table, records, path
         self.packs: Indices = table[:, _PACKS]
-        """Packs of each block."""
+        """Number of packs in each block."""
         self.tokens = int(table[:, _TOKENS].sum())
-        """Of all documents."""
+        """Tokens in all documents."""
         self.pieces = int(table[:, _PIECES].sum())
         """Documents, or parts of them, in all packs."""
         self.most = int(table[:, _MOST].max(initial=1))
-        """Documents of the pack that has most."""
+        """Documents in the pack with the most documents."""
 
     @classmethod
     def open(cls, digest: str, blocks: int, largest: int, layout_of: _LayoutOf) -> BlockTypes:
-        """Return the types of all blocks, from the user's cache folder if they are there.
+        """Return the types of all blocks, from the user's cache folder if they exist there.
 
         Args:
-            digest: what the blocks and their lengths are known by.
-            blocks: how many there are. The types of one alone are found faster than a file.
-            largest: no number in a record is above it: the capacity, or the documents of a block.
-            layout_of: finds the types of a block.
+            digest: identifies the blocks and their lengths.
+            blocks: number of blocks. The types of a single block are computed, because that is faster than a file.
+            largest: upper bound of all numbers in a record: the capacity, or the documents of a block.
+            layout_of: computes the types of a block.
 
         Raises:
-            DataFileIOError: a folder is in the place of the file.
+            DataFileIOError: the path of the file is a folder.
 
-        Where the folder cannot be written, each process has them in its own memory, with a warning.
+        If the folder cannot be written, each process holds the types in its own memory, and a warning is issued.
         """
         kind = np.min_scalar_type(largest)
         if blocks <= 1:
@@ -86,8 +87,8 @@ class BlockTypes:
             if error.errno not in UNWRITABLE:
                 raise
             warnings.warn(
-                f"{path}: the types of packs cannot be kept there: {error.strerror}. Until there is room, each process "
-                "finds them anew and has them in memory. Free space, or set XDG_CACHE_HOME to another folder",
+                f"{path}: the types of packs cannot be stored: {error.strerror}. Until this works, each process "
+                "computes them again and holds them in memory. Free space, or set XDG_CACHE_HOME to another folder",
                 stacklevel=2,
             )
             return cls(*_in_memory(blocks, kind, layout_of))
@@ -103,19 +104,19 @@ class BlockTypes:
         record = self._records[begin:end]
         if _hash(record) != hashed:
             raise DataFileIOError(
-                f"{self._path}: the types of packs in block {number} are damaged: remove the file, and they are found "
+                f"{self._path}: the types of packs in block {number} are damaged: remove the file; it is then written "
                 "again"
             )
         return TypeTable(*(part.astype(np.int64) for part in np.split(record, [types, 2 * types])))
 
 
 def _hash(numbers: npt.NDArray[Any]) -> int:
-    """Return a hash that fits an int64."""
+    """Return a hash that fits into an int64."""
     return xxhash.xxh3_64_intdigest(numbers.tobytes()) >> 1
 
 
 def _found(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> Iterator[_Record]:
-    """Yield a row of the table and the record of each block."""
+    """Yield the table row and the record of each block."""
     begin = 0
     with progress_bar("packing", blocks, None if blocks > 1 else False, in_bytes=False) as done:
         for number in range(blocks):
@@ -136,7 +137,7 @@ def _in_memory(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> tuple[
 
 
 def _opened(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> BlockTypes:
-    """Return the types in a file, which one of the processes of a machine makes while the others wait."""
+    """Return the types in a file. One process of a machine writes it while the others wait."""
     found = _map(path, blocks, kind)
     if found is None:
         path.parent.mkdir(exist_ok=True)
@@ -147,7 +148,7 @@ def _opened(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) 
                     _write(file, blocks, kind, layout_of)
                 found = _map(path, blocks, kind)
     if found is None:
-        raise DataFileIOError(f"{path}: it was written, but what is read back is something else")
+        raise DataFileIOError(f"{path}: the file was written, but reads back differently: check the disk")
     return found
 
 
@@ -164,10 +165,11 @@ def _write(file: BinaryIO, blocks: int, kind: np.dtype[Any], layout_of: _LayoutO
 
 
 def _map(path: Path, blocks: int, kind: np.dtype[Any]) -> BlockTypes | None:
-    """Return the types in a file; None where there is none, or one that is not whole."""
+    """Return the types in a file; None if it does not exist or is incomplete."""
     try:
         mapped = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-    except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
+    # An empty file cannot be mapped: ValueError.
+    except (FileNotFoundError, ValueError):
         return None
     begin = _HEADER.size + 8 * _COLUMNS * blocks
     if len(mapped) < begin:

@@ -1,4 +1,4 @@
-"""`ClipDataset`: what data sets of clips have in common, of videos and of sound."""
+"""`ClipDataset`: the base class of the datasets of video and audio clips."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class LoadClip(Protocol):
-    """Makes an item of a record."""
+    """Makes the item of a record."""
 
     pure: bool
     form: tuple[tuple[int, ...], torch.dtype] | None
-    """Shape and type of every clip; None if they differ."""
+    """Shape and dtype of every clip; None if they differ between clips."""
 
     def __call__(self, record: ClipRecord, out: torch.Tensor | None = None) -> Any:
-        """Return the item of a record, its clip in `out` if that is given."""
+        """Return the item of a record; write its clip into `out`, if given."""
 
 
 class ClipDataset(HasClasses, SourceDataset):
-    """Clips of files, as a map-style data set of this rank's share.
+    """Clips of files; a map-style dataset of one rank's samples.
 
     Args:
         found: the files, or a table of clips.
-        kind: what they are.
-        rule: which part of a file is a clip.
-        loading: makes ``load`` for the index of the files.
-        labels: of the files; by default their classes.
+        kind: video or sound.
+        rule: defines the clips of a file.
+        loading: creates ``load`` for the index of the files.
+        labels: one label per file; by default their classes.
         index: the path of the index.
-        storage: how stores are reached.
-        progress: show a bar while files are indexed.
+        storage: access to object stores.
+        progress: show a progress bar while files are indexed.
         share: see `penstock.RankDataset`.
 
     Attributes:
-        files: the clips as they are on disk.
+        files: the clips, in the order of the files.
     """
 
     fills_rows = True
@@ -79,23 +79,23 @@ class ClipDataset(HasClasses, SourceDataset):
             self._classes, labels = found.classes or None, found.labels
         _check_labels(labels, len(found.paths))
         if index is not None and not isinstance(index, str | os.PathLike):
-            raise ConfigError(f"index is the path of an index, not {index!r}")
+            raise ConfigError(f"index= takes the path of an index, got {index!r}")
         opened = open_index(found.paths, index, kind=kind, storage=storage, progress=progress)
         self.files = ClipFiles(opened, rule, labels) if table is None else ListedClips(opened, rule, table)
         super().__init__(self.files, SharePlan(self.files, **share), loading(opened))
 
     @property
     def lengths(self) -> Ints:
-        """The frames or samples of each row, int64 (rows,): for `penstock.TokenBudgetBatchSampler`."""
+        """The number of frames or samples of each row, int64 (rows,): for `penstock.TokenBudgetBatchSampler`."""
         return self.files.lengths
 
     def class_names(self) -> list[str] | None:
-        """Return the names of the folders that are classes; None where there are none."""
+        """Return the names of the folders that are classes; None if there are no classes."""
         return self._classes
 
     @property
     def has_rows(self) -> bool:
-        """True: a clip depends on its row and key alone."""
+        """Whether items can be loaded by row: a clip depends only on its row and key."""
         return not self.own_items
 
     def load_samples(
@@ -106,8 +106,14 @@ class ClipDataset(HasClasses, SourceDataset):
         *,
         into: Into | None = None,
     ) -> list[Any]:
-        """The items at several indices, each made in the scope of its key; at another place than the present one if
-        that is given; their clips in the memory that `into` gives, if they all have one size."""
+        """Return the items at several indices, each made in the scope of its key.
+
+        Args:
+            indices: of this rank's samples.
+            keys: of the samples' generators; None to use the caller's scope.
+            place: the mini-epoch that the indices belong to; by default the current one.
+            into: allocates the memory for the clips, if they all have one shape.
+        """
         records, load = self.records(indices, place), cast(LoadClip, self.load)
         if into is None or not records or load.form is None:
             return load_each(load, records, keys)
@@ -124,49 +130,51 @@ def _check_labels(labels: Any, count: int) -> None:
         or not hasattr(labels, "__getitem__")
         or not hasattr(labels, "__len__")
     ):
-        raise ConfigError(f"labels is a sequence, of one label for each file, not {labels!r}")
+        raise ConfigError(f"labels= takes a sequence with one label for each file, got {labels!r}")
     if len(labels) != count:
-        raise ConfigError(f"{len(labels)} labels for {count} files: give one for each, in their order")
+        raise ConfigError(f"{len(labels)} labels for {count} files: give one for each file, in the same order")
 
 
 def clips_of(
     files: Urls, clips: Any, endings: tuple[str, ...], storage: Storage | None, **others: Any
 ) -> Found | ClipTable:
-    """Return what the rows are: files, or a table of clips of them.
+    """Return the rows of a dataset: whole files, or a table of clips.
 
     Raises:
-        ConfigError: options beside a table that say what its rows say.
+        ConfigError: an option together with ``clips=``, whose rows already contain this.
     """
     if clips is None:
         return files_of(files, endings, storage)
     for name, value in others.items():
         if value is not None:
-            raise ConfigError(f"{name}= is for whole files: the rows of clips= say which part of them, and its label")
+            raise ConfigError(f"{name}= is for whole files: with clips=, its rows have the time span and the label")
     if not isinstance(files, str | os.PathLike):
-        raise ConfigError(f"with clips= the first argument is the folder that their paths begin in, not {files!r}")
+        raise ConfigError(
+            f"with clips=, the first argument is the folder that the paths are relative to, got {files!r}"
+        )
     return ClipTable(clips, files)
 
 
 def check_start(random_start: Any, stride: Any) -> bool:
-    """Return whether clips begin anywhere.
+    """Return whether clips begin at a random position.
 
     Raises:
-        ConfigError: it is neither True nor False, or there are fixed places.
+        ConfigError: ``random_start`` is not True or False, or is True together with ``stride=``.
     """
     if random_start is not None and not isinstance(random_start, bool):
-        raise ConfigError(f"random_start is True or False, not {random_start!r}")
+        raise ConfigError(f"random_start= takes True or False, got {random_start!r}")
     if random_start and stride is not None:
-        raise ConfigError("with stride= clips begin at fixed places: leave it out for random_start=True")
+        raise ConfigError("with stride= clips begin at fixed positions: leave it out for random_start=True")
     return stride is None and random_start is not False
 
 
 def check_pixels(max_pixels: Any) -> None:
-    """Refuse a limit for frames that is none.
+    """Check a limit of pixels per frame.
 
     Raises:
-        ConfigError: it is no positive number that FFmpeg can hold.
+        ConfigError: it is not a positive integer below 2**31, FFmpeg's limit.
     """
     if max_pixels is None:
         return
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, Integral) or not 0 < int(max_pixels) < 1 << 31:
-        raise ConfigError(f"max_pixels is a positive number of pixels, below 2**31, not {max_pixels!r}")
+        raise ConfigError(f"max_pixels= takes a positive number of pixels, below 2**31, got {max_pixels!r}")

@@ -1,10 +1,10 @@
-"""`count_lengths`: the length of every sample of a data set, counted once into an ``.npy`` file; goes on after a kill.
+"""`count_lengths`: count the length of every sample of a dataset once, into an ``.npy`` file; resumes after a kill.
 
 count_lengths(TokenizedDataset(text, "tokenizer.json"), "lengths.npy")
 packs = PackedDataset(TokenizedDataset(text, "tokenizer.json"), 8192, lengths="lengths.npy")
 
-While it counts, the file beside it, ``.lengths.npy.<identity>.part``, has what is done: an ``.npy`` file that lacks its
-end. Its name follows from the data and the measure, so what others left is never gone on with.
+The finished part is in ``.lengths.npy.<identity>.part`` beside the file: an ``.npy`` file without its end. The identity
+is a hash of the data and the measure, so a partial file of other data is never continued.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from penstock.storage import file_lock
 
 __all__ = ["CountedLengths", "count_lengths"]
 
-_ITEMS = 1 << 10  # in memory at once
-_ROWS = 1 << 16  # of a column or an array
+_ITEMS = 1 << 10  # items in memory at once
+_ROWS = 1 << 16  # rows of a column or an array in memory at once
 _TYPE = np.dtype("<i8")
 
 _Part = Callable[[Indices], Indices]
-"""The lengths of samples, by number."""
+"""Returns the lengths of samples, by row."""
 
 
 class CountedLengths(NamedTuple):
-    """What `count_lengths` counted.
+    """The result of `count_lengths`.
 
     Attributes:
-        samples: how many there are.
-        tokens: all lengths together.
+        samples: the number of samples.
+        tokens: the sum of all lengths.
         longest: the largest length.
-        kept: samples that an earlier call had counted.
+        kept: the number of samples that an interrupted earlier call had already counted.
     """
 
     samples: int
@@ -59,26 +59,26 @@ def count_lengths(
     column: str | None = None,
     progress: bool | None = None,
 ) -> CountedLengths:
-    """Write the lengths of all samples into a file: int64 of shape (samples,), for ``lengths=``.
+    """Write the lengths of all samples into a file, int64 of shape (samples,), for ``lengths=``; return the totals.
 
     Args:
-        dataset: any map-style data set of whole data, not of one rank's share. Samples of ours are counted by the rows
-            of their source.
-        out: the path of the ``.npy`` file. One that is there is replaced at the end.
-        measure: ``measure(item)`` is the length. By default it is the number of tokens: the ``len`` of an item, or of
-            its ``input_ids`` where items are dicts. Data sets that have ``lengths`` are not read.
-        column: count this column of a table instead: of lists their lengths, of integers themselves, of texts their
-            characters.
-        progress: draw a bar; by default on a terminal.
+        dataset: any map-style dataset of all data, not of one rank's samples. For Penstock's datasets, samples are
+            counted by row of their source.
+        out: the path of the ``.npy`` file. An existing file is replaced at the end.
+        measure: ``measure(item)`` returns the length. By default it is the number of tokens: the ``len`` of an item, or
+            of its ``input_ids`` if items are dicts. If the dataset has ``lengths``, its items are not read.
+        column: instead, measure this column of a table: a list by its length, an integer by its value, a text by its
+            number of characters.
+        progress: show a progress bar; by default on a terminal.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense, a share, a data set that makes its items by itself in
-            an order of its own.
-        DataFileError: a sample that has no length.
+        ConfigError, PartitionError: invalid arguments, one rank's samples, or a dataset that makes its items itself in
+            its own order.
+        DataFileError: a sample has no length.
         DataFileIOError: ``out`` cannot be written.
 
-    After a kill the next call goes on where this one was, if the data set has a fingerprint; of another, it begins
-    anew. Cost: what the items cost; a column of lists takes 0.1 microseconds a row. Memory: 1,024 items.
+    After a kill, the next call continues where this one stopped, if the dataset has a fingerprint; otherwise it starts
+    again. Cost: that of loading the items; a column of lists takes 0.1 microseconds per row. Memory: 1,024 items.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -89,9 +89,9 @@ def count_lengths(
     """
     path = Path(out)
     if path.suffix != ".npy":
-        raise ConfigError(f"lengths go to an .npy file, got {str(path)!r}")
+        raise ConfigError(f"lengths are written to an .npy file, got {str(path)!r}")
     if measure is not None and column is not None:
-        raise ConfigError("measure= is of items, and column= reads none: give one of the two")
+        raise ConfigError("measure= needs items, but column= reads none: give one of the two")
     _check(dataset)
     part, step = _counting(dataset, measure, column)
     samples = row_count(dataset)
@@ -101,22 +101,22 @@ def count_lengths(
     except OSError as error:
         if isinstance(error, DataFileIOError):
             raise
-        raise DataFileIOError(f"{path}: lengths cannot be written there: {error.strerror or error}") from error
+        raise DataFileIOError(f"{path}: lengths cannot be written to it: {error.strerror or error}") from error
 
 
 def _check(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"lengths are counted of data sets with length and items, got a {type(dataset).__name__}")
+        raise ConfigError(f"count_lengths takes a dataset with __len__ and __getitem__, got a {type(dataset).__name__}")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:
         raise PartitionError(
-            f"this is one rank's share of a {type(share).__name__}: count all, with rank=0, world_size=1"
+            f"this {type(share).__name__} has one rank's samples only: create it with rank=0, world_size=1 to count all"
         )
     check_rows(dataset)
 
 
 def _counting(dataset: Any, measure: Callable[[Any], int] | None, column: str | None) -> tuple[_Part, int]:
-    """Return how lengths are counted, and of how many samples at once."""
+    """Return the function that reads lengths, and the number of samples for each call."""
     if column is not None:
         read, kept = column_lengths(dataset, column, texts=True), rows_behind(dataset)
         return lambda rows: read(rows if kept is None else kept(rows)), _ROWS
@@ -141,13 +141,13 @@ def _measured(length: Callable[[Any], int], item: Any, row: int) -> int:
         return length(item)
     except (TypeError, KeyError) as error:
         raise DataFileError(
-            f"sample {row}, a {type(item).__name__}, has no length: {error}. Give measure=, or items that are rows of "
-            "tokens, or dicts with these under 'input_ids'"
+            f"sample {row}, a {type(item).__name__}, has no length: {error}. Give measure=, or items that are token "
+            "sequences, or dicts with a token sequence under 'input_ids'"
         ) from error
 
 
 def _identity(dataset: Any, samples: int, measure: Any, column: str | None) -> str | None:
-    """Return a hash of what is counted; None where nobody knows."""
+    """Return a hash of the data and the measure; None if the data has no fingerprint."""
     tokenizer = getattr(dataset, "tokenizer", None)
     prints = [fingerprint_of(dataset), *([] if tokenizer is None else [getattr(tokenizer, "fingerprint", None)])]
     if None in prints:
@@ -181,7 +181,7 @@ def _count(
 
 
 def _resumed(file: BinaryIO, samples: int) -> tuple[int, int]:
-    """Return where lengths begin in a file, and how many are there; the file stands behind the last one."""
+    """Return the offset of the lengths in a file and the number already counted; move the file position behind them."""
     header = {"descr": _TYPE.str, "fortran_order": False, "shape": (samples,)}
     file.seek(0)
     size = os.fstat(file.fileno()).st_size

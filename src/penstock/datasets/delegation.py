@@ -1,4 +1,4 @@
-"""What a data set around another one passes on: the order of the inner one, and its place in it."""
+"""Attributes that a wrapping dataset forwards to the dataset inside it: order, position and state."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["OF_THE_SOURCE", "Around"]
 
 
 class Around:
-    """A data set that makes items of those of another one, in that one's order."""
+    """A dataset that converts the items of another dataset, in the order of that dataset."""
 
     source: Any
-    """The data set inside."""
+    """The wrapped dataset."""
 
     def around(self, source: Any) -> Self:
-        """Return the same around another data set."""
+        """Return a copy that wraps another dataset."""
         made = copy.copy(self)
         made.source = source
         return made
@@ -37,5 +37,4 @@ OF_THE_SOURCE = frozenset(
         "fork_safe",
     }
 )
-"""Attributes of a data set with an order of its own. Where the inner one has none of them, neither has the outer one.
-"""
+"""Attributes of a dataset with its own order. A wrapper has them only if the wrapped dataset has them."""

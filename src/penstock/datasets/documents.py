@@ -1,4 +1,4 @@
-"""`DocumentDataset`: documents of tokens, each as long as it is, out of memory-mapped files.
+"""`DocumentDataset`: tokenized documents of different lengths, in memory-mapped files.
 
 documents = DocumentDataset("tokens", seed=0)       # a folder that `penstock tokenize` wrote
 documents[0]                                        # int64 tensor (tokens,)
@@ -26,38 +26,39 @@ __all__ = ["DocumentDataset"]
 
 
 class DocumentDataset(SourceDataset):
-    """The documents of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """Tokenized documents, split across ranks. A map-style dataset of one rank's documents in one mini-epoch.
 
     Args:
-        files: a folder that ``penstock tokenize`` wrote; Megatron's files, by the name of the ``.idx`` or ``.bin``, or
-            by what these have in common; or, with ``end_token``, raw files of tokens such as nanoGPT's, or ``.npy``
-            files. Paths, patterns, braces, ``::``, or a list of those. Of a folder in a store, name its
-            ``tokens.json``; objects are copied into the local cache, whole, when the data set is made.
-        dtype: NumPy's type of the integers in raw files, such as "uint16". Other files say it themselves.
-        end_token: the token that ends each document, and belongs to it, where there is no index. Where documents end is
-            found in one pass over the files when they are first opened, and kept in the user's cache.
-        token_type: type of the tensors: "int64", "int32", or any other that holds the files' type.
-        load: ``load(tokens)`` makes the item of a tensor (tokens,), inside the scope of the document's own
-            `penstock.generator`; by default an item is that tensor.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+        files: a folder that ``penstock tokenize`` wrote; Megatron's files, by the name of the ``.idx`` or ``.bin`` file
+            or by their common prefix; or, with ``end_token``, raw token files such as nanoGPT's, or ``.npy`` files.
+            Paths, patterns, braces, ``::``, or a list of these. For a folder in a store, give the address of its
+            ``tokens.json``. Objects in a store are downloaded whole into the local cache when you create the dataset.
+        dtype: NumPy dtype of the integers in raw files, such as "uint16". Other files contain their dtype.
+        end_token: the last token of each document, for files without an index. It stays part of the document. The ends
+            of the documents are located in one pass over the files when they are first opened, and stored in the user's
+            cache.
+        token_type: dtype of the tensors: "int64", "int32", or any other that can hold the files' dtype.
+        load: ``load(tokens)`` converts a tensor (tokens,) to the item, in the scope of the document's own
+            `penstock.generator`. By default the item is the tensor.
+        storage: access to object stores, see `penstock.storage.Storage`.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense, or files that do not say where documents end.
-        DataFileIOError: a file that is missing, or that nobody may read.
-        DataFileError: a folder that is not finished, an index that is damaged or belongs to other tokens.
-        DataFileChangedError: (on access) a file that was truncated or written to since.
-        ShardIOError, StorageError: no file matches a pattern; a store says no.
+        ConfigError, PartitionError: invalid arguments, or files that do not say where documents end.
+        DataFileIOError: a file is missing or not readable.
+        DataFileError: a folder is incomplete, or an index is damaged or belongs to other tokens.
+        DataFileChangedError: (on access) a file was truncated or modified since it was opened.
+        ShardIOError, StorageError: no file matches a pattern; the store reports an error.
 
-    Documents have different lengths, which the default collate function cannot put into one tensor: pack them, or give
-    a ``collate_fn``. Empty ones are tensors of no tokens. Of Megatron's files with several sequences in a document, an
-    item is the whole document.
+    Documents have different lengths, so the default collate function cannot stack them: pack them
+    (`penstock.PackedDataset`), or give a ``collate_fn``. An empty document is a tensor without tokens. If a document in
+    Megatron's files consists of several sequences, an item is the whole document.
 
-    Memory does not depend on the number of documents or tokens: tokens and indexes are mapped, and shared by all
-    processes of a machine.
+    Memory use does not depend on the number of documents or tokens: tokens and indexes are mapped, and all processes of
+    a machine share them.
 
-    Source of Megatron's format: `megatron/core/datasets/indexed_dataset.py` of Megatron-LM.
+    Megatron's format is defined in `megatron/core/datasets/indexed_dataset.py` of Megatron-LM.
     """
 
     releases_gil = True
@@ -76,11 +77,12 @@ class DocumentDataset(SourceDataset):
         check_share(type(self), share, load)
         integers(token_type)
         self.documents = DocumentFiles(files, dtype=dtype, end_token=end_token, token_type=token_type, storage=storage)
-        """The documents as they are in the files."""
+        """The documents, in file order."""
         super().__init__(self.documents, SharePlan(self.documents, **share), load)
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """The number of tokens of each document, int32 of shape (rows,), by rows of the files, whatever the order and
-        the rank; mapped and read-only. See `penstock.sources.documents.DocumentFiles.lengths`."""
+        """The number of tokens of each document: int32 of shape (rows,), by row of the files, independent of order and
+        rank. Mapped and read-only. See `penstock.sources.documents.DocumentFiles.lengths`.
+        """
         return self.documents.lengths

@@ -1,7 +1,7 @@
-"""Which rows of its files a map-style data set gives, whatever filters and packs are between.
+"""Map rows of a map-style dataset to rows of its files, through filters and packs.
 
-A data set over others counts rows as `penstock.datasets.rows.load_rows` does: those that its filters keep. Here these
-become rows of the data as they were before any filter.
+A dataset over another counts rows as `penstock.datasets.rows.load_rows` does: the rows that its filters keep. The
+functions here convert them to rows of the data before any filter.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["documents_in", "file_row_count", "file_rows", "filters_in", "kept_pl
 
 
 def with_an_order(dataset: Any) -> SourceDataset | None:
-    """Return the data set with an order of its own that this one is or is around; None without one."""
+    """Return the dataset with its own order that this dataset is or wraps; None if there is none."""
     while isinstance(dataset, Around):
         dataset = dataset.source
     return dataset if isinstance(dataset, SourceDataset) else None
 
 
 def documents_in(dataset: Any) -> Any:
-    """Return the documents of packs; any other data set itself."""
+    """Return the dataset of documents inside a `PackedDataset`; any other dataset unchanged."""
     return dataset.dataset if isinstance(dataset, PackedDataset) else dataset
 
 
 def file_row_count(dataset: Any) -> int:
-    """Return how many rows a data set had before filters; of packs, the documents."""
+    """Return the number of rows of a dataset before filters; for packs, of documents."""
     if isinstance(dataset, PackedDataset | Subset):
         return file_row_count(dataset.dataset)
     if isinstance(dataset, Around):
@@ -44,7 +44,7 @@ def file_row_count(dataset: Any) -> int:
 
 
 def file_rows(dataset: Any, rows: Indices) -> Indices:
-    """Return the rows before filters of the rows that a data set without packs counts: int64 of shape (n,)."""
+    """Return the rows before filters for rows of a dataset without packs: int64 of shape (n,)."""
     behind = rows_behind(dataset)
     if behind is not None:
         return behind(rows)
@@ -52,14 +52,14 @@ def file_rows(dataset: Any, rows: Indices) -> Indices:
 
 
 def kept_places(dataset: Any, rows: Indices) -> Indices:
-    """Return which of the rows that filters keep these rows of the source are: the inverse of ``plan.kept``."""
+    """Return the positions of source rows among the rows that filters keep: the inverse of ``plan.kept``."""
     for kept in dataset.plan.filters if isinstance(dataset, SourceDataset) else ():
         rows = np.asarray(kept.ordinals(rows))
     return rows
 
 
 def filters_in(dataset: Any) -> Iterator[KeptRows]:
-    """Yield the filters of a data set and of those inside of it."""
+    """Yield the filters of a dataset and of the datasets inside it."""
     if isinstance(dataset, SourceDataset):
         yield from dataset.plan.filters
     if isinstance(dataset, Subset):

@@ -1,4 +1,4 @@
-"""`ImageDataset`: records to images, through a plain resize or a chain of transforms, straight into the batch.
+"""`ImageDataset`: decoded images, with a plain resize or a chain of transforms, written straight into the batch.
 
 images = ImageDataset(Manifest.open("train.txt", root="/data"), transform=[RandomResizedCrop(224), HorizontalFlip()])
 image, label = images[0]        # uint8 tensor (3, 224, 224), RGB, channels_last in memory; int
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageDataset", "LoadImage"]
 
 Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""Gives memory for the images of a batch: of this shape and type, the first dimension the batch."""
+"""Allocates a tensor of this shape and dtype for the images of a batch; the first dimension is the batch."""
 
 
 class _Records(Protocol):
@@ -49,45 +49,46 @@ class _Records(Protocol):
 
 
 class ImageDataset(Around, HasClasses, BatchedDataset):
-    """Images and labels of a manifest, or of anything else that yields records. `penstock.open` makes it of a folder.
+    """Images and labels of a manifest, or of any other source of image records. `penstock.open` creates one for a
+    folder.
 
     Args:
-        source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, a `ShardDataset`
-            or `ShardSet` (the first image of each sample, and its ``cls``), a `TableDataset` or `TableFiles` (the first
-            column of images, and the label), an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (the same), or an
+        source: a `Manifest` or its path, a `RankDataset`, `ServerDataset` or `RankServerDataset`; a `ShardDataset` or
+            `ShardSet` (the first image of each sample, and its ``cls``); a `TableDataset` or `TableFiles` (the first
+            image column, and the label); an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (likewise); or an
             `MPDataset` (the result is then iterable-style).
-        index: an index of entries, with which crops are decoded in less time, to the same pixels: the path of one
-            (`penstock images index`), or True for the one beside the manifest, else that which was learned. "learn":
-            both, and what they do not know is learned on the way (0.5 ms for each photograph, once) and kept in the
-            manifest's ``cache_dir`` or the user's cache, for later epochs and all processes of the machine.
-            Of a file that has this name write ``"./learn"``. Those of shards need no word: they are used where they lie
-            beside local shards (`penstock shards pack --index-images`), unless this is False.
+        index: an index of entries. It makes decoding of crops faster, with the same pixels. A path: this index
+            (`penstock images index`). True: the index beside the manifest, else the learned one. "learn": both; missing
+            entries are learned while you train (0.5 ms per image, once) and stored in the manifest's ``cache_dir`` or
+            the user's cache, for later epochs and for all processes of the machine. If your file is called "learn",
+            write ``"./learn"``. Indexes beside local shards (`penstock shards pack --index-images`) are used
+            automatically, unless this is False.
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
-        storage: how images at remote addresses are reached; by default as the manifest was told.
+        storage: access to images at remote addresses; by default the manifest's own.
 
     Raises:
-        ConfigError: a source that yields no records, or one with a ``load`` of its own; an index for records that are
-            not a manifest's; arguments as in `LoadImage`.
-        ManifestError: the manifest cannot be opened, or the index; or there is no place to learn one.
-        StateError: the index is that of another manifest.
-        ImageError: (on access) an image that is missing or cannot be decoded; it names the path.
+        ConfigError: the source has no records or its own ``load``; an index for records that do not come from a
+            manifest; invalid arguments, see `LoadImage`.
+        ManifestError: the manifest or the index cannot be opened; or there is no folder to store a learned index.
+        StateError: the index belongs to another manifest.
+        ImageError: (on access) an image is missing or cannot be decoded; the message names its path.
 
-    Items are ``(image, label)``, with ``row=True`` also the row: a uint8 tensor (3, height, width), RGB, with
-    channels_last strides unless the transform says otherwise, and the record's label. Epoch, state and the like are
-    those of the source. Images are decoded when asked for; nothing is kept.
+    Items are ``(image, label)``, or ``(image, label, row)`` with ``row=True``. ``image`` is a uint8 tensor (3, height,
+    width), RGB, with channels_last strides, unless the transform says otherwise. Epoch, order and state are the
+    source's. Images are decoded on access and not cached.
 
-    A loader with the default collate function has images that all become the same size written where the batch is to
-    be, so they are never copied. What an image becomes depends on its record and key alone, not on the batch around it.
-    Where an image is shrunk to half or less, it also depends on whether the C extension is there (see
-    `penstock.images.region`).
+    With the default collate function, a loader writes images of one size directly into the batch, without a further
+    copy. An image's pixels depend only on its record and its key, not on its batch. If an image is shrunk to half its
+    size or less, the pixels also depend on whether the C extension is installed (see `penstock.images.region`).
     """
 
-    releases_gil = False  # not enough of its time: threads wait for each other's Python (docs/performance.md)
+    # Decoding releases the GIL, but too little of the time: threads would wait for each other (docs/performance.md).
+    releases_gil = False
     channels_last = True
     fills_rows = True
 
     def __new__(cls, source: Any, **options: Any) -> ImageDataset:
-        """A stream over a stream, else a map-style data set."""
+        """Return an iterable-style dataset for an iterable-style source, else a map-style dataset."""
         if isinstance(source, MPDataset):
             options.setdefault("storage", _storage(source.samples))
             options["index"] = _index(source, options.get("index"))
@@ -108,7 +109,7 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         index: str | os.PathLike[str] | bool | None = None,
     ) -> None:
         self.source: _Records = _records(source, storage)
-        """What gives the records, with their order, place and state."""
+        """The dataset of the records, with their order, position and state."""
         self._mds = _mds_images(source)
         storage = storage if storage is not None else _storage(self.source)
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
@@ -119,11 +120,11 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
 
     @property
     def pure(self) -> bool:
-        """Whether items depend on their record and `penstock.generator` alone; see `LoadImage`."""
+        """Whether items depend only on their record and `penstock.generator`; see `LoadImage`."""
         return not self.own_items and self.load.pure
 
     def class_names(self) -> list[str] | None:
-        """Return the names of the source's classes by label; None if it says none."""
+        """Return the source's class names by label; None if it has none."""
         return _class_names(self.source)
 
     def __getnewargs__(self) -> tuple[Any]:
@@ -132,13 +133,13 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
     def __copy__(self) -> Self:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
-        # A copy goes its own way, see `SourceDataset`.
+        # A copy has its own position, see `SourceDataset`.
         made.source = copy.copy(self.source)
         made._mds = _mds_images(made.source)
         return made
 
     def around(self, source: Any) -> Self:
-        """Return the same images around another data set of records."""
+        """Return a dataset with the same image options over another dataset of records."""
         made = super().around(source)
         made._mds = _mds_images(source)
         return made
@@ -147,12 +148,13 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Item:
-        if isinstance(self.source, Manifest):  # one record is found faster by itself than as a batch of one
+        # Faster than a batch of one record.
+        if isinstance(self.source, Manifest):
             return self.load(self.source[index])
         return ImageDataset.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Several items, their records looked up at once."""
+        """Return the items at several indices; their records are looked up together."""
         source, keys = self.source, None
         if isinstance(source, SourceDataset) and not in_sample():
             keys = source.keys(indices)
@@ -166,22 +168,28 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         *,
         into: Into | None = None,
     ) -> list[Item]:
-        """The items at several indices, each made in the scope of its key; at another place of the source than the
-        present one if that is given; their images in the memory that `into` gives, if they all have one size.
+        """Return the items at several indices, each made in the scope of its key.
+
+        Args:
+            indices: of the source's samples.
+            keys: of the samples' generators; None to use the caller's scope.
+            place: the mini-epoch of the source that the indices belong to; by default the current one.
+            into: allocates the memory for the images, if they all have one size.
         """
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
         if self._mds is not None:
             read: Any = self._mds.records
         else:
-            # Of tables, since `records` would decode the images, and of shards, which know their entries.
+            # For tables, `records` would decode the images; for shards, `image_records` also returns the entries.
             read = getattr(source, "image_records", source.records)
         records = read(rows) if place is None else read(rows, place)
         if records and isinstance(records[0], dict):
             records = [SampleRecord(sample) for sample in records]
         if records and type(records[0]) is SampleRecord and self.load.row:
-            raise ConfigError("row=True: samples of shards have keys instead of rows")
-        if type(self.load) is not LoadImage:  # which may not take data= and out=
+            raise ConfigError("row=True: samples of shards have keys instead of rows: leave row= out")
+        # A subclass may not accept data= and out=.
+        if type(self.load) is not LoadImage:
             return load_each(self.load, records, keys)
         form = self.load.form if into is not None and records else None
         images = into((len(records), *form[0]), form[1]) if into is not None and form is not None else None
@@ -194,16 +202,16 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Into, place: MiniEpoch | None = None
     ) -> tuple[Any, ...]:
-        """A whole batch ``(images, labels)``, as the default collate function makes it of `load_samples`.
+        """Return a whole batch ``(images, labels)``, equal to the default collate function's result for `load_samples`.
 
         Args:
             indices: of the items.
-            keys: of their generators (see `penstock.random`); None: in the scope that is there.
-            empty: ``empty(shape, dtype)`` gives the memory for the images, if they all have one size: (n, height,
+            keys: of the items' generators (see `penstock.random`); None to use the caller's scope.
+            empty: ``empty(shape, dtype)`` allocates the memory for the images, if they all have one size: (n, height,
                 width, 3), or (n, 3, height, width) after ``ToTensor(channels_last=False)``.
-            place: another place of the source than the present one.
+            place: the mini-epoch of the source that the indices belong to; by default the current one.
 
-        Loaders do not come this way: they have the rows of one batch written by several workers at once.
+        Loaders do not call this: there, several workers write the rows of one batch together.
         """
         given: list[torch.Tensor] = []
 
@@ -214,14 +222,15 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         items = ImageDataset.load_samples(self, indices, keys, place, into=into)
         if not given:
             return tuple(default_collate(items))
-        last = not items[0][0].is_contiguous()  # (height, width, channels) in memory
-        return given[0].permute(0, 3, 1, 2) if last else given[0], *default_collate([item[1:] for item in items])
+        channels_last = not items[0][0].is_contiguous()
+        images = given[0].permute(0, 3, 1, 2) if channels_last else given[0]
+        return images, *default_collate([item[1:] for item in items])
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_THE_SOURCE:
             return getattr(self.source, name)
         if name in ("classes", "class_to_idx"):
-            # Python comes here when the property has raised an AttributeError.
+            # Python calls __getattr__ when the property itself raised an AttributeError.
             raise unknown_classes(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -233,7 +242,10 @@ def _load_into(
     images: torch.Tensor | None,
     data: Callable[[], bytes] | None = None,
 ) -> list[Item]:
-    """The items of records, their images in the rows of a tensor; the bytes from `data`, which gives them in turn."""
+    """Return the items of records, with their images in the rows of a tensor.
+
+    `data` returns the bytes of one record after the other; by default each record's file is read.
+    """
     if images is None:
         return load_each(load if data is None else partial(load, data=data), records, keys)
     rows = iter(images.unbind())
@@ -241,9 +253,10 @@ def _load_into(
 
 
 class _ImageStream(HasClasses, StreamDataset):
-    """`ImageDataset` over an `MPDataset`."""
+    """An `ImageDataset` over an `MPDataset`."""
 
-    releases_gil = False  # not enough of its time: threads wait for each other's Python (docs/performance.md)
+    # As in `ImageDataset`.
+    releases_gil = False
     channels_last = True
 
     def __init__(self, source: MPDataset, load: LoadImage) -> None:
@@ -259,7 +272,7 @@ class _ImageStream(HasClasses, StreamDataset):
 
     @property
     def samples(self) -> ImageDataset:
-        """The same images as a map-style data set."""
+        """The same images, as a map-style dataset."""
         load = self.load
         samples = ImageDataset(self.source.samples, storage=load.storage)
         samples.load = load
@@ -281,7 +294,7 @@ class _ImageStream(HasClasses, StreamDataset):
         if name in OF_THE_SOURCE:
             return getattr(self.source, name)
         if name in ("classes", "class_to_idx"):
-            # Python comes here when the property has raised an AttributeError.
+            # Python calls __getattr__ when the property itself raised an AttributeError.
             raise unknown_classes(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -291,13 +304,14 @@ def _class_names(source: Any) -> list[str] | None:
         return source.class_names()
     if isinstance(source, Manifest):
         return source.classes
-    from penstock.tables import TableFiles  # pyarrow is not needed by those who have no tables
+    # Imported here: without tables, pyarrow is not needed.
+    from penstock.tables import TableFiles
 
     return source.label_names() if isinstance(source, TableFiles) else None
 
 
 def _mds_images(source: Any) -> MDSImages | None:
-    """Return which columns of MDS samples are image and label; None for other sources."""
+    """Return the reader of image and label columns of MDS samples; None for other sources."""
     if isinstance(source, str | os.PathLike | Manifest | RankDataset):
         return None
     from penstock.datasets.mds import MDSDataset
@@ -311,25 +325,25 @@ def _mds_images(source: Any) -> MDSImages | None:
 
 
 def _storage(source: Any) -> Storage | None:
-    """What the manifest under a source was told of remote addresses."""
+    """Return the storage options of the manifest behind a source; None for other sources."""
     manifest = getattr(source, "manifest", source)
     return manifest.storage if isinstance(manifest, Manifest) else None
 
 
 def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageIndex | Literal[False] | None:
-    """The index of entries of the manifest under a source; None and False are what they are."""
+    """Return the index of entries for the manifest behind a source; return None and False unchanged."""
     if index is None or index is False:
         return index
     manifest = getattr(source, "manifest", source)
     if not isinstance(manifest, Manifest):
         raise ConfigError(
-            f"index= is for images of a manifest, and a {type(source).__name__} is made of none: leave index= out "
-            "(entries of shards lie beside them, and need no word)"
+            f"index= is for images of a manifest, and a {type(source).__name__} has no manifest: leave index= out "
+            "(the indexes beside shards are used automatically)"
         )
     if index is True or index == "learn":
         return find_index(manifest, learn=index == "learn")
     if not isinstance(index, str | os.PathLike) or index == "":
-        raise ConfigError(f"index= is the path of an index of entries, True, False or 'learn', not {index!r}")
+        raise ConfigError(f"index= takes the path of an index of entries, True, False or 'learn', got {index!r}")
     return ImageIndex.open(index, manifest)
 
 
@@ -340,5 +354,5 @@ def _records(source: Any, storage: Storage | None = None) -> _Records:
         raise ConfigError(f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}")
     if getattr(source, "load", None) is not None:
         kind = type(source).__name__
-        raise ConfigError(f"this {kind} has a load= of its own: leave it out, ImageDataset loads the records")
+        raise ConfigError(f"this {kind} has its own load=: leave it out, because ImageDataset loads the records")
     return cast(_Records, source)

@@ -1,7 +1,7 @@
-"""What to keep of a data set: a mask, an array of rows, or an expression over its columns, as `KeptRows`.
+"""Convert ``keep=`` of a `Subset` (a mask, an array of rows, or an expression over columns) to `KeptRows`.
 
-An expression is evaluated once, over the columns that it names, in pieces; the rows that it keeps go to the cache under
-the fingerprint of the data and the text of the expression.
+An expression is evaluated once, in chunks, and reads only the columns that it names. The result is cached under the
+fingerprint of the data and the text of the expression.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from penstock.tables.table import TableFiles
 
 __all__ = ["Filterable", "HasColumns", "kept_rows"]
 
-_ROWS = 1 << 16  # of which the columns are in memory at once
+_ROWS = 1 << 16  # rows whose columns are in memory at once
 
 
 @runtime_checkable
 class HasColumns(Protocol):
-    """Rows with columns: a `penstock.Manifest`, `penstock.TableFiles`."""
+    """A source with columns: a `penstock.Manifest`, `penstock.TableFiles`."""
 
     @property
     def columns(self) -> list[str]:
-        """Their names."""
+        """The names of the columns."""
 
     def take(self, indices: Any, /) -> Any:
-        """Return rows as a table of Arrow."""
+        """Return rows as an Arrow table."""
 
 
 class Filterable(NamedTuple):
-    """What is filtered: so many rows, and where their columns are.
+    """The data that a filter selects from.
 
     Attributes:
-        fingerprint: identity of the rows; None where nobody knows.
-        samples: how many rows there are.
-        source: what has their columns, or None.
-        row: the rows of the source at these places.
+        fingerprint: identity of the rows; None if unknown.
+        samples: number of rows.
+        source: the source of their columns, or None.
+        row: maps rows of these data to rows of the source.
     """
 
     fingerprint: str | None
@@ -61,13 +61,13 @@ class Filterable(NamedTuple):
     def of(
         cls, source: Any, fingerprint: str | None, samples: int, row: Callable[[Indices], Indices] = lambda rows: rows
     ) -> Filterable:
-        """Return the rows of a source, whether it has columns or not."""
-        # A user's own data set may have such names for something else.
+        """Return the rows of a source, with its columns if it has any."""
+        # A user's dataset may use these attribute names for something else.
         ours = isinstance(source, Source) and isinstance(source, HasColumns)
         return cls(fingerprint, samples, source if ours else None, row)
 
     def table(self, rows: Indices, names: list[str]) -> pa.Table:
-        """Return some columns of rows."""
+        """Return some columns of rows as an Arrow table."""
         assert self.source is not None
         if isinstance(self.source, TableFiles):
             return pa.Table.from_batches([self.source.take(self.row(rows), names)])
@@ -75,16 +75,16 @@ class Filterable(NamedTuple):
 
 
 def kept_rows(keep: Any, of: Filterable) -> KeptRows:
-    """Return the rows that ``keep`` says, see `penstock.Subset`.
+    """Return the rows that ``keep`` selects, see `penstock.Subset`.
 
     Raises:
-        ConfigError: something else than a mask, rows or an expression, a mask of another length, an expression over
-            columns that are not there or that does not give truth values.
-        IndexError: a row outside.
+        ConfigError: ``keep`` is not a mask, rows or an expression; a mask has the wrong length; an expression names
+            unknown columns or is not boolean.
+        IndexError: a row is outside the data.
     """
     if isinstance(keep, KeptRows):
         if keep.rows != of.samples:
-            raise ConfigError(f"these rows are some of {keep.rows}, and the data set has {of.samples}")
+            raise ConfigError(f"these rows were selected from {keep.rows} rows, but the dataset has {of.samples}")
         return keep
     if isinstance(keep, pc.Expression):
         return _evaluated(keep, of)
@@ -94,15 +94,15 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
     if array.ndim == 1 and array.dtype == np.bool_:
         if len(array) != of.samples:
             raise ConfigError(
-                f"keep is a mask of {len(array)} values for a data set of {of.samples} rows: it needs one for each row"
+                f"keep is a mask of {len(array)} values for a dataset of {of.samples} rows: it needs one for each row"
             )
         return KeptRows.of_mask(array)
     if array.ndim == 1 and array.dtype == np.uint8 and len(array) == of.samples > 2 and int(array.max()) <= 1:
-        raise ConfigError("keep is an array of 0 and 1, one for each row: as a mask it is keep.astype(bool)")
+        raise ConfigError("keep is an array of 0 and 1, one for each row: for a mask, give keep.astype(bool)")
     if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
         return KeptRows.of_rows(array.astype(np.int64) if not array.size else array, of.samples)
     raise ConfigError(
-        "keep takes a mask (one truth value for each row), an array of row numbers, the path of an .npy file with one "
+        "keep takes a mask (one boolean for each row), an array of row numbers, the path of an .npy file with one "
         f"of these, or an expression over columns such as pyarrow.compute.field('label') > 3; got {_said(keep, array)}"
     )
 
@@ -117,24 +117,25 @@ def _loaded(path: str | os.PathLike[str]) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataFileError(f"{os.fspath(path)} is no .npy file with a mask or row numbers: {error}") from error
+        raise DataFileError(f"{os.fspath(path)} is not an .npy file with a mask or row numbers: {error}") from error
 
 
 def _evaluated(keep: pc.Expression, of: Filterable) -> KeptRows:
     if of.source is None:
         raise ConfigError(
-            f"keep={keep} is an expression over columns, and these data have none, as manifests and tables of Parquet "
-            "or Arrow have (keys of JSON lines are no columns): give a mask or an array of rows"
+            f"keep={keep} is an expression over columns, but this data has no columns. Manifests and Parquet or Arrow "
+            "tables have columns; JSON lines do not. Give a mask or an array of rows"
         )
     names = _named(keep, of.source.columns)
-    # Data without a fingerprint may be others next time. The text of an expression leaves long lists out.
+    # Without a fingerprint, the data may be different next time, so nothing is cached. The expression is pickled,
+    # because its text abbreviates long lists.
     said = f"{of.fingerprint} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
     name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(said)
     return KeptRows.of_masks(lambda: _masks(keep, names, of), of.samples, name=name)
 
 
 def _named(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
-    """Return the columns that an expression may be over: those whose names stand in its text, or else all."""
+    """Return the columns that an expression may read: the columns whose names occur in its text, else all columns."""
     text = str(keep)
     return [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)] or list(columns)
 

@@ -1,4 +1,4 @@
-"""Lengths of documents: those that somebody gives, those that a data set knows, or a column of it."""
+"""Lengths of documents: given as an array or a file, known to the dataset, or read from a column."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SomeLengths", "column_lengths", "document_lengths", "last_filter"]
 
-_ROWS = 1 << 16  # of a column in memory at once
+_ROWS = 1 << 16  # rows of a column in memory at once
 
 
 def document_lengths(dataset: Any, given: Any) -> SampleLengths:
-    """Return the number of tokens of each document of a data set.
+    """Return the number of tokens of each document of a dataset.
 
     Args:
         dataset: the documents.
-        given: an array, the path of an ``.npy`` file, the name of a column, or None for the data set's own. Of a
-            filtered data set they may be those of all its documents.
+        given: an array, the path of an ``.npy`` file, the name of a column, or None for the dataset's own ``lengths``.
+            For a filtered dataset, they may be the lengths of all documents before the filter.
 
     Raises:
-        ConfigError: nobody knows the lengths, or there is no such column.
-        SamplerError: they are no integers.
+        ConfigError: the lengths are unknown, or there is no such column.
+        SamplerError: the lengths are not integers.
     """
     from penstock.datasets.subset import Subset
 
@@ -55,7 +55,7 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
 
 
 def _known(given: Any, count: int) -> SampleLengths | None:
-    """Return lengths that are of these documents already."""
+    """Return the given lengths if there is one for each document; else None."""
     if given is None or _is_column(given):
         return None
     lengths = given if isinstance(given, SampleLengths) else lengths_of(given)
@@ -75,20 +75,20 @@ def _given(dataset: Any, given: Any) -> SampleLengths:
         given = getattr(dataset, "lengths", None)
         if given is None:
             raise ConfigError(
-                f"nobody says how long the documents of this {type(dataset).__name__} are: give lengths=, an array, "
-                "the path of an .npy file or the name of a column; or give the data set an attribute lengths"
+                f"the lengths of the documents of this {type(dataset).__name__} are unknown: give lengths= (an array, "
+                "the path of an .npy file or the name of a column), or give the dataset an attribute `lengths`"
             )
     return lengths_of(given)
 
 
 def last_filter(dataset: Any) -> KeptRows:
-    """Return the rows that the outermost filter of a data set keeps."""
+    """Return the rows that the outermost filter of a dataset keeps."""
     found: KeptRows = dataset.kept if hasattr(dataset, "kept") else dataset.plan.filters[-1]
     return found
 
 
 class SomeLengths(SummarisedLengths):
-    """The lengths of some rows."""
+    """The lengths of the rows that a filter keeps."""
 
     def __init__(
         self, every: SampleLengths, rows: KeptRows | Callable[[Indices], Indices], count: int | None = None
@@ -113,11 +113,13 @@ class SomeLengths(SummarisedLengths):
 
 
 def _column(dataset: Any, name: str) -> SampleLengths:
-    """Return a column as lengths, which is read once, and kept in the user's cache."""
+    """Return a column as lengths. The column is read once, and stored in the user's cache."""
     part = column_lengths(dataset, name)
     source = getattr(dataset, "source", dataset)
     if fingerprint_of(source) is None:
-        raise ConfigError(f"a {type(source).__name__} has no fingerprint to keep its column {name!r} by: give an array")
+        raise ConfigError(
+            f"a {type(source).__name__} has no fingerprint, so its column {name!r} cannot be cached: give an array"
+        )
     said = f"{fingerprint_of(source)} {len(source)} {name}"
     path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy")
     if not path.exists():
@@ -136,15 +138,15 @@ def _write(part: Callable[[Indices], Indices], samples: int, path: Path) -> None
 
 
 def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[[Indices], Indices]:
-    """Return a function that reads the lengths of rows out of a column.
+    """Return a function that reads the lengths of rows from a column.
 
     Args:
-        dataset: the table, or a data set over one.
-        name: of a column of integers, which are the lengths, or of lists, which have them.
-        texts: take texts and bytes, too: their characters, or bytes.
+        dataset: the table, or a dataset over one.
+        name: of a column of integers (these are the lengths), or of lists (their lengths are used).
+        texts: also accept text and bytes; the length is the number of characters or bytes.
 
     Raises:
-        ConfigError: no such column; (on access) one of another type, or with nulls.
+        ConfigError: there is no such column; (on access) it has another type, or nulls.
     """
     from penstock.datasets.keep import Filterable, HasColumns
 
@@ -169,9 +171,9 @@ def _lengths_in(values: pa.ChunkedArray, name: str, rows: Indices, *, texts: boo
     elif texts and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         values = pc.binary_length(values)
     elif not pa.types.is_integer(kind):
-        raise ConfigError(f"column {name!r} holds {kind}, and lengths are integers, or those of lists")
+        raise ConfigError(f"column {name!r} has the type {kind}: lengths need a column of integers or of lists")
     if values.null_count:
         row = rows[int(np.flatnonzero(values.is_null().to_numpy())[0])]
-        raise ConfigError(f"column {name!r} has no value in row {row}: lengths are integers or lists without nulls")
+        raise ConfigError(f"column {name!r} is null in row {row}: lengths need integers or lists without nulls")
     lengths: Indices = values.to_numpy().astype(np.int64)
     return lengths

@@ -1,8 +1,8 @@
-"""`LeRobotDataset`: the frames of robots' episodes, with windows of neighbouring times and the cameras' pictures.
+"""`LeRobotDataset`: frames of robot episodes, with windows over neighbouring times and decoded camera images.
 
 dataset = LeRobotDataset("pusht", delta_timestamps={"action": [0.0, 0.1, 0.2]}, size=96)
 dataset[0]["observation.image"]       # uint8 tensor (3, 96, 96), RGB
-dataset[0]["action"]                  # float32 tensor (3, 2), the action now, and those at 0.1 and 0.2 s
+dataset[0]["action"]                  # float32 tensor (3, 2): the actions at 0, 0.1 and 0.2 s from the frame
 """
 
 from __future__ import annotations
@@ -25,53 +25,54 @@ if TYPE_CHECKING:
 
 __all__ = ["LeRobotDataset"]
 
-_TOLERANCE_S = 1e-4  # that of LeRobot
+# LeRobot's own default.
+_TOLERANCE_S = 1e-4
 
 
 class LeRobotDataset(SourceDataset):
-    """The frames of a LeRobot data set of format v3 that are this rank's, as a map-style data set.
+    """The frames of a LeRobot dataset (format v3), split across ranks; a map-style dataset.
 
     Args:
-        source: its folder, with ``meta/info.json`` in it. Or `LeRobotFiles` that are open.
+        source: the dataset's folder, with ``meta/info.json``; or open `LeRobotFiles`.
         episodes: the numbers of the episodes to read; by default all.
-        columns: the names of the features to read, beside those that say which frame it is; by default all. A camera
-            that is left out is not decoded.
-        delta_timestamps: by feature a list of seconds from the frame, multiples of 1/fps: items then hold a window of
-            that feature at these times, and ``<feature>_is_pad``.
-        tolerance_s: by how many seconds a time may differ from that of a frame.
-        size: (height, width), or one int for both: pictures are resized as a whole. None keeps that of the file.
-        transform: instead of ``size``: a `penstock.images.transforms.Compose`, or a list of steps, as for images. All
-            pictures of a camera in an item get the same crop, the same flip, the same colours.
-        max_pixels: a frame of a video of more is an error instead of a full memory.
-        index: the path of the index of the videos' packets, which is made there if it is not. By default it is in the
+        columns: the names of the features to read, in addition to the columns that identify the frame; by default all.
+            A camera that is left out is not decoded.
+        delta_timestamps: for each feature, a list of offsets in seconds from the frame, multiples of 1/fps. Items then
+            contain a window of that feature at these times, and the mask ``<feature>_is_pad``.
+        tolerance_s: the largest allowed difference in seconds between a requested time and a frame's time.
+        size: (height, width), or one int for both: whole images are resized. None keeps the file's size.
+        transform: instead of ``size``: a `penstock.images.transforms.Compose`, or a list of transforms, as for images.
+            All images of a camera in an item get the same crop, flip and colours.
+        max_pixels: raise an error for a video frame with more pixels, instead of exhausting memory.
+        index: the path of the index of the videos' packets; it is created if it does not exist. By default it is in the
             cache.
-        cache_bytes: memory of each process for row groups of the tables that are decoded, 256 MiB by default.
-        progress: show a bar while videos are indexed: True, False, or None for several on a terminal.
-        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`. Blocks of ``shuffle="block"`` are as large as
-            a row group of the tables, unless ``block_size`` says otherwise.
+        cache_bytes: memory in each process for decoded row groups of the tables; 256 MiB by default.
+        progress: show a progress bar while videos are indexed: True, False, or None to show it for several on a
+            terminal.
+        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`. With ``shuffle="block"``, a block is by
+            default one row group of the tables; ``block_size`` overrides this.
 
     Raises:
-        ConfigError: arguments that make no sense, name what there is not, or PyAV is not installed.
-        DataFileError: a file that is damaged, disagrees with another, or is of another version of the format.
+        ConfigError: invalid arguments, an unknown episode or feature, or PyAV is not installed.
+        DataFileError: a file is damaged, contradicts another, or has another version of the format.
         DataFileIOError: a file of ``meta`` or a table is missing, or the index cannot be written.
-        ClipError: (on access) a video that is missing or damaged, or has no frame at a time; it names file, episode and
-            time.
-        ImageError: (on access) an image in a table that cannot be decoded.
-        DataFileChangedError: (on access) a file that was changed since it was opened.
+        ClipError: (on access) a video is missing or damaged, or has no frame at a time; the message names file, episode
+            and time.
+        ImageError: (on access) an image in a table cannot be decoded.
+        DataFileChangedError: (on access) a file was modified since it was opened.
 
-    Items are dicts: each feature by its name, ``task`` as text, and the masks of windows. Numbers are tensors of the
-    type and shape that the tables have, scalars where the shape is (1,); pictures uint8 (3, height, width), RGB, of
-    another type where the transform says so. A window has its times first, (times, ...); that of a video with one time
-    has no dimension for it, as in LeRobot. Times outside the episode hold its first or its last frame, and
+    Items are dicts: each feature by its name, ``task`` as text, and the masks of windows. Numbers are tensors with the
+    dtype and shape of the tables; a feature of shape (1,) is a scalar. Images are uint8 (3, height, width), RGB, unless
+    the transform returns another dtype. The first dimension of a window is its times, (times, ...); a video window with
+    a single time has no such dimension, as in LeRobot. Times outside the episode repeat its first or last frame, and
     ``<feature>_is_pad``, bool (times,), is True there.
 
-    Row i of ``dataset.files`` is the i-th frame of the chosen episodes, in the order of their numbers. ``dataset.meta``
-    has ``fps``, ``features``, ``tasks`` and ``stats``.
+    Row i of ``dataset.files`` is the i-th frame of the chosen episodes, in the order of the episode numbers.
+    ``dataset.meta`` has ``fps``, ``features``, ``tasks`` and ``stats``.
 
-    Cost: all videos are read once, when they are indexed. An item takes a row of a table for each time, by row groups
-    that are kept once decoded; and of each video the groups of pictures that hold its frames, by one decoder. Memory:
-    150 bytes for each episode, ``cache_bytes``, 24 bytes for each frame of a video in the index, mapped, and some open
-    decoders for each thread.
+    Cost: creating the index reads all videos once. An item reads one table row per time (decoded row groups are
+    cached), and decodes, per video, the groups of pictures that contain its frames, with one decoder. Memory: 150 bytes
+    per episode, ``cache_bytes``, 24 bytes per video frame in the mapped index, and some open decoders per thread.
     """
 
     releases_gil = True
@@ -102,12 +103,12 @@ class LeRobotDataset(SourceDataset):
             "cache_bytes": cache_bytes,
             "progress": progress,
         }
-        # Wrong steps are said before all videos are read for the index.
+        # Check the transforms before reading all videos for the index.
         loading = _loading(size, transform, max_pixels)
         self.files = _opened(source, options)
-        """The frames as they are on disk."""
+        """The frames, in the order of the episodes."""
         self.meta = self.files.meta
-        """What the data set says of itself: ``fps``, ``features``, ``tasks``, ``stats``, ``episodes``."""
+        """The dataset's metadata: ``fps``, ``features``, ``tasks``, ``stats``, ``episodes``."""
         super().__init__(self.files, _plan(self.files, share), loading(self.files))
 
 
@@ -120,12 +121,14 @@ def _opened(source: Any, options: dict[str, Any]) -> LeRobotFiles:
             if (value is not None if name not in untouched else value != untouched[name])
         ]
         if given:
-            raise ConfigError(f"{', '.join(given)} belong to LeRobotFiles(...), and this one is open already")
+            raise ConfigError(f"{', '.join(given)}: give these to LeRobotFiles(...); this one is already open")
         return source
     if not isinstance(source, str | os.PathLike):
-        raise ConfigError(f"a LeRobot data set is a folder, as str or Path, not {source!r}")
+        raise ConfigError(f"LeRobotDataset takes a folder, as str or Path, got {source!r}")
     if is_remote(source):
-        raise ConfigError(f"{shown(os.fspath(source))}: LeRobot data sets are read from a local folder: copy it to one")
+        raise ConfigError(
+            f"{shown(os.fspath(source))}: LeRobot datasets are read from a local folder: copy this one there"
+        )
     index = options["index"]
     if index is not None and not isinstance(index, str | os.PathLike):
         raise ConfigError(f"index= takes a path, got {index!r}")
@@ -141,7 +144,7 @@ def _plan(files: LeRobotFiles, share: ShareOptions) -> SharePlan:
 
 
 def _loading(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFiles], LoadFrame]:
-    """Return what makes a ``load`` for files."""
+    """Return a function that creates the ``load`` for open files."""
     check_pixels(max_pixels)
     try:
         from penstock.clips.decoder import MAX_PIXELS
@@ -149,7 +152,7 @@ def _loading(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFil
         from penstock.clips.load_video import chain_of
         from penstock.clips.reading import FrameReader
     except ImportError as error:
-        raise ConfigError("pictures of LeRobot data sets need PyAV: pip install 'penstock[clips]'") from error
+        raise ConfigError("videos of LeRobot datasets need PyAV: pip install 'penstock[clips]'") from error
 
     chain, pixels = chain_of(size, False, transform), int(max_pixels or MAX_PIXELS)
 

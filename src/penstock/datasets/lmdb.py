@@ -1,10 +1,10 @@
-"""LMDB databases as a source: the keys make a manifest, and the values are loaded by key. Needs the extra ``lmdb``.
+"""LMDB databases as a source: their keys become a manifest, and values are loaded by key. Needs the extra ``lmdb``.
 
     write_keys("train.lmdb", "train.keys.txt")                 # once
     manifest = Manifest.open("train.keys.txt", label=None)
     dataset = RankDataset(manifest, load=LoadLmdb("train.lmdb", decode=my_decode), seed=0)
 
-So a database has order, partition, resume and constant memory like everything else.
+Order, partition, resume and constant memory are the same as for any manifest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["LoadLmdb", "write_keys"]
 
 
 class LoadLmdb:
-    """``load(record)``: the value stored under ``record.path``.
+    """Load the value stored under ``record.path``.
 
     Args:
         database: folder or file of the database.
-        decode: ``decode(key, value_bytes)`` makes the item; by default an item is ``(key, value)``.
+        decode: ``decode(key, value_bytes)`` converts the value to the item; by default the item is ``(key, value)``.
 
     Raises:
-        ConfigError: the lmdb package is missing.
+        ConfigError: the lmdb package is not installed.
         ManifestIOError: (on access) the database cannot be opened.
-        ManifestError: (on access) it has no such key.
+        ManifestError: (on access) the database has no such key.
 
-    The environment is opened where it is used, once in each process: LMDB forbids both to open one twice and to carry
-    one across a fork. The data are mapped and shared by all processes. Picklable if ``decode`` is.
+    Each process opens the database once, at first use: LMDB allows neither to open it twice nor to use it across a
+    fork. The data is mapped, and all processes share it. Picklable if ``decode`` is.
     """
 
     def __init__(self, database: str | os.PathLike[str], *, decode: Callable[[str, bytes], Any] | None = None) -> None:
@@ -44,20 +44,23 @@ class LoadLmdb:
         self.decode = decode
 
     def __call__(self, record: Record) -> Any:
-        """Look up one record."""
+        """Return the item of a record."""
         with _shared(self.database).begin() as transaction:
             value = transaction.get(os.fsencode(record.path))
         if value is None:
-            raise ManifestError(f"{self.database} has no key {record.path!r} (row {record.row} of the manifest)")
+            raise ManifestError(
+                f"{self.database} has no key {record.path!r} (row {record.row} of the manifest): write the keys again "
+                "with write_keys"
+            )
         return (record.path, value) if self.decode is None else self.decode(record.path, value)
 
 
 def write_keys(database: str | os.PathLike[str], manifest: str | os.PathLike[str]) -> int:
-    """Write the keys of a database, one a line in their order; returns how many there are.
+    """Write the keys of a database into a manifest, one per line, in database order; return their number.
 
     Raises:
-        ManifestError: a key holds a line break, which no manifest can carry.
-        ManifestIOError: the database cannot be opened or the manifest not written.
+        ManifestError: a key contains a line break, which a manifest cannot represent.
+        ManifestIOError: the database cannot be opened, or the manifest cannot be written.
     """
     count = 0
     with (
@@ -66,7 +69,7 @@ def write_keys(database: str | os.PathLike[str], manifest: str | os.PathLike[str
     ):
         for key in transaction.cursor().iternext(keys=True, values=False):
             if b"\n" in key or b"\r" in key:
-                raise ManifestError(f"{os.fspath(database)}: the key {key!r} holds a line break")
+                raise ManifestError(f"{os.fspath(database)}: the key {key!r} contains a line break")
             file.write(key + b"\n")
             count += 1
     return count
@@ -77,13 +80,14 @@ _lock = threading.Lock()
 
 
 def _shared(database: str) -> Any:
-    """This process's environment of a database."""
+    """Return this process's environment of a database."""
     path = os.path.realpath(database)
     with _lock:
         opened = _environments.get(path)
         if opened is None or opened[0] != os.getpid():
             opened = None
-            _environments.pop(path, None)  # a parent's: let go of it before opening our own
+            # Release an environment inherited from the parent process before opening a new one.
+            _environments.pop(path, None)
             _environments[path] = os.getpid(), _open(path)
         return _environments[path][1]
 

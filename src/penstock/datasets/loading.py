@@ -1,10 +1,10 @@
-"""`LoadImage`: a record to an image and a label, by a plain resize or a chain of transforms.
+"""`LoadImage`: load a record as an image and a label, with a plain resize or a chain of transforms.
 
 load = LoadImage(transform=[RandomResizedCrop(224), HorizontalFlip()])
 image, label = load(record)         # uint8 tensor (3, 224, 224), RGB, channels_last in memory; int
 
-Only the part of the image that the chain looks at is decoded. Where the loader has given memory for the rows of a
-batch, the last step writes there, so nothing is copied afterwards.
+Only the part of the image that the transforms read is decoded. If the loader has allocated the batch's memory, the last
+transform writes into it, without a further copy.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ Item = tuple[Any, ...]
 
 
 class Encoded:
-    """The bytes of an image file, as the source of a canvas: what is looked at is decoded.
+    """An encoded image as the source of a canvas; only the parts that are drawn are decoded.
 
     Args:
-        data: the bytes.
-        path: of the file, for errors.
-        max_pixels: an image of more is an error.
-        entries: gives the entries of these bytes, if there are any. It is called when a part is first decoded that they
-            are of use for.
+        data: the bytes of the image file.
+        path: the path of the file, for error messages.
+        max_pixels: raise an error for an image with more pixels.
+        entries: returns the index of entries for these bytes, or None. It is called at most once: before the first
+            decode of a part for which entries help.
 
     Raises:
-        ImageError: the header ends before it says a size, or the image is of another kind and cannot be decoded.
+        ImageError: the header is truncated before the image size, or the image has another format and cannot be
+            decoded.
 
     Attributes:
-        size: (height, width), by the header alone where that says it.
+        size: (height, width), read from the header if the format allows it.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class Encoded:
         self._find_entries = entries
         self._entries: bytes | None = None
         self._pixels: Pixels | None = None
-        self._drawn = True  # until the extension leaves it to others
+        # False once the C extension has declined to draw this image.
+        self._drawn = True
         try:
             size = size_from_header(data)
         except TruncatedHeader:
@@ -76,14 +78,13 @@ class Encoded:
                 f"{shown(str(path))!r} is truncated: {len(data)} bytes, and no image size in them"
             ) from None
         if size is None or min(size) < 1:
-            self._pixels = decode(
-                data, path=path, max_pixels=max_pixels
-            )  # formats without a simple header, and what says no size
+            # The format has no simple header, or the header contains no size.
+            self._pixels = decode(data, path=path, max_pixels=max_pixels)
             size = self._pixels.shape[1], self._pixels.shape[0]
         self.size = size[1], size[0]
 
     def draw(self, view: View, out: Pixels | None) -> Pixels:
-        """The pixels of a view, of the part of the image that it needs."""
+        """Return the pixels of a view; decode only the part of the image that it needs."""
         if out is None or out.shape[2] != 3:
             out = np.empty((*view.size, 3), np.uint8)
         if self._draw(view, out):
@@ -96,16 +97,16 @@ class Encoded:
             return render(pixels, box, view, out=out)
 
     def lies_in(self, out: Pixels) -> bool:
-        """False: it is a file."""
+        """Return False: the source is encoded, so it shares no memory with ``out``."""
         return False
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
-        """Whether the extension has drawn what becomes of a view's pixels, in one call."""
+        """Draw a view and convert its pixels in one call of the C extension; return whether the extension did it."""
         table = look_up_table(conversion, 3)
         return self._draw(view, out, table=table, planar=not conversion.channels_last)
 
     def _draw(self, view: View, out: npt.NDArray[Any], **how: Any) -> bool:
-        """Whether the extension has drawn a view."""
+        """Draw a view with the C extension; return whether the extension did it."""
         if self._pixels is not None or not self._drawn:
             return False
         with stage("decode"):
@@ -118,7 +119,7 @@ class Encoded:
     def _how(self, view: View) -> dict[str, Any]:
         height, width = self.size
         left, top, right, bottom = view.box
-        # To leave out less than a sixteenth saves no more than the hash of the file costs.
+        # If the view is nearly the whole image, entries save less time than hashing the file to look them up.
         if self._find_entries is not None and 16 * (right - left) * (bottom - top) <= 15 * height * width:
             self._entries, self._find_entries = self._find_entries(), None
         known = {"size": (width, height), "entries": self._entries}
@@ -126,38 +127,41 @@ class Encoded:
 
 
 class LoadImage:
-    """``load(record) -> (image, label)``, or ``(image, label, row)``; picklable, for ``load=`` of any data set.
+    """Load an image: ``load(record) -> (image, label)``, or ``(image, label, row)``.
+
+    Picklable; usable as ``load=`` of any dataset.
 
     Args:
-        size: ``(height, width)``, or one int for both; None keeps the size of the file. The image is resized as a
-            whole, without keeping its aspect ratio: pixel areas are averaged when it shrinks, else interpolated.
+        size: ``(height, width)``, or one int for both; None keeps the file's size. The whole image is resized, without
+            preserving its aspect ratio: pixel areas are averaged when it shrinks, otherwise pixels are interpolated.
         flip: mirror left to right with probability 1/2, drawn from the sample's own `penstock.generator`.
-        row: add the row number of the manifest to the item.
-        storage: how images at remote addresses are reached: `penstock.storage.Storage`.
-        transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of steps.
-        target: ``target(record) -> dict`` of what belongs to the image (``masks``, ``boxes``, ...: see
-            `penstock.images.transforms.targets`), which then stands in the item in place of the label and follows the
-            image through the transform. One that draws nothing, or from `penstock.generator` alone, may say so by an
-            attribute ``pure = True``; loaders then share its batches among workers, and use threads.
-        max_pixels: an image of more is an error instead of a full memory.
-        index: `penstock.images.learning.find_index` or `penstock.images.entries.ImageIndex.open` of the manifest that
-            the records are of: with it a transform decodes crops in less time, to the same pixels. False: the entries
-            that a record of a shard brings along are not used either.
+        row: append the row number of the manifest to the item.
+        storage: access to images at remote addresses, see `penstock.storage.Storage`.
+        transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of transforms.
+        target: ``target(record) -> dict`` returns the image's targets (``masks``, ``boxes``, ...: see
+            `penstock.images.transforms.targets`). They replace the label in the item, and the transform applies to them
+            as well. A function that draws nothing, or only from `penstock.generator`, can declare this with an
+            attribute ``pure = True``; loaders then split its batches among workers, and use threads.
+        max_pixels: raise an error for an image with more pixels, instead of exhausting memory.
+        index: `penstock.images.learning.find_index` or `penstock.images.entries.ImageIndex.open` of the records'
+            manifest. With it, a transform decodes crops faster, with the same pixels. False: do not use the entries of
+            shard samples either.
 
     Raises:
-        ConfigError: a size that is not positive, a transform beside a size or flip, or an index without a transform;
-            (when called) a sample of shards, with an index.
-        ImageError: (when called) a file that is missing or cannot be decoded; it names the path.
+        ConfigError: the size is not positive; a transform together with a size or flip; an index without a transform;
+            (when called) an index for a sample of shards.
+        ImageError: (when called) a file is missing or cannot be decoded; the message names its path.
 
     The image is a uint8 tensor (3, height, width), RGB, not normalised, with channels_last strides, unless the
-    transform says otherwise. EXIF orientation is ignored. Decoding and resizing release the GIL. In the statistics of a
-    loader they are the stages ``read``, ``decode``, ``resize`` and ``normalize``; flipping and all other steps are
+    transform says otherwise. EXIF orientation is ignored. Decoding and resizing release the GIL. A loader's statistics
+    show them as the stages ``read``, ``decode``, ``resize`` and ``normalize``; flips and all other transforms are
     ``augment``.
 
-    With a transform only the part that its crops need is decoded; memory: the file's bytes, that part, and the result.
+    With a transform, only the part that its crops need is decoded. Memory: the file's bytes, the decoded part, and the
+    result.
 
     Attributes:
-        pure: whether what it makes depends on the record and `penstock.generator` alone.
+        pure: whether the item depends only on the record and `penstock.generator`.
     """
 
     def __init__(
@@ -178,14 +182,14 @@ class LoadImage:
         self.storage = storage
         self.size = None if size is None else _sides(size)
         if transform is not None and (size is not None or flip):
-            raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
+            raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
         if transform is not None and not isinstance(transform, Compose):
             transform = Compose([transform] if callable(transform) else transform)
         if target is not None and transform is None:
             transform = Compose([])
         if isinstance(index, ImageIndex) and transform is None:
             raise ConfigError(
-                "index= is for transform=, which decodes parts of images: without it they are decoded whole"
+                "index= needs transform=, which decodes parts of images; without it, whole images are decoded"
             )
         self.index = index
         self.transform = transform
@@ -202,7 +206,7 @@ class LoadImage:
 
     @property
     def form(self) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """Shape, as it lies in memory, and type of every image; None if they differ."""
+        """Shape in memory, and dtype, of every image; None if they differ between images."""
         if self.transform is not None:
             return self.transform.form.row
         return None if self.size is None else ((*self.size, 3), torch.uint8)
@@ -213,8 +217,12 @@ class LoadImage:
         data: Callable[[], bytes] | None = None,
         out: torch.Tensor | None = None,
     ) -> Item:
-        """Decode one record's image, of the bytes that ``data`` gives, or of the file; into `out` if that is given,
-        which has the shape and type of `form`. A dict is a sample of tar shards.
+        """Return the item of a record, or of a tar sample given as a dict.
+
+        Args:
+            record: the record.
+            data: returns the bytes of the image; by default the record's file is read.
+            out: the tensor to write the image to, with the shape and dtype of `form`.
         """
         if isinstance(record, dict):
             record = SampleRecord(record)
@@ -261,12 +269,15 @@ class LoadImage:
             source = Encoded(encoded, record.path, self.max_pixels, self._entries(record, encoded))
         belongs = {} if self.target is None else self.target(record)
         if not isinstance(belongs, dict):
-            raise ConfigError(f"target= gave {type(belongs).__name__} for {shown_record(record)!r}, not a dict")
+            raise ConfigError(
+                f"target= must return a dict, but returned {type(belongs).__name__} for {shown_record(record)!r}"
+            )
         with stage("augment"):
             canvas = open_canvas(source, belongs, out)
             try:
                 transform.apply(canvas)
-            except ImageError as error:  # of a step, which does not know the file
+            # A transform does not know the file's name.
+            except ImageError as error:
                 name = shown(str(record.path))
                 if name in str(error):
                     raise
@@ -274,13 +285,15 @@ class LoadImage:
             return canvas.tensor, record.label if self.target is None else close_target(canvas, belongs)
 
     def _entries(self, record: Record | SampleRecord, data: bytes) -> Callable[[], bytes | None] | None:
-        """What gives the entries of an image."""
+        """Return a function that looks up the entries of an image; None if there is no index."""
         if self.index is False:
             return None
         if not isinstance(record, SampleRecord):
             return None if self.index is None else partial(self.index.entries, record.row, data)
         if self.index is not None:
-            raise ConfigError(f"{record!r}: index= is for images of a manifest, samples of shards have no rows in it")
+            raise ConfigError(
+                f"{record!r}: index= is for images of a manifest, and samples of shards have no row in one"
+            )
         return None if record.entries is None else partial(record.entries, data)
 
 
@@ -288,7 +301,7 @@ def _sides(size: Any) -> tuple[int, int]:
     try:
         height, width = map(operator.index, size if isinstance(size, Iterable) else (size, size))
     except (TypeError, ValueError):
-        height = width = 0  # no two whole numbers
+        height = width = 0
     if isinstance(size, bool) or min(height, width) < 1:
         raise ConfigError(f"size must be positive, (height, width) or one int, got {size!r}")
     return height, width

@@ -1,4 +1,4 @@
-"""`MDSDataset`: this rank's share of an MDS data set, in an order that anyone can reproduce.
+"""`MDSDataset`: one rank's samples of an MDS dataset, in a reproducible order.
 
 dataset = MDSDataset("data/imagenet-mds", split="train", images="rgb", load=augment, seed=0)
 loader = DataLoader(dataset, batch_size=256, num_workers=8)
@@ -26,22 +26,22 @@ __all__ = ["MDSDataset"]
 
 
 class MDSDataset(SourceDataset):
-    """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """The samples of an MDS dataset, split across ranks. A map-style dataset of one rank's samples in one mini-epoch.
 
     Args:
-        source: the folder that holds ``index.json``, its address in a store, or an open `MDSFolder`.
+        source: the folder with ``index.json``, its address in a store, or an open `MDSFolder`.
         split, columns, images, allow_pickle, validate_hash, cache_dir, storage: see `MDSFolder`.
-        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
-            item is the sample, a dict of its columns.
+        load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
+            By default the item is the sample: a dict of its columns.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` about the samples of a shard keeps reads
-            within few shards at a time; ``"global"`` reads from all of them.
+            `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of about one shard, reads from only a few
+            shards at a time; ``"global"`` reads from all of them.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
+        ConfigError, PartitionError: invalid arguments.
         ShardError: see `MDSFolder`.
 
-    Index ``i`` is the i-th sample of this rank; ``dataset.folder[i]`` is the i-th one on disk.
+    Index ``i`` is the i-th sample of this rank; ``dataset.folder[i]`` is row ``i`` on disk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class MDSDataset(SourceDataset):
             "storage": storage,
         }
         self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
-        """The samples as they are on disk."""
+        """The samples, in the order of the shards."""
         if self.folder.stored():
             plan = SharePlan(self.folder, ahead=ShardsAhead(self.folder), by_shards=True, **share)
         else:
@@ -77,15 +77,20 @@ class MDSDataset(SourceDataset):
         super().__init__(self.folder, plan, load)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The items at several indices at once."""
+        """Return the items at several indices."""
         keys = None if self.load is None or in_sample() else self.keys(indices)
         return MDSDataset.load_samples(self, indices, keys)
 
     def load_samples(
         self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
     ) -> list[Any]:
-        """The items at several indices, each made in the scope of its key; at another `place` than the present one if
-        that is given."""
+        """Return the items at several indices, each made in the scope of its key.
+
+        Args:
+            indices: of this rank's samples.
+            keys: of the samples' generators; None to use the caller's scope.
+            place: the mini-epoch that the indices belong to; by default the current one.
+        """
         samples = self.records(indices, place)
         load = self.load
         if load is None:
@@ -104,7 +109,7 @@ class MDSDataset(SourceDataset):
         return items
 
     def row(self, index: int, place: MiniEpoch | None = None) -> int:
-        """The number on disk of the sample at an index."""
+        """Return the row on disk of the sample at an index."""
         return int(self.rows([index], place)[0])
 
 
@@ -112,5 +117,5 @@ def _folder(source: MDSFolder | str | os.PathLike[str], options: dict[str, Any])
     if not isinstance(source, MDSFolder):
         return MDSFolder(source, **options)
     if options:
-        raise ConfigError(f"{', '.join(options)} belong to MDSFolder(...), and this one is open already")
+        raise ConfigError(f"{', '.join(options)}: give these to MDSFolder(...); this one is already open")
     return source

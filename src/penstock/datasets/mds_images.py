@@ -1,7 +1,7 @@
-"""`MDSImages`: the samples of MDS folders as records of images.
+"""`MDSImages`: the samples of MDS folders as image records.
 
-An MDS column says how its values are encoded. The image is the first column of encoded files, the label the column
-called ``label``, ``class`` or ``cls``, or the only other one.
+An MDS column declares how its values are encoded. The image is the first column of encoded image files. The label is
+the column called ``label``, ``class`` or ``cls``, or the only other column.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LABELS = ("label", "class", "cls")
 
 
 class ColumnRecord(SampleRecord):
-    """A sample as a record: the encoded image of one column, the label of another.
+    """An MDS sample as a record: the encoded image of one column, the label of another.
 
     Attributes:
         sample: all columns.
@@ -36,13 +36,13 @@ class ColumnRecord(SampleRecord):
 
 
 class MDSImages:
-    """Which columns of MDS samples are image and label, and the records made of them.
+    """The image and label columns of MDS samples, and the records of these columns.
 
     Args:
-        source: its images have to stay encoded (``images="bytes"``).
+        source: a folder or dataset with encoded images (``images="bytes"``).
 
     Raises:
-        ConfigError: the images are decoded, there are none, or several columns may be the label.
+        ConfigError: the images are already decoded, there is no image column, or several columns may be the label.
     """
 
     def __init__(self, source: MDSFolder | MDSDataset) -> None:
@@ -55,14 +55,17 @@ class MDSImages:
 
     @property
     def folder(self) -> MDSFolder:
-        """The samples as they are on disk."""
+        """The samples, in the order of the shards."""
         return self.source if isinstance(self.source, MDSFolder) else self.source.folder
 
     def __len__(self) -> int:
         return len(self.source)
 
     def records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[ColumnRecord]:
-        """Return the records of several samples; at another place of the source than the present one if it is given."""
+        """Return the records of several samples.
+
+        ``place`` is the mini-epoch that the indices belong to; by default the current one.
+        """
         path, source = self.folder.path, self.source
         if isinstance(source, MDSFolder):
             rows, samples = [int(index) % len(source) for index in indices], source.records(indices)
@@ -81,8 +84,8 @@ def _image_column(folder: MDSFolder) -> str:
             return name
     found = ", ".join(f"{name} ({encoding})" for name, encoding in folder.columns.items())
     raise ConfigError(
-        f"{folder.path}: no column of encoded images (jpeg, png): there are {found}; for others give load= a function "
-        "of a sample"
+        f"{folder.path}: no column of encoded images (jpeg, png). The columns are {found}. For other encodings give "
+        "load=, a function of a sample"
     )
 
 
@@ -92,4 +95,6 @@ def _label_column(others: list[str], path: str) -> str | None:
     for name in _LABELS:
         if name in others:
             return name
-    raise ConfigError(f"{path}: which of {', '.join(others)} is the label? Say columns= with the image and that alone")
+    raise ConfigError(
+        f"{path}: which of {', '.join(others)} is the label? Give columns= with only the image and the label"
+    )

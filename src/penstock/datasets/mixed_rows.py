@@ -1,9 +1,10 @@
-"""`MixedRows`: the rows of several data sets, one data set after the other, and which of them stands at a position.
+"""`MixedRows`: the rows of several datasets, one dataset after the other, and their order in an epoch.
 
-    position of an epoch -> source, its samples before (`penstock.order.stages`)
-    its samples before   -> how often the source was gone through, place in that turn -> row of the source
+    position of an epoch          -> source, number of its samples before (`penstock.order.stages`)
+    number of its samples before  -> pass through the source, position in that pass -> row of the source
 
-A source goes on in an epoch where it stopped in the one before. Each turn goes through it in another order.
+In each epoch, a source continues where it stopped in the epoch before. Each pass through a source (a *turn*) has
+another order.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ __all__ = ["MixedOrder", "MixedRows", "Turn"]
 
 
 class Turn(NamedTuple):
-    """Some positions that one source has in one of its turns.
+    """The rows at some positions that belong to one pass through one source.
 
     Attributes:
         source: number of the source.
-        turn: how often the source was gone through before.
-        places: which of the positions that were asked for.
-        rows: of the source.
+        turn: number of the pass through the source, from 0.
+        places: indices into the requested positions.
+        rows: rows of the source.
     """
 
     source: int
@@ -54,16 +55,16 @@ class Turn(NamedTuple):
 
 
 class MixedRows:
-    """The sources one after the other, as the rows of one.
+    """The rows of all sources, one source after the other, as the rows of one source.
 
     Args:
         datasets: the sources.
-        names: theirs.
-        proportions: weights from the beginning on, and the length of an epoch.
+        names: names of the sources.
+        proportions: the initial weights, and the length of an epoch.
         stages: all weights.
-        shuffle, block: how each source is gone through, see `penstock.order.make_order`.
+        shuffle, block: the order within each source, see `penstock.order.make_order`.
         seed: of all orders.
-        excluded: rows of each source in whose places others stand; None for none. No part of the fingerprint.
+        excluded: rows of each source to replace by others; None for none. They are not part of the fingerprint.
     """
 
     def __init__(
@@ -91,14 +92,14 @@ class MixedRows:
         return self.proportions.length
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Never."""
+        """Return False: a mixture cannot grow."""
         return False
 
     def __repr__(self) -> str:
         return f"<{counted(len(self.datasets), 'source')}: {', '.join(map(str, self.names))}>"
 
     def check_weights(self, weights: Sequence[int]) -> None:
-        """Refuse weights for sources that have nothing.
+        """Check that no empty source has a weight.
 
         Raises:
             ConfigError: a source without samples has a weight.
@@ -113,10 +114,10 @@ class MixedRows:
         inside = rows - self.starts[numbers]
         return [self._one(number, row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
 
-    # Which row stands where.
+    # Rows by position.
 
     def stages_with(self, changes: Sequence[WeightStage]) -> WeightStages:
-        """Return all weights after changes, in the order in which they were made."""
+        """Return all weights after changes, applied in the order in which they were made."""
         stages = self.stages
         for change in changes:
             stages = changed(stages, change)
@@ -127,7 +128,7 @@ class MixedRows:
         return MixedOrder(self, epoch, self.stages_with(changes))
 
     def turns(self, mixture: StagedMixture, had: Sequence[int], positions: Indices) -> Iterator[Turn]:
-        """Yield the rows that stand at positions of an epoch, by source and turn.
+        """Yield the rows at positions of an epoch, grouped by source and pass.
 
         Args:
             mixture: of the epoch.
@@ -139,7 +140,7 @@ class MixedRows:
             places = np.flatnonzero(numbers == number)
             if not len(places):
                 continue
-            # What earlier epochs had may be more than 64 bits, so it is added as a Python int.
+            # The samples of earlier epochs may exceed 64 bits, so they are added as a Python int.
             before, begun = divmod(had[number], self.sizes[number])
             rounds, inside = np.divmod(ordinals[places] + begun, self.sizes[number])
             for turn in np.unique(rounds).tolist():
@@ -151,23 +152,23 @@ class MixedRows:
                 yield Turn(number, before + turn, places[here], rows)
 
     def seed_of(self, number: int) -> int:
-        """Return the seed of what a source's turns draw."""
+        """Return the seed of a source's orders."""
         return mix(self._seed, number)
 
     def turn_order(self, number: int, turn: int) -> Any:
-        """Return the order in which a source is gone through for the ``turn``-th time."""
+        """Return the order of pass number ``turn`` through a source."""
         return make_order(self.shuffle, self.sizes[number], seed=self.seed_of(number), epoch=turn, **self._block)
 
     def mixture(self, epoch: int, stages: WeightStages) -> StagedMixture:
-        """Return which source stands at each position of an epoch."""
+        """Return the source at each position of an epoch."""
         return _mixture(stages, len(self), epoch, self._seed)
 
     # Items.
 
     def load(self, turns: list[Turn], keys: Sequence[int] | None) -> list[Any]:
-        """Return the items of turns, of as many positions as the turns have together, at their places.
+        """Return the items of turns, in the order of their ``places``.
 
-        A source is asked once for all of its own; one that is dealt anew each turn, once for each turn.
+        Each source loads its items in one call; a source whose rows change with each pass, in one call per pass.
         """
         items: list[Any] = [None] * sum(len(turn.places) for turn in turns)
         for number, turn, places, rows in self._together(turns):
@@ -214,10 +215,10 @@ class MixedRows:
             error.add_note(f"while loading sample {row} of {self.names[number]}")
             raise
 
-    # What it is.
+    # Statistics and identity.
 
     def statistics(self, epoch: int, consumed: int, changes: tuple[WeightStage, ...]) -> list[SourceStatistics]:
-        """See `Mixture.statistics`."""
+        """Return the statistics of each source, see `Mixture.statistics`."""
         stages, length = self.stages_with(changes), len(self)
         weights = [stage.weights for stage in stages if stage.begin <= epoch * length + consumed][-1]
         mixture, before = self.mixture(epoch, stages), counts_before(stages, epoch, length)
@@ -230,7 +231,7 @@ class MixedRows:
         return found
 
     def _identity(self) -> str:
-        """Return a hash of sources and order. Sources behind the last one that has a weight belong to no order yet."""
+        """Return a hash of sources and order, without the sources after the last one with a weight."""
         count = max(number + 1 for stage in self.stages for number, weight in enumerate(stage.weights) if weight)
         identity = {
             "sources": self.identities()[:count],
@@ -245,7 +246,7 @@ class MixedRows:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
 
     def excluded_marks(self) -> list[ExclusionMark | None]:
-        """Return number and identity of what is excluded of each source, by the mixture or by the source itself."""
+        """Return number and hash of the excluded rows of each source, excluded by the mixture or the source."""
         own = (getattr(getattr(dataset, "plan", None), "excluded_mark", None) for dataset in self.datasets)
         pairs = zip(self.excluded, own, strict=True)
         return [inside if excluded is None else excluded.mark for excluded, inside in pairs]
@@ -256,7 +257,7 @@ class MixedRows:
 
 
 class MixedOrder:
-    """``order[positions]``: rows of all sources at positions of one epoch."""
+    """The order of one epoch: ``order[positions]`` returns rows over all sources."""
 
     def __init__(self, rows: MixedRows, epoch: int, stages: WeightStages) -> None:
         self._rows = rows
@@ -274,19 +275,26 @@ class MixedOrder:
         return found.reshape(places.shape) if places.ndim else int(found[0])
 
     def turns(self, positions: Indices) -> Iterator[Turn]:
-        """Yield the rows that stand at positions, by source and turn."""
+        """Yield the rows at positions, grouped by source and pass."""
         return self._rows.turns(self.mixture, self._had, positions)
 
 
 def check_source(name: str, dataset: Any) -> None:
-    """Refuse what is no map-style data set of whole data."""
+    """Raise an error for a source that is not a map-style dataset of all data.
+
+    Raises:
+        ConfigError: the source has no length or no items.
+        PartitionError: the source holds one rank's samples only.
+    """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"{name} is a {type(dataset).__name__}, and a Mixture takes data sets with length and items")
+        raise ConfigError(
+            f"{name} is a {type(dataset).__name__}, but a Mixture takes datasets with __len__ and __getitem__"
+        )
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:
         raise PartitionError(
-            f"{name} is one rank's share of a {type(share).__name__}, and the Mixture shares out itself: give it the "
-            "whole, with rank=0, world_size=1, or what is below it (a Manifest's images, an MDSFolder)"
+            f"{name} is one rank's share of a {type(share).__name__}, but the Mixture splits itself across ranks: give "
+            "it all data, with rank=0, world_size=1, or the source of the data (a Manifest's images, an MDSFolder)"
         )
 
 

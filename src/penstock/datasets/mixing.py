@@ -1,4 +1,4 @@
-"""The arithmetic of a `Mixture`: from weights, a mode and a stop to proportions and the length of an epoch."""
+"""Compute the proportions and the epoch length of a `Mixture` from its weights, mode and stop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ __all__ = [
     "whole_numbers",
 ]
 
-_FINEST = 1 << 40  # shares are exact as long as their common denominator is below this, else to within one in 10 ** 12
+# Fractions are exact if their common denominator is below this; otherwise they are rounded to one part in 10 ** 12.
+_FINEST = 1 << 40
 
 Stop = str | int | None
 
 
 class Proportions(NamedTuple):
-    """The weights of sources as coprime integers, and how many samples an epoch has; 0 if only the sources know."""
+    """The weights of sources as coprime integers, and the samples in an epoch; 0 if only the sources know."""
 
     weights: tuple[int, ...]
     length: int
@@ -39,25 +40,29 @@ class Proportions(NamedTuple):
 
     @property
     def per_epoch(self) -> tuple[int, ...]:
-        """How many samples of each source an epoch has, the same in all epochs."""
+        """The number of samples of each source in an epoch; the same in all epochs."""
         return staged_counts(self.weights, self.length)
 
     def order(self, key: int, length: int | None) -> BlockMixture:
-        """Return which source stands at each position of an epoch with this key."""
+        """Return the source at each position of an epoch with this key."""
         return _order(self.weights, key, length)
 
     def stages(self, schedule: Sequence[tuple[int, Sequence[Fraction]]]) -> WeightStages:
-        """Return these weights from the beginning on, and those of a schedule behind them."""
+        """Return these weights, followed by the weights of a schedule."""
         later = (WeightStage(begin, whole_numbers(weights)) for begin, weights in schedule)
         return (WeightStage(0, self.weights), *later)
 
 
 class SourceStatistics(NamedTuple):
-    """One source of a mixture.
+    """Statistics of one source of a mixture.
 
-    ``samples`` is its length, ``share`` its part of the mixture at the state's position, ``per_epoch`` its samples in
-    the state's epoch, ``had`` how many of them the whole job has had since epoch 0, and ``passes`` how often it has
-    been through the source.
+    Attributes:
+        name: of the source.
+        samples: its length.
+        share: its fraction of the mixture at the state's position.
+        per_epoch: its samples in the state's epoch.
+        had: the number of its samples that the whole job has consumed since epoch 0.
+        passes: the number of passes through the source, ``had / samples``.
     """
 
     name: str
@@ -85,7 +90,7 @@ def _repeat(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fr
         for number, (weight, size) in enumerate(zip(weights, sizes, strict=True))
     ]
     if not all(counts):
-        raise ConfigError(f"source {counts.index(Fraction(0))} would have no sample in an epoch: leave it out")
+        raise ConfigError(f"source {counts.index(Fraction(0))} would have no samples in an epoch: leave it out")
     return counts
 
 
@@ -101,20 +106,20 @@ MODES: dict[str, Callable[[Sequence[Fraction], Sequence[int | None]], list[Fract
     "choose": _choose,
     "upsample": _upsample,
 }
-"""The registry of modes: a new one is a function ``(weights, sizes) -> shares``."""
+"""The registry of modes. A mode is a function ``(weights, sizes) -> shares``."""
 
-_COUNTED = ("repeat", "choose")  # the shares are numbers of samples, which add up to an epoch
+_COUNTED = ("repeat", "choose")  # modes whose shares are numbers of samples and add up to an epoch
 
 
 def split_sources(sources: Any, *, least: int = 1) -> tuple[list[Any], list[Fraction]]:
-    """The data sets and their weights.
+    """Return the datasets and their weights.
 
     Args:
         sources: pairs ``(dataset, weight)``.
-        least: 0 takes weights of 0, too.
+        least: 0 accepts weights of 0.
 
     Raises:
-        ConfigError: no pairs, or weights that are not positive.
+        ConfigError: there are no pairs, or a weight is not positive.
     """
     pairs = list(sources)
     if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
@@ -122,14 +127,14 @@ def split_sources(sources: Any, *, least: int = 1) -> tuple[list[Any], list[Frac
     weights = [fraction_of(weight) for _, weight in pairs]
     for number, (weight, (_, given)) in enumerate(zip(weights, pairs, strict=True)):
         if weight < 0 or (not weight and least):
-            raise ConfigError(f"the weight of source {number} has to be a positive number, got {given!r}")
+            raise ConfigError(f"the weight of source {number} must be a positive number, got {given!r}")
     if not any(weights):
-        raise ConfigError("one weight at least has to be a positive number, got 0 for all sources")
+        raise ConfigError("at least one weight must be a positive number, got 0 for all sources")
     return [dataset for dataset, _ in pairs], weights
 
 
 def fraction_of(weight: Any) -> Fraction:
-    """Return a weight as it is written in decimals; -1 for what is no finite number."""
+    """Return a weight as the exact fraction of its decimal text; -1 if it is not a finite number."""
     try:
         return Fraction(weight) if isinstance(weight, int | Fraction) else Fraction(repr(float(weight)))
     except (TypeError, ValueError):
@@ -140,7 +145,7 @@ def read_schedule(schedule: Any, names: Sequence[str]) -> list[tuple[int, list[F
     """Return the positions and weights of a schedule.
 
     Raises:
-        ConfigError: no pairs (position, weights) in ascending order.
+        ConfigError: the schedule is not a list of pairs (position, weights) in ascending order.
     """
     found: list[tuple[int, list[Fraction]]] = []
     if not isinstance(schedule, list | tuple):
@@ -150,16 +155,18 @@ def read_schedule(schedule: Any, names: Sequence[str]) -> list[tuple[int, list[F
             raise ConfigError(f"schedule takes pairs (position, weights), got {entry!r}")
         begin = operator.index(entry[0])
         if begin < 0 or (found and begin <= found[-1][0]):
-            raise ConfigError(f"the positions of a schedule ascend from 0 on, got {[pair[0] for pair in schedule]}")
+            raise ConfigError(
+                f"the positions of a schedule must be 0 or more, and ascend, got {[pair[0] for pair in schedule]}"
+            )
         found.append((begin, read_weights(entry[1], names)))
     return found
 
 
 def read_weights(weights: Any, names: Sequence[str]) -> list[Fraction]:
-    """Return a weight for each source, given in order or by name; 0 takes a source out.
+    """Return a weight for each source, given in order or by name; 0 turns a source off.
 
     Raises:
-        ConfigError: others than the sources', negative ones, or none above 0.
+        ConfigError: weights of unknown sources, a negative weight, or no positive one.
     """
     if isinstance(weights, Mapping):
         unknown = [name for name in weights if name not in names]
@@ -169,23 +176,24 @@ def read_weights(weights: Any, names: Sequence[str]) -> list[Fraction]:
     fractions = [fraction_of(weight) for weight in weights] if isinstance(weights, Iterable) else []
     if len(fractions) != len(names) or min(fractions, default=-1) < 0 or not any(fractions):
         raise ConfigError(
-            f"weights are a number of 0 or more for each of the {len(names)} sources, and not all 0: got {weights!r}"
+            f"weights must be numbers of 0 or more, one for each of the {len(names)} sources, and not all 0: got "
+            f"{weights!r}"
         )
     return fractions
 
 
 def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return coprime integers in the proportions of the weights, 0 for a weight of 0."""
+    """Return coprime integers in the proportions of the weights; 0 for a weight of 0."""
     positive = iter(_integers([weight for weight in weights if weight], exact=False))
     return tuple(next(positive) if weight else 0 for weight in weights)
 
 
 def make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
-    """Return the proportions of sources with these weights and sizes (None where nobody knows).
+    """Return the proportions of sources with these weights and sizes (None for an unknown size).
 
     Raises:
-        ConfigError: a mode or stop that is unknown, or that does not go with the other arguments; an epoch that has no
-            end in practice.
+        ConfigError: an unknown mode or stop, one that contradicts the other arguments, or an epoch of more than 2**62
+            samples.
     """
     present = [number for number, weight in enumerate(weights) if weight]
     found = _make_proportions([weights[n] for n in present], [sizes[n] for n in present], mode, stop)
@@ -200,7 +208,7 @@ def _make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], 
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, MODES))}")
     if stop is not None and mode in _COUNTED:
-        raise ConfigError(f"stop={stop!r} does not go with mode={mode!r}, whose weights say how long an epoch is")
+        raise ConfigError(f"leave stop={stop!r} out: with mode={mode!r} the weights define the length of an epoch")
     if 0 in sizes:
         raise ConfigError(f"source {list(sizes).index(0)} is empty: leave it out")
     shares = MODES[mode](weights, sizes)
@@ -215,7 +223,7 @@ def _make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], 
             raise ConfigError(f"unknown stop {stop!r}: use 'first', 'all' or a number of samples")
         return Proportions(integers, 0 if None in sizes else _length(integers, sizes, stop), stop)
     if isinstance(stop, bool) or not hasattr(stop, "__index__") or operator.index(stop) < 1:
-        raise ConfigError(f"stop={stop!r} has to be a positive number of samples, 'first' or 'all'")
+        raise ConfigError(f"stop= takes a positive number of samples, 'first' or 'all', got {stop!r}")
     return Proportions(integers, operator.index(stop), operator.index(stop))
 
 
@@ -225,10 +233,10 @@ def _order(weights: tuple[int, ...], key: int, length: int | None) -> BlockMixtu
 
 
 def _length(weights: Sequence[int], sizes: Sequence[int | None], stop: str) -> int:
-    """Return the most samples of which no source has to give more than it has, or the fewest of which each has to give
-    all that it has.
+    """Return the length of an epoch.
 
-    At both of them the counts, which are shares rounded up or down, keep that promise as well.
+    With "first", it is the largest number of samples for which no source has to repeat a sample. With "all", it is the
+    smallest number for which every source has used all of its samples. Both also hold for the rounded counts.
     """
     total = sum(weights)
     known = [(weight, size) for weight, size in zip(weights, sizes, strict=True) if size is not None]
@@ -252,7 +260,7 @@ def _integers(shares: Sequence[Fraction], *, exact: bool) -> tuple[int, ...]:
 def _known(size: int | None, number: int, mode: str) -> int:
     if size is None:
         raise ConfigError(
-            f"mode={mode!r} needs the length of every source, and source {number} has none: use mode='proportion' or "
+            f"mode={mode!r} needs the length of every source, but source {number} has none: use mode='proportion' or "
             "'choose'"
         )
     return size

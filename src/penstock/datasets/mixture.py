@@ -1,4 +1,4 @@
-"""`Mixture`: several data sets as one, in proportions that hold all through an epoch, or change by a schedule.
+"""`Mixture`: several datasets as one, with a weight for each; weights are constant or follow a schedule.
 
 mixture = Mixture([(web, 0.7), (books, 0.2), (code, 0.1)], stop=1_000_000, seed=0)
 loader = DataLoader(mixture, batch_size=256, num_workers=8)
@@ -6,15 +6,16 @@ for epoch in range(loader.epoch, 10):
     loader.set_epoch(epoch)
     for batch in loader: ...
 
-Position p of an epoch belongs to one source and to one of its samples, both computed::
+Each position p of an epoch belongs to one sample of one source; both are computed::
 
-    p  ->  order of the mixture: source, its samples before p  ->  that source's own order  ->  its sample
+    p  ->  order of the mixture: source, number of its samples before p  ->  the source's own order  ->  sample
 
-Which source stands where is random (`penstock.order.mixture`), so every rank and batch sees each source by its weight.
+The order of the sources is random (`penstock.order.mixture`), so every rank and every batch sees each source in
+proportion to its weight.
 
-Invariant: an epoch holds each source in its proportion, rounded, and a prefix of it to within `Mixture.bound` samples,
-whatever the ranks and workers. Without a schedule all epochs have the same counts. A source goes on in the next epoch
-where it stopped, so all of its samples are had equally often.
+Invariant: an epoch contains each source in its proportion, rounded, and any prefix of it to within `Mixture.bound`
+samples, for any ranks and workers. Without a schedule, all epochs have the same counts. In the next epoch a source
+continues where it stopped, so all of its samples occur equally often.
 """
 
 from __future__ import annotations
@@ -62,37 +63,39 @@ _OPTIONS = PartitionOptions.__annotations__.keys() | {"shuffle", "block_size", "
 
 
 class Mixture(SourceDataset):
-    """The samples of one rank, of several data sets in their proportions; a map-style data set of exactly that length.
+    """A mixture of several datasets with weights. A map-style dataset of one rank's samples.
 
     Args:
-        sources: pairs ``(dataset, weight)``; with a schedule that begins at 0, data sets alone. Map-style data sets of
-            the whole data, not of one rank's share: the mixture shares out itself. If they are all iterable-style, so
-            is the result, see `MixtureStream`. A weight of 0 is of a source that may come later.
-        mode: what the weights are. ``"proportion"``: parts of the mixture; ``"upsample"``: how often a sample of this
-            source comes compared with one of another, so a part is weight times length; ``"repeat"``: how often an
-            epoch goes through the source; ``"choose"``: how many of its samples an epoch has.
-        stop: where an epoch of a proportion or upsample mixture ends. ``"first"``: before the first sample that would
-            come twice by the proportions; ``"all"`` (default): as soon as by them every sample came at least once; or
-            a number of samples. A source goes on in the next epoch where it stopped. Where it begins anew in the
-            middle of one, samples may come twice in that epoch, with ``"first"`` too.
-        schedule: pairs ``(position, weights)``: from this sample of the job on, all epochs and ranks counted, other
-            weights hold: a number for each source, or a dict by name; 0 takes a source out. Needs ``stop=`` as a number
-            of samples.
-        shuffle: how each source is gone through: ``"global"``, ``"block"`` (with ``block_size`` and ``window``) or
-            ``"none"``; another order each time.
-        names: of the sources, for statistics, weights by name, and errors; by default ``source 0`` and so on.
+        sources: pairs ``(dataset, weight)``; with a schedule that begins at 0, datasets alone. Give map-style datasets
+            of all data, not of one rank's samples: the mixture splits itself across ranks. If all sources are
+            iterable-style, so is the result, see `MixtureStream`. A source with weight 0 is not used until a later
+            weight turns it on.
+        mode: the meaning of the weights. ``"proportion"``: fractions of the mixture. ``"upsample"``: the relative
+            frequency of one sample of this source, so a source's fraction is weight times length. ``"repeat"``: number
+            of passes through the source in an epoch. ``"choose"``: number of the source's samples in an epoch.
+        stop: the end of an epoch in the modes "proportion" and "upsample". ``"first"``: before any sample would repeat,
+            by the proportions. ``"all"`` (default): as soon as every sample has occurred at least once, by the
+            proportions. Or a number of samples. In the next epoch a source continues where it stopped. If it wraps
+            around in the middle of an epoch, samples may occur twice in that epoch, even with ``"first"``.
+        schedule: pairs ``(position, weights)``. From this sample of the job on (counted over all epochs and ranks),
+            these weights apply: a number for each source, or a dict by name; 0 turns a source off. Needs ``stop=`` as a
+            number of samples.
+        shuffle: the order of each source: ``"global"``, ``"block"`` (with ``block_size`` and ``window``) or ``"none"``;
+            reshuffled in each pass.
+        names: names of the sources, for statistics, weights by name, and errors; by default ``source 0`` and so on.
         tag: items are ``(item, number of the source)``.
-        exclude: rows that nobody gets any more: a dict from names of sources to row numbers, or a list with an entry
-            for each source (None for none); 100,000 of each at most. Of packs, rows of documents. In the place of each
-            comes another row of the same source, drawn from (seed, turn through the source, row). All other positions
-            keep theirs, so a state from before fits. Rows that the sources exclude themselves are excluded here, too.
+        exclude: rows to leave out: a dict from source names to row numbers, or a list with an entry for each source
+            (None for none); at most 100,000 per source. For packs, rows of documents. Another row of the same source,
+            drawn from (seed, pass through the source, row), replaces each excluded row. All other positions keep their
+            rows, so an earlier state can still be loaded. Rows that the sources exclude themselves are excluded here,
+            too.
         rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense, an empty source, one that is a rank's share.
+        ConfigError, PartitionError: invalid arguments, an empty source, or a source with one rank's samples only.
 
-    A state is a few integers, and fits another number of ranks. Loaders' statistics have the seconds of each source as
-    a stage under its name; `statistics` has the samples. Memory: none a sample.
+    A state is a few integers and can be loaded on another number of ranks. A loader's statistics show the seconds of
+    each source as a stage with its name; `statistics` returns the samples. Memory per sample: none.
 
     >>> data = Mixture([range(9), range(9)], schedule=[(0, [1, 0]), (4, [1, 3])], stop=8, shuffle="none", tag=True,
     ...                rank=0, world_size=1)
@@ -101,19 +104,23 @@ class Mixture(SourceDataset):
     """
 
     def __new__(cls, sources: Any = (), *args: Any, **options: Any) -> Mixture:
-        """A stream over streams, else a map-style data set, as a subclass with a constructor of its own always is."""
+        """Return a `MixtureStream` for iterable-style sources, else a map-style dataset.
+
+        A subclass with its own constructor is always map-style.
+        """
         if cls.__init__ is not Mixture.__init__:
             return super().__new__(cls)
-        if isinstance(sources, Iterator):  # which __init__ would find at its end
+        # Reading an iterator here would leave it empty for __init__.
+        if isinstance(sources, Iterator):
             raise ConfigError(f"a Mixture takes a list of pairs (dataset, weight), got a {type(sources).__name__}")
         sources = list(sources)
         streams = [isinstance(_dataset_of(entry), IterableDataset) for entry in sources]
         if streams and all(streams):
             if options.pop("schedule", None) is not None:
-                raise ConfigError("schedule= is for map-style data sets: streams have no position of the job")
+                raise ConfigError("schedule= needs map-style datasets: streams have no position in the job")
             return cast(Mixture, MixtureStream(sources, **options))
         if any(streams):
-            raise ConfigError("a Mixture takes map-style data sets or iterable ones, not both")
+            raise ConfigError("a Mixture takes map-style datasets or iterable-style ones, not both")
         return super().__new__(cls)
 
     def __init__(
@@ -161,14 +168,16 @@ class Mixture(SourceDataset):
 
     @property
     def sources(self) -> list[Any]:
-        """The data sets."""
+        """The datasets in the mixture."""
         return list(self._rows.datasets)
 
     @property
     def bound(self) -> float:
-        """No prefix of an epoch is off by this many samples of a source: about one for every two binary digits of the
-        size of a block, see `penstock.order.mixture.BlockMixture`. At the epoch's end it is off by less than one. With
-        a schedule this is so in each of its stages."""
+        """The largest deviation, in samples of one source, from its exact proportion in any prefix of an epoch.
+
+        It is about one sample for every two binary digits of the block size, see `penstock.order.mixture.BlockMixture`.
+        At the end of an epoch, the deviation is below one sample. With a schedule, this holds in each of its stages.
+        """
         return float(self._rows.order(0).mixture.bound)
 
     # Items.
@@ -177,14 +186,20 @@ class Mixture(SourceDataset):
         return Mixture.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The items at several indices at once."""
+        """Return the items at several indices."""
         return Mixture.load_samples(self, indices, None if in_sample() else self.keys(indices))
 
     def load_samples(
         self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
     ) -> list[Any]:
-        """The items at several indices, each made in the scope of its key; at another `place` than the present one if
-        that is given. Each source is asked for all of its own at once."""
+        """Return the items at several indices, each made in the scope of its key. Each source loads all of its items in
+        one call.
+
+        Args:
+            indices: of this rank's samples.
+            keys: of the samples' generators; None to use the caller's scope.
+            place: the mini-epoch that the indices belong to; by default the current one.
+        """
         view = self.plan.view(place)
         positions = view.positions_of(normalise(indices, len(view))) % max(1, view.partition.n)
         turns = list(cast(MixedOrder, view.order).turns(positions))
@@ -198,39 +213,40 @@ class Mixture(SourceDataset):
     # Weights that change.
 
     def set_weights(self, weights: Any, *, at: int) -> int:
-        """Let other weights hold from a sample of the job on, until those of the schedule that come next.
+        """Change the weights from a sample of the job on, until the next weights of the schedule.
 
         Args:
-            weights: a number for each source, or a dict by name; 0 takes a source out.
-            at: the first sample that they may hold for, counted over all epochs and ranks. They begin there or at the
-                next bound of a block (see `penstock.order.mixture.BlockMixture.block_size`), so that nothing before
-                that changes, bit for bit.
+            weights: a number for each source, or a dict by name; 0 turns a source off.
+            at: the first sample that the weights may apply to, counted over all epochs and ranks. They apply from there
+                or from the next block boundary (see `penstock.order.mixture.BlockMixture.block_size`), so that nothing
+                before it changes, bit for bit.
 
         Returns:
-            The position where they begin.
+            The position from which the weights apply.
 
         Raises:
-            ConfigError: weights that make no sense, a mixture of counted samples (``mode="repeat"``, ``"choose"``), or
-                a position that a loader of this process has planned already; the message says which one is possible.
+            ConfigError: invalid weights; a mixture of counted samples (``mode="repeat"``, ``"choose"``); or a position
+                that a loader of this process has already planned; the message names the first possible position.
 
-        Every rank has to call it with the same arguments, at a position that no rank has planned: loaders plan ahead
-        of what they deliver, up to 32,768 samples of a rank. Loaders of ours that run hear of it; other libraries'
-        workers keep the weights that they were started with. A state holds the change: 24 bytes, and the weights.
+        Call it on every rank with the same arguments, at a position that no rank has planned: loaders plan up to 32,768
+        samples of a rank ahead of the batches that they deliver. Running Penstock loaders apply the change; workers of
+        other loaders keep the weights with which they were started. A state contains the change: 24 bytes, and the
+        weights.
         """
         self._check_may_change()
         whole = whole_numbers(read_weights(weights, self._rows.names))
         self._rows.check_weights(whole)
         if isinstance(at, bool) or not hasattr(at, "__index__") or operator.index(at) < 0:
-            raise ConfigError(f"at= is a sample of the job, an integer of 0 or more, got {at!r}")
+            raise ConfigError(f"at= takes a sample of the job, an integer of 0 or more, got {at!r}")
         at = operator.index(at)
         length, stages = len(self._rows), self._rows.stages_with(self._plan.changes)
         begin = boundary(stages, length, at)
         least = self._plan.planned
         if begin < least:
             raise ConfigError(
-                f"weights cannot begin at sample {at} of the job: samples up to {least} are planned on rank "
-                f"{self.rank}. The first position that is possible is {boundary(stages, length, least)}; leave room "
-                "for what the other ranks have planned"
+                f"weights cannot change at sample {at} of the job: rank {self.rank} has planned samples up to {least}. "
+                f"The first possible position is {boundary(stages, length, least)}; choose a later one, because other "
+                "ranks may have planned more"
             )
         self._plan.change(WeightStage(begin, whole))
         return begin
@@ -238,26 +254,29 @@ class Mixture(SourceDataset):
     def _check_may_change(self) -> None:
         if self._mode in ("repeat", "choose"):
             raise ConfigError(
-                f"the weights of mode={self._mode!r} are counts of samples, which make up an epoch's length"
+                f"the weights of mode={self._mode!r} cannot change: they are counts of samples, and their sum is the "
+                "length of an epoch"
             )
 
     def counts(self, position: int) -> dict[str, int]:
-        """How many samples of each source are among the first ones of the present epoch, of all ranks together."""
+        """Return the number of samples of each source among the first ``position`` samples of the current epoch, over
+        all ranks.
+        """
         mixture = self._rows.order(self.epoch, self._plan.changes).mixture
         return dict(zip(self._rows.names, mixture.counts(position), strict=True))
 
     def statistics(self, state: Mapping[str, Any] | None = None) -> list[SourceStatistics]:
-        """Each source, and what the whole job has had of it.
+        """Return the samples and passes of each source, for the whole job so far.
 
         Args:
-            state: of this mixture, or of a loader over it; without one, where the data set stands itself.
+            state: of this mixture, or of a loader over it; by default the dataset's own state.
 
         Raises:
-            StateError: the state is of something else.
+            StateError: the state belongs to something else.
         """
         found = _own_state(self.state_dict() if state is None else state, self.fingerprint)
         if found is None:
-            raise StateError("this is no state of this Mixture, nor of a loader over it")
+            raise StateError("this is not a state of this Mixture, nor of a loader over it")
         changes = self._plan.read_changes(found)
         return self._rows.statistics(int(found["epoch"]), int(found["consumed"]), changes)
 
@@ -265,12 +284,13 @@ class Mixture(SourceDataset):
 
     @property
     def filter_rows(self) -> int:
-        """How many rows a filter is over: those of all sources."""
+        """The number of rows that a filter selects from: the rows of all sources."""
         return sum(map(filter_rows, self._rows.datasets))
 
     def filtered(self, keep: Any) -> Mixture:
-        """Return the mixture of the filtered sources, see `penstock.Subset`: rows are those of the sources, one source
-        after the other."""
+        """Return the mixture of the filtered sources, see `penstock.Subset`. Rows count over the sources, one after the
+        other.
+        """
         parts = filtered_parts(keep, self._rows.datasets)
         exclude = [
             None if rows is None else rows.among(last_filter(part)).rows
@@ -279,7 +299,7 @@ class Mixture(SourceDataset):
         return self._again(parts, self._weights, self._stop, self._schedule, exclude)
 
     def excluded_by_source(self, exclude: Mapping[str, Any] | Sequence[Any] | None = None) -> list[Any]:
-        """Return the rows of each source that nobody gets, and further ones; None for none."""
+        """Return the excluded rows of each source, together with further ones; None for a source without any."""
         found: list[Any] = []
         names = self._rows.names
         sources = zip(names, self.sources, self._rows.excluded, _by_source(exclude, names), strict=True)
@@ -291,10 +311,10 @@ class Mixture(SourceDataset):
         return found
 
     def rescaled(self, datasets: Sequence[Any], ratios: Sequence[Fraction]) -> Mixture:
-        """Return a mixture of other data sets in which a sample of each source has become ``ratio`` samples.
+        """Return a mixture of other datasets, in which each sample of a source has become ``ratio`` samples.
 
         Weights, the length of an epoch and the positions of the schedule are rescaled, so that each source keeps its
-        part of the samples that there were.
+        fraction of the original samples.
         """
         if self._mode != "proportion":
             counted = zip(self._weights, ratios, self._rows.sizes, strict=True)
@@ -316,7 +336,7 @@ class Mixture(SourceDataset):
             parts = zip(scales, stages, lasts, strict=True)
             return round(sum((scale * max(0, last - begin) for scale, (begin, _), last in parts), Fraction(0)))
 
-        # Of weights that would begin at one position, the last ones hold: those before have become less than a sample.
+        # If several weights now begin at one position, the last ones apply: the earlier ones span less than a sample.
         begins = {rescaled(begin): scaled for (begin, _), scaled in zip(stages, new, strict=True)}
         first, *later = begins.items()
         stop = self._stop if isinstance(self._stop, str | None) else max(1, rescaled(self._stop))
@@ -331,14 +351,14 @@ class Mixture(SourceDataset):
         exclude: Sequence[Any] | None = None,
     ) -> Mixture:
         if self._plan.changes:
-            raise ConfigError("the weights of this mixture were changed: filter it, or pack it, before set_weights")
+            raise ConfigError("this mixture's weights were changed by set_weights: filter or pack it before that call")
         pairs = list(zip(datasets, weights, strict=True))
         options = {**self._options, "exclude": exclude}
         return Mixture(pairs, mode=self._mode, stop=stop, schedule=schedule or None, **options)
 
 
 class _MixturePlan(SharePlan):
-    """A share of an epoch whose order is a mixture's."""
+    """A `SharePlan` whose epochs have the order of a mixture."""
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch."""
@@ -348,57 +368,57 @@ class _MixturePlan(SharePlan):
         return f"mixture, each source {self.source.shuffle}"
 
     def agrees_with(self, shuffle: bool | str) -> bool:
-        """Return whether a loader asks for this order: a mixture is always one that is shuffled."""
+        """Return whether a loader's ``shuffle`` fits this order: True does, because a mixture is always shuffled."""
         return shuffle is True or bool(self.source.shuffle == shuffle)
 
     @property
     def excluded_mark(self) -> ExclusionMark | None:
-        """Number and identity of the rows of all sources that are excluded; None if there are none."""
+        """Number and hash of the excluded rows of all sources; None if there are none."""
         marks: list[ExclusionMark | None] = self.source.excluded_marks()
         digests = [mark and mark[1] for mark in marks]
         count = sum(mark[0] for mark in marks if mark)
         return (count, xxhash.xxh3_64_hexdigest(repr(digests).encode())) if count else None
 
     def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
-        """Return the entries of a state for weights that were changed, and for excluded rows."""
+        """Return the entries of a state for changed weights and excluded rows."""
         weights = [[begin, self._hash(weights), *weights] for begin, weights in changes]
         return super().write_changes(changes) | ({"weights": weights} if weights else {})
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:
-        """Return the changes of weights that a state holds.
+        """Return the changes of weights in a state.
 
         Raises:
-            StateError: they are damaged, or those of other sources.
+            StateError: they are damaged, or belong to other sources.
         """
         changes = []
         for entry in state.get("weights", ()):
             if not isinstance(entry, list | tuple) or len(entry) < 3 or not all(isinstance(n, int) for n in entry[2:]):
-                raise StateError(f"this state is damaged: {entry!r} is no change of weights")
+                raise StateError(f"this state is damaged: {entry!r} is not a change of weights")
             begin, identity, *weights = entry
             if len(weights) > len(self.source.sizes) or self._hash(weights) != identity:
                 raise StateError(
-                    f"this state has weights for {len(weights)} sources from sample {begin} of the job on, and they "
-                    f"are not those of this mixture of {len(self.source.sizes)}: resume with the same sources in the "
-                    "same order"
+                    f"this state has weights for {len(weights)} sources from sample {begin} of the job on, but this "
+                    f"mixture has {len(self.source.sizes)} other sources: resume with the same sources in the same "
+                    "order"
                 )
             missing = len(self.source.sizes) - len(weights)
             changes.append(WeightStage(int(begin), (*weights, *[0] * missing)))
         return tuple(changes)
 
     def _hash(self, weights: Sequence[int]) -> str:
-        """Return a hash of the sources that weights are for."""
+        """Return a hash of the sources that the weights are for."""
         return xxhash.xxh3_64_hexdigest(repr(self.source.identities()[: len(weights)]).encode())
 
 
 def _dataset_of(entry: Any) -> Any:
-    """Return the data set of a pair, or of an entry without a weight."""
+    """Return the dataset of a pair, or an entry without weight itself."""
     return entry[0] if isinstance(entry, tuple | list) and entry else entry
 
 
 def _read(
     sources: Any, schedule: Any, names: Sequence[str] | None, mode: str, stop: Any
 ) -> tuple[list[Any], list[Fraction], list[tuple[int, list[Fraction]]], list[str]]:
-    """Return data sets, their weights at the beginning, the schedule behind that, and names."""
+    """Return the datasets, their initial weights, the later weights of the schedule, and the names."""
     entries = list(sources)
     names = [f"source {i}" for i in range(len(entries))] if names is None else list(names)
     if len(set(names)) != len(entries):
@@ -406,7 +426,7 @@ def _read(
     later = read_schedule(schedule or [], names)
     if later and (mode != "proportion" or isinstance(stop, str | None)):
         raise ConfigError(
-            "a schedule is of mode='proportion', and needs stop= as the number of samples in an epoch, got "
+            "a schedule needs mode='proportion', and stop= as the number of samples in an epoch, got "
             f"mode={mode!r} and stop={stop!r}"
         )
     if not later or later[0][0] > 0:
@@ -414,17 +434,17 @@ def _read(
         return datasets, weights, later, names
     if any(isinstance(entry, tuple) and len(entry) == 2 for entry in entries):
         raise ConfigError(
-            "the schedule begins at 0, so sources come without weights: Mixture([web, books], schedule=...)"
+            "the schedule begins at 0, so give the sources without weights: Mixture([web, books], schedule=...)"
         )
     return entries, later[0][1], later[1:], names
 
 
 def _without(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Return the sources, and the rows of each in whose places others stand."""
+    """Return the sources, and the rows of each that the mixture has to replace."""
     without, excluded = [], []
     for dataset, rows, name in zip(datasets, exclude, names, strict=True):
         with _naming(name):
-            # Packs hold other documents each time, so they see to it themselves.
+            # The documents in a pack change with each pass, so packs exclude documents themselves.
             inside = rows is not None and isinstance(dataset, Redealt)
             without.append(dataset.excluding(rows) if inside else dataset)
             excluded.append(excluded_rows(dataset, None if inside else rows))
@@ -433,7 +453,7 @@ def _without(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[st
 
 @contextlib.contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Put the name of a source before what is wrong with the rows that are excluded of it."""
+    """Prefix errors about excluded rows with the name of the source."""
     try:
         yield
     except (ConfigError, IndexError) as error:
@@ -441,29 +461,29 @@ def _naming(source: str) -> Iterator[None]:
 
 
 def _by_source(exclude: Any, names: Sequence[str]) -> list[Any]:
-    """Return the rows that are excluded of each source; None for none.
+    """Return the excluded rows of each source; None for none.
 
     Raises:
-        ConfigError: rows of no source, or not an entry for each.
+        ConfigError: rows of an unknown source, or not one entry for each source.
     """
     if exclude is None:
         return [None] * len(names)
     if isinstance(exclude, Mapping):
         unknown = [name for name in exclude if name not in names]
         if unknown:
-            raise ConfigError(f"exclude= has rows of {unknown[0]!r}, and this mixture's sources are {list(names)}")
+            raise ConfigError(f"exclude= has rows of {unknown[0]!r}, but this mixture's sources are {list(names)}")
         return [exclude.get(name) for name in names]
     entries = list(exclude) if isinstance(exclude, list | tuple) else []
     if len(entries) != len(names) or any(isinstance(entry, int) for entry in entries):
         raise ConfigError(
-            f"exclude= of a mixture takes a dict from names of sources to rows, or a list with rows of each of the "
+            f"exclude= of a mixture takes a dict from source names to rows, or a list with an entry for each of the "
             f"{len(names)} sources, got {exclude!r}"
         )
     return entries
 
 
 def _own_state(state: Any, fingerprint: str) -> State | None:
-    """The data set's part of a state, which a loader's state has somewhere inside."""
+    """Return the dataset's part of a state, which may be nested in a loader's state; None if there is none."""
     if not isinstance(state, Mapping):
         return None
     if state.get("fingerprint") == fingerprint and "consumed" in state and "epoch" in state:

@@ -1,9 +1,9 @@
-"""`MixtureStream`: iterable-style data sets mixed in fixed proportions, in each worker by itself.
+"""`MixtureStream`: iterable-style datasets mixed in fixed proportions, separately in each worker.
 
-Streams shard themselves over ranks and workers, so each worker mixes what its own iterators give it; the proportions
-hold in every worker by itself, as in an epoch of a `Mixture` (`penstock.order.mixture`).
+Streams split themselves across ranks and workers, so each worker mixes the items of its own iterators. The proportions
+hold in every worker, as in an epoch of a `Mixture` (`penstock.order.mixture`).
 
-    position p of a worker  ->  order of the mixture: source  ->  next item of its pass (`SourceStream`)
+    position p of a worker  ->  order of the mixture: source  ->  next item of this source (`SourceStream`)
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from penstock.wording import counted
 
 __all__ = ["MixtureStream"]
 
-_CHUNK = 256  # positions computed at a time
+_CHUNK = 256  # positions computed at once
 _END = object()
 
 
 class MixtureStream(ResumableDataset):
-    """A `Mixture` of iterable-style data sets; `Mixture` makes it.
+    """A `Mixture` of iterable-style datasets. `Mixture` creates it.
 
     Args:
         sources: pairs ``(dataset, weight)``.
         mode: ``"proportion"`` or ``"choose"`` (numbers of samples of the whole job); ``"repeat"`` and ``"upsample"``
-            for sources that have a length.
-        stop: ``"first"``: at the end of the first source that ends; ``"all"`` (default): once every source has come to
-            its end, those that are shorter beginning anew; or a number of samples of the whole job.
-        names: of the sources, for errors and the loader's statistics, which have the seconds of each as a stage.
+            for sources with a length.
+        stop: ``"first"``: at the end of the shortest source. ``"all"`` (default): when every source has reached its
+            end; shorter ones start again. Or a number of samples of the whole job.
+        names: names of the sources, for errors and for the loader's statistics, where each source is a stage.
         tag: items are ``(item, number of the source)``.
 
-    Every iteration is a new epoch, unless `set_epoch` was called. Sources of ours are opened at the mixture's epoch,
-    others are told it if they have ``set_epoch``; one that begins anew is in the epoch after.
+    Each iteration is a new epoch, unless `set_epoch` was called. Penstock's sources begin at the mixture's epoch;
+    others receive it with ``set_epoch`` if they have this method. A source that starts again is one epoch later.
 
     Raises:
-        ConfigError: arguments that make no sense, among them a data set given twice that says by itself where its pass
-            is; or (while iterating) a source that gives nothing. An error of a source ends the iteration, and its state
-            is behind the item before.
+        ConfigError: invalid arguments, such as a dataset that is given twice and stores its own position; or (while
+            iterating) a source that yields nothing. An error in a source ends the iteration; the state is then the one
+            after the item before.
 
-    State: how many items were had, and the cursors of the sources: ours, or states of users' iterators or data sets; a
-    source without any is gone through again up to its place. It fits the same ranks and workers alone.
+    State: the number of items, and the positions of the sources: cursors of Penstock's, states of users' iterators or
+    datasets. A source without a state is read again up to its position. The state can be loaded only on the same ranks
+    and workers.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class MixtureStream(ResumableDataset):
         _check_uses(self.sources)
         sizes = [_size(source) for source in self.sources]
         self._proportions = make_proportions(weights, sizes, mode, stop)
-        self._order(None, 0)  # weights that cannot be mixed are refused here, not at the first sample
+        # Raise for invalid weights here, not at the first sample.
+        self._order(None, 0)
         self.tag = tag
 
     def __repr__(self) -> str:
@@ -79,19 +81,22 @@ class MixtureStream(ResumableDataset):
         return f"{type(self).__name__} of {sources}\n  order: mixture in each worker, epoch {self.epoch}"
 
     def counts(self, samples: int) -> dict[str, int]:
-        """How many samples of each source are among the first ones that one worker yields, here the calling process."""
+        """Return the number of samples of each source among the first ``samples`` samples of one worker, here the
+        calling process.
+        """
         return dict(zip(self.names, self._order(self._limit(), self.epoch).counts(samples), strict=True))
 
     def _order(self, limit: int | None, epoch: int) -> BlockMixture:
-        """Return which source each sample of this worker is from; exact at its limit.
+        """Return the source of each sample of this worker; the proportions are exact at ``limit``.
 
-        Each worker of each rank has an order of its own, so that a step of the job has sources by their weights.
+        Each worker of each rank has its own order, so that a step of the job sees sources in proportion to their
+        weights.
         """
         number, _ = _number_of_worker()
         return self._proportions.order(mix(derive_key(0, epoch, MIXTURE_ORDER), number), limit)
 
     def _limit(self) -> int | None:
-        """How many samples this worker yields, if that is known beforehand."""
+        """Return the number of samples that this worker yields; None if it is unknown in advance."""
         stop = self._proportions.stop
         if isinstance(stop, str):
             return None
@@ -116,16 +121,20 @@ class MixtureStream(ResumableDataset):
         of = "Mixture"
         check_state(cursor, self._identity(), of=of)
         read_int(cursor, "epoch", of=of)
-        # Where nothing was yielded, any worker may go on.
+        # Before the first item, any worker can resume.
         check_state(cursor, {"world": _world() if read_int(cursor, "yielded", of=of) else None}, of=of)
         entries = cursor.get("sources")
         if not isinstance(entries, list) or len(entries) != len(self.sources):
-            raise StateError(f"the state of this {of} needs those of its {len(self.sources)} sources, got {entries!r}")
+            raise StateError(
+                f"the state of this {of} needs a state for each of its {len(self.sources)} sources, got {entries!r}"
+            )
         for entry, source, name in zip(entries, self.sources, self.names, strict=True):
             check_pass(entry, source, name=name, of=of)
             read_int(entry, "turns", of=of)
             if not entry["had"] and entry.keys() != {"turns", "had"}:
-                raise StateError(f"the state of this {of} is damaged: {name} has given nothing, and {sorted(entry)}")
+                raise StateError(
+                    f"the state of this {of} is damaged: {name} has yielded nothing, but has {sorted(entry)}"
+                )
 
     def open_at(self, cursor: State) -> Stream:
         limit = self._limit()
@@ -134,7 +143,7 @@ class MixtureStream(ResumableDataset):
 
 
 class _Mix(NamedTuple):
-    """What a stream reads: the sources of one epoch, in this worker's order."""
+    """The sources of one epoch, in this worker's order."""
 
     sources: list[Any]
     names: list[str]
@@ -144,28 +153,29 @@ class _Mix(NamedTuple):
     limit: int | None
 
     def places(self, begin: int) -> Iterator[int]:
-        """Yield the source of each position, from one on."""
+        """Yield the source of each position, from position ``begin`` on."""
         while self.limit is None or begin < self.limit:
             end = begin + _CHUNK if self.limit is None else min(begin + _CHUNK, self.limit)
             yield from self.order.locate(np.arange(begin, end))[0].tolist()
             begin = end
 
     def is_over(self, turns: list[int]) -> bool:
-        """Return whether the sources have come to their ends so often that the mixture has, too."""
+        """Return whether the mixture ends, given how often each source has reached its end."""
         return any(turns) if self.stop == "first" else self.stop == "all" and all(turns)
 
 
 class _MixedStream(Stream):
-    """The items of a mixture's sources.
+    """An iterator over the items of a mixture's sources.
 
-    It does not hold its data set, which remembers it: files would stay open until the next garbage collection.
+    It has no reference to its dataset, which refers to it: such a cycle would keep files open until the next garbage
+    collection.
     """
 
     def __init__(self, parts: _Mix, cursor: State) -> None:
         self._mix, self._cursor, self._world = parts, cursor, _world()
         self._yielded = int(cursor["yielded"])
         self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
-        """How often each source has begun anew."""
+        """How often each source has started again."""
         self._passes = [self._pass(number, entry) for number, entry in enumerate(cursor["sources"])]
         self._places = parts.places(self._yielded)
         self._over = parts.is_over(self._turns)
@@ -177,7 +187,8 @@ class _MixedStream(Stream):
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        self._over = True  # until there is an item: an error ends the stream as well
+        # Reset below when there is an item, so that an error also ends the stream.
+        self._over = True
         number = next(self._places)
         with stage(self._mix.names[number]):
             item = self._take(number)
@@ -186,7 +197,7 @@ class _MixedStream(Stream):
         return (item, number) if self._mix.tag else item
 
     def _take(self, number: int) -> Any:
-        """Return the next item of a source, which begins anew at its end unless that is the mixture's."""
+        """Return the next item of a source; at its end, start the source again, unless the mixture ends."""
         item = next(self._passes[number], _END)
         if item is not _END:
             return item
@@ -195,11 +206,11 @@ class _MixedStream(Stream):
         if self._mix.is_over(self._turns):
             raise StopIteration
         if not had:
-            raise ConfigError(f"{name} gave no sample at all: leave it out, or give it more shards")
+            raise ConfigError(f"{name} yielded no samples: leave it out, or give it more shards")
         self._passes[number] = self._pass(number)
         item = next(self._passes[number], _END)
         if item is _END:
-            raise ConfigError(f"{name} gave samples once and none when it began anew: it has to repeat")
+            raise ConfigError(f"{name} yielded samples once, but none when iterated again: it must be re-iterable")
         return item
 
     def cursor(self) -> State:
@@ -213,13 +224,13 @@ class _MixedStream(Stream):
 
 
 def _check_uses(sources: Sequence[Any]) -> None:
-    """Refuse a user's object that is a source twice, if it says by itself where its pass is: it would have two."""
+    """Raise ConfigError if a user's object that stores its own position is given twice: it would need two positions."""
     seen: list[Any] = []
     for source in _positions(sources):
         if any(source is other for other in seen):
             raise ConfigError(
-                f"this {type(source).__name__} is a source twice, and its state_dict says where one pass is: give a "
-                "copy.deepcopy of it the second time"
+                f"this {type(source).__name__} is given as a source twice, but its state_dict can store only one "
+                "position: give a copy.deepcopy of it the second time"
             )
         seen.append(source)
 
@@ -244,6 +255,6 @@ def _world() -> list[int]:
 
 
 def _number_of_worker() -> tuple[int, int]:
-    """Return the number of this worker among those of all ranks, and how many these are."""
+    """Return the number of this worker among the workers of all ranks, and their total."""
     worker, world = distributed.worker(), distributed.current()
     return world.rank * worker.total + worker.id, world.world_size * worker.total

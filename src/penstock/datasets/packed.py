@@ -1,17 +1,17 @@
-"""`PackedDataset`: documents of different lengths, put together into sequences of one length without waste.
+"""`PackedDataset`: pack documents of different lengths into sequences of one length, with little padding.
 
-documents = DocumentDataset("tokens")                       # any map-style data set of documents will do
+documents = DocumentDataset("tokens")                       # or any other map-style dataset of documents
 packs = PackedDataset(documents, 8192, seed=0)
 for batch in DataLoader(packs, batch_size=8, num_workers=4):
     batch["input_ids"]                                      # int64 (8, 8192)
 
-Which documents fit together follows from their lengths alone, so the packs of an epoch are arithmetic
-(`penstock.order.packing`)::
+Packing depends only on the lengths of the documents, so the packs of an epoch are computed (`penstock.order.packing`)::
 
-    position -> pack -> ranks of its lengths -> documents, others in each epoch
+    position -> pack -> ranks of its lengths -> documents, different in each epoch
 
-Promises: each token of each document once an epoch, on any number of ranks; 99.9 % real tokens and more; any batch at
-once, wherever a run is resumed. Memory: a few MB for the types of packs; the documents by length are one mapped file.
+Each token of each document occurs once per epoch, on any number of ranks. At least 99.9 % of the tokens are real, not
+padding. Any batch can be computed directly, wherever a job resumes. Memory: a few MB for the types of packs; the list
+of documents by length is a mapped file.
 """
 
 from __future__ import annotations
@@ -46,67 +46,68 @@ from penstock.stages import stage
 __all__ = ["IGNORED", "PackedDataset", "collate_packed"]
 
 IGNORED = -100
-"""The label of a position that no loss is for, as torch's cross entropy has it."""
+"""The label of positions without a loss: the default ``ignore_index`` of torch's cross entropy."""
 
 _OPTIONS = PartitionOptions.__annotations__.keys()
 
 
 class PackedDataset(SourceDataset, Redealt):
-    """The packs of one rank, as a map-style data set of exactly that length.
+    """Packs of documents, split across ranks. A map-style dataset of one rank's packs in one mini-epoch.
 
     Args:
-        dataset: the documents: any map-style data set of whole data, not of one rank's share. An item is one row of
-            integers (tensor, array or list), or a dict with that under ``input_ids``. Of a `penstock.Mixture` the
-            result is a mixture of packs, see below.
-        capacity: tokens of a pack. A longer document is cut into full packs and a remainder, which is packed with
-            others.
-        lengths: tokens of each document: an array, the path of an ``.npy`` file, or the name of a column of the data
-            set. By default the data set's own ``lengths``.
-        max_documents: in a pack.
-        order: ``"global"`` deals documents from anywhere to a pack. ``"block"`` packs each block of ``block_size``
-            documents by itself, and permutes blocks, so that a job reads one block of documents at a time: for tables,
-            shards and stores that are best read in runs.
-        block_size: documents of a block, 262,144 by default. All blocks are packed once, in 0.02 to 0.15 s each; that
-            is kept in the user's cache, a byte a document, and entering a block takes 8 ms from then on.
-        pad_token: what stands behind the last document of a pack that is not full.
-        balance: packs of a rank's batch. Those of each global batch are then dealt to ranks by what attention costs
-            (the sum of squares of document lengths), so that no rank waits long for another. The global batch stays
-            the same set of packs.
-        exclude: rows of documents that nobody gets any more, 100,000 at most; see below.
-        load: ``load(pack)`` makes the item of the dict, inside the scope of the pack's own `penstock.generator`.
+        dataset: the documents: any map-style dataset of all data, not of one rank's samples. An item is a
+            one-dimensional sequence of integers (tensor, array or list), or a dict with such a sequence under
+            ``input_ids``. For a `penstock.Mixture` the result is a mixture of packs, see below.
+        capacity: tokens in a pack. A longer document is cut into full packs and a remainder, which is packed with other
+            documents.
+        lengths: tokens in each document: an array, the path of an ``.npy`` file, or the name of a column of the
+            dataset. By default the dataset's own ``lengths``.
+        max_documents: the largest number of documents in a pack.
+        order: ``"global"`` packs documents from anywhere together. ``"block"`` packs each block of ``block_size``
+            documents separately, and shuffles the blocks, so that a job reads one block of documents at a time: for
+            tables, shards and stores that are faster to read sequentially.
+        block_size: documents in a block, 262,144 by default. All blocks are packed once, in 0.02 to 0.15 s each. The
+            result is stored in the user's cache, one byte per document; after that, entering a block takes 8 ms.
+        pad_token: the padding behind the last document of an incomplete pack.
+        balance: number of packs in a rank's batch. The packs of each global batch are then split across ranks by the
+            cost of attention (the sum of squares of document lengths), so that no rank waits long for another. The
+            global batch contains the same packs as without it.
+        exclude: rows of documents to leave out, at most 100,000; see below.
+        load: ``load(pack)`` converts the dict to the item, in the scope of the pack's own `penstock.generator`.
         rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
     Raises:
-        ConfigError, PartitionError, SamplerError, OrderError: arguments that make no sense, no lengths, a share of a
-            rank.
-        DataFileError: (on access) a document that is not as long as ``lengths`` says.
+        ConfigError, PartitionError, SamplerError, OrderError: invalid arguments, unknown lengths, or a dataset of one
+            rank's samples.
+        DataFileError: (on access) a document does not have the length in ``lengths``.
 
-    An item is a dict of tensors of int64, padding at the end only:
+    An item is a dict of int64 tensors, with padding at the end only:
 
     * ``input_ids`` (capacity,)
-    * ``labels`` (capacity,): the next token; -100 where a document ends and for padding, which no loss is for
-    * ``position_ids`` (capacity,): 0, 1, 2, ... anew with each document; a piece of a cut one begins at 0, too
+    * ``labels`` (capacity,): the next token; -100 (no loss) at the end of a document and for padding
+    * ``position_ids`` (capacity,): 0, 1, 2, ... within each document; each part of a cut document begins at 0, too
     * ``document_ids`` (capacity,): 0, 1, 2, ... by document; -1 for padding
-    * ``cu_seqlens`` (``max_documents`` or those of the largest pack, + 2,): where documents begin, and the ends of the
-      last one and of the padding; the capacity from there on, so that all have one shape. `collate_packed` makes one
-      row of a batch's.
+    * ``cu_seqlens`` (``max_documents``, or the documents of the largest pack, + 2,): the start of each document, the
+      end of the last one, and the end of the padding; then the capacity, repeated, so that all packs have one shape.
+      `collate_packed` makes one row for a batch.
 
-    A document that draws has a `penstock.generator` of its own, by the position of its pack and its number there.
+    If loading a document draws random numbers, it has its own `penstock.generator`, seeded by the pack's position and
+    the document's number in the pack.
 
-    Every epoch deals documents anew. Empty documents are in no pack. A state is a few integers, and fits another number
-    of ranks. Making the class index is one pass over the lengths, kept in the user's cache; so is
-    what was found by reading a file of lengths, which a process opens in 0.1 s.
+    Each epoch combines documents anew. Empty documents are in no pack. A state is a few integers and can be loaded on
+    another number of ranks. Building the class index takes one pass over the lengths. It is stored in the user's cache,
+    and so is the summary of a file of lengths; a process then opens them in 0.1 s.
 
-    **Excluded documents.** In the place of each stands another one of the same length, drawn from (seed, epoch,
-    document); of a long one, in the place of each of its pieces. If all of that length are excluded, it is the
-    beginning of one of the next length, or, behind the longest, a shorter one, and the pack has so much more padding.
-    All other packs, and the other documents of these packs, stay what they are, and a state from before fits. Documents
-    that the data set of documents excludes itself are excluded here, too.
+    **Excluded documents.** Another document of the same length, drawn from (seed, epoch, document), replaces each
+    excluded one; for a long document, each of its parts is replaced. If all documents of that length are excluded, the
+    replacement is the beginning of a document of the next length, or, for the longest, a shorter document followed by
+    padding. All other packs, and the other documents of these packs, stay the same, so an earlier state can still be
+    loaded. Documents that the dataset excludes itself are excluded here, too.
 
-    **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source by itself and mixes packs. Weights,
-    ``stop=``, a schedule and its positions stay those of documents: they become packs by how many of them a document of
-    each source fills. ``Mixture([(PackedDataset(a, n), 0.7), ...])`` has weights of packs, and so of
-    tokens; give all of them the same ``max_documents=``, so that ``cu_seqlens`` have one shape.
+    **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source separately and mixes the packs. Weights,
+    ``stop=``, the schedule and its positions still count documents; they are converted to packs by the number of packs
+    that a document of each source fills. In ``Mixture([(PackedDataset(a, n), 0.7), ...])``, weights count packs, and
+    thus tokens; give all of them the same ``max_documents=``, so that ``cu_seqlens`` have one shape.
 
     >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
     >>> sorted(pack["input_ids"].tolist() for pack in packs)
@@ -114,7 +115,7 @@ class PackedDataset(SourceDataset, Redealt):
     """
 
     def __new__(cls, dataset: Any = None, capacity: int = 1, **options: Any) -> PackedDataset:
-        """Return a mixture of packs over a mixture, else a data set of packs."""
+        """Return a mixture of packs for a mixture, else a dataset of packs."""
         if cls is PackedDataset and isinstance(dataset, Mixture):
             return cast(PackedDataset, _packed_mixture(dataset, capacity, **options))
         return super().__new__(cls)
@@ -168,21 +169,21 @@ class PackedDataset(SourceDataset, Redealt):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return ()
 
-    # What there is.
+    # Properties and lookups.
 
     @property
     def packs(self) -> int:
-        """How many packs an epoch has, of all ranks together."""
+        """The number of packs in an epoch, over all ranks."""
         return len(self._packs)
 
     @property
     def fill(self) -> float:
-        """The share of real tokens in all packs."""
+        """The fraction of real tokens in all packs."""
         return self._packs.tokens / max(1, self.packs * self.capacity)
 
     @property
     def density(self) -> float:
-        """Documents of a pack, on average; each piece of a document that is cut counts."""
+        """The average number of documents in a pack; each part of a cut document counts."""
         return self._packs.pieces / max(1, self.packs)
 
     @property
@@ -194,22 +195,23 @@ class PackedDataset(SourceDataset, Redealt):
         """Return the documents of packs.
 
         Args:
-            packs: numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` gives those of indices.
-            turn: of which epoch, by default the present one.
+            packs: numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` returns the numbers at
+                indices.
+            turn: the epoch; by default the current one.
         """
         return self._packs.documents(normalise(packs, self.packs), self.seed, self.epoch if turn is None else turn)
 
     def packs_of(self, row: int, turn: int | None = None) -> Indices:
-        """Return the packs that hold the document of a row, in the order of its tokens; of a long one several.
+        """Return the packs that contain a document, in the order of its tokens; several for a long document.
 
         Args:
-            row: of the data set of documents.
-            turn: of which epoch, by default the present one.
+            row: the row of the document.
+            turn: the epoch; by default the current one.
         """
         return self._packs.packs_of(row, self.seed, self.epoch if turn is None else turn)
 
     def costs(self, packs: npt.ArrayLike) -> Indices:
-        """Return what attention over packs costs: the sums of squares of their documents' lengths."""
+        """Return the cost of attention over packs: the sum of squares of their documents' lengths."""
         return self._packs.costs(normalise(packs, self.packs))
 
     # Items.
@@ -218,7 +220,7 @@ class PackedDataset(SourceDataset, Redealt):
         return PackedDataset.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the packs at several indices at once."""
+        """Return the packs at several indices."""
         return PackedDataset.load_samples(self, indices, None if in_sample() else self.keys(indices))
 
     def load_samples(
@@ -229,7 +231,7 @@ class PackedDataset(SourceDataset, Redealt):
         return self.load_turn(view.epoch, view.rows(normalise(indices, len(view))).tolist(), keys)
 
     def load_turn(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
-        """Return packs by number as an epoch has them, each made in the scope of its key."""
+        """Return packs by number, with their documents of epoch ``turn``, each made in the scope of its key."""
         found = self.documents(np.asarray(rows, dtype=np.int64), turn)
         tokens = self._tokens(found, keys)
         splits = found.splits.tolist()
@@ -237,9 +239,9 @@ class PackedDataset(SourceDataset, Redealt):
         return packs if self.load is None else load_each(self.load, packs, keys)
 
     def _tokens(self, found: PackedDocuments, keys: Sequence[int] | None) -> list[torch.Tensor]:
-        """Return the tokens of each piece. A document of several pieces is read once, or once for each pack."""
+        """Return the tokens of each part. A document with several parts is read once, or with keys once per pack."""
         of_pack = np.repeat(np.arange(len(found.splits) - 1), np.diff(found.splits))
-        # What a document draws depends on its pack alone, and not on which others are asked for together.
+        # A document's random numbers depend only on its pack, not on the other packs of this call.
         reads = found.rows if keys is None else found.rows * len(keys) + of_pack
         _, first, where = np.unique(reads, return_index=True, return_inverse=True)
         rows, own = found.rows[first], None
@@ -290,7 +292,7 @@ class PackedDataset(SourceDataset, Redealt):
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:
-        """Return the same packs without further documents."""
+        """Return the same packs with further documents excluded."""
         excluded = self._packs.excluded
         rows = np.asarray(exclude) if excluded is None else excluded.with_rows(np.asarray(exclude)).rows
         made = PackedDataset(self.dataset, self.capacity, lengths=self.lengths, exclude=rows, **self._options)
@@ -299,16 +301,16 @@ class PackedDataset(SourceDataset, Redealt):
 
     @property
     def filter_rows(self) -> int:
-        """How many rows a filter is over: documents."""
+        """The number of rows that a filter selects from: documents."""
         return len(self._packs.lengths)
 
 
 def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Return a batch of packs with the bounds of all documents in one row, as kernels for varying lengths take them.
+    """Return a batch of packs with the bounds of all documents in one row, for variable-length attention kernels.
 
-    ``cu_seqlens`` is int32 of shape (documents + 1,) over the batch seen as one sequence of ``len(packs) * capacity``
-    tokens, padding counted as a document; ``max_seqlen`` is the length of the longest document, an int. All else is
-    stacked.
+    ``cu_seqlens`` is int32 of shape (documents + 1,), over the batch as one sequence of ``len(packs) * capacity``
+    tokens; padding counts as a document. ``max_seqlen`` is the length of the longest document, an int. All other
+    tensors are stacked.
 
     >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
     >>> collate_packed([packs[0], packs[1]])["cu_seqlens"].dtype
@@ -326,9 +328,13 @@ def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    """Return an option that is an integer, of at least so much."""
+    """Return an option as an integer.
+
+    Raises:
+        ConfigError: it is not an integer, or is less than ``least``.
+    """
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-        raise ConfigError(f"{name} is an integer of {least} or more, got {value!r}")
+        raise ConfigError(f"{name}= takes an integer of {least} or more, got {value!r}")
     return operator.index(value)
 
 
@@ -338,35 +344,37 @@ def _block_size(order: str, block_size: Any) -> int:
     if block_size is None:
         return DEFAULT_BLOCK_SIZE
     if order != "block":
-        raise ConfigError(f"block_size={block_size!r} belongs to order='block', got order={order!r}")
+        raise ConfigError(f"block_size={block_size!r} needs order='block', got order={order!r}")
     return _whole("block_size", block_size, 1)
 
 
 def _check(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"a PackedDataset takes documents with length and items, got a {type(dataset).__name__}")
+        raise ConfigError(
+            f"a PackedDataset takes documents with __len__ and __getitem__, got a {type(dataset).__name__}"
+        )
     check_rows(dataset)
     if isinstance(dataset, Redealt):
-        raise ConfigError(f"a {type(dataset).__name__} is packed already: give the documents")
+        raise ConfigError(f"a {type(dataset).__name__} is already packed: give the documents")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:
         raise PartitionError(
-            f"the documents are one rank's share of a {type(share).__name__}, and the PackedDataset shares out packs: "
-            "give it the whole, with rank=0, world_size=1"
+            f"the documents are one rank's share of a {type(share).__name__}, but the PackedDataset splits packs "
+            "across ranks itself: give it all documents, with rank=0, world_size=1"
         )
 
 
 def _document(item: Any, expected: int, row: int) -> torch.Tensor:
     """Return the tokens of a document."""
     if isinstance(item, dict) and "input_ids" not in item:
-        raise DataFileError(f"document {row} is a dict without input_ids: it has {', '.join(map(str, item))}")
+        raise DataFileError(f"document {row} is a dict without input_ids: its keys are {', '.join(map(str, item))}")
     tokens = torch.as_tensor(item["input_ids"] if isinstance(item, dict) else item)
     if tokens.is_floating_point() and len(tokens):
-        raise DataFileError(f"document {row} holds {tokens.dtype}, and tokens are integers")
+        raise DataFileError(f"document {row} has the dtype {tokens.dtype}, but tokens must be integers")
     if tokens.ndim != 1 or len(tokens) != expected:
         raise DataFileError(
-            f"document {row} has {len(tokens) if tokens.ndim == 1 else tuple(tokens.shape)} tokens, and lengths= says "
-            f"{expected}: count the lengths again, of these documents and this tokenizer"
+            f"document {row} has {len(tokens) if tokens.ndim == 1 else tuple(tokens.shape)} tokens, but lengths= says "
+            f"{expected}: count the lengths again, with these documents and this tokenizer"
         )
     return tokens.to(torch.int64)
 
@@ -374,29 +382,29 @@ def _document(item: Any, expected: int, row: int) -> torch.Tensor:
 def _packed_mixture(
     mixture: Mixture, capacity: int, *, lengths: Any = None, exclude: Any = None, **options: Any
 ) -> Mixture:
-    """Return the mixture of packs that `PackedDataset` makes of a mixture of documents.
+    """Return the mixture of packs for a mixture of documents.
 
     Args:
         mixture: of documents.
-        capacity: tokens of a pack.
-        lengths: None for those that the sources know, a list with those of each source, or an array of all, one source
-            after the other.
-        exclude: documents by source, as of a `Mixture`; those that the mixture excludes are excluded anyway.
-        options: of each `PackedDataset`; how packs are shared out is the mixture's.
+        capacity: tokens in a pack.
+        lengths: None for the sources' own lengths, a list with the lengths of each source, or an array over all
+            sources, one after the other.
+        exclude: documents by source, as in `Mixture`; the mixture's own excluded documents are excluded anyway.
+        options: of each `PackedDataset`. The mixture splits packs across ranks.
 
     Raises:
-        ConfigError: options that the mixture decides, lengths that fit no source.
+        ConfigError: an option that the mixture decides, or lengths that do not fit the sources.
     """
     wrong = sorted(
         options.keys() & {"balance", "rank", "world_size", "process_group", "mini_epochs", "seed", "remainder"}
     )
     if wrong:
         raise ConfigError(
-            f"{wrong[0]}= of a packed mixture is that of the Mixture, or cannot be had: leave it out here"
+            f"{wrong[0]}= cannot be set for a packed mixture: leave it out here, or set it in the Mixture if it has it"
         )
     sources = mixture.sources
     if any(isinstance(source, Mixture) for source in sources):
-        raise ConfigError("a mixture inside of a mixture cannot be packed: mix its sources themselves")
+        raise ConfigError("a mixture inside a mixture cannot be packed: add its sources to the outer mixture")
     parts = [
         PackedDataset(source, capacity, lengths=own, exclude=exclude, rank=0, world_size=1, seed=number, **options)
         for number, (source, own, exclude) in enumerate(
@@ -423,6 +431,6 @@ def _split(lengths: Any, sources: Sequence[Any]) -> list[Any]:
     ends = np.cumsum([0, *map(len, sources)])
     if every.shape != (int(ends[-1]),):
         raise ConfigError(
-            f"there are lengths of shape {every.shape} for {int(ends[-1])} documents of {len(sources)} sources"
+            f"lengths= has shape {every.shape}, but the {len(sources)} sources have {int(ends[-1])} documents"
         )
     return [every[begin:end] for begin, end in itertools.pairwise(ends.tolist())]

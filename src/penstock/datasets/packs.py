@@ -1,6 +1,6 @@
-"""`Packs`: the packs of a data set of documents as the rows of a source, and `PackPlan`, which deals them to ranks.
+"""`Packs`: the packs of a dataset of documents as the rows of a source. `PackPlan`: splits them across ranks.
 
-pack -> places in the row of classes (`penstock.order.packing`) -> class index -> rows of the documents
+pack -> positions among the documents sorted by class (`penstock.order.packing`) -> class index -> rows of documents
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _CHUNK = 1 << 18
 
 
 class PackedDocuments(NamedTuple):
-    """The documents of some packs, or parts of them, one pack after the other.
+    """The documents, or parts of them, in some packs, one pack after the other.
 
     Attributes:
-        rows: of the data set of documents: int64 of shape (pieces,).
+        rows: rows of the documents: int64 of shape (pieces,).
         begins: the first token of each piece in its document.
-        lengths: tokens of each piece.
-        splits: where the pieces of each pack begin, and the end: int64 of shape (packs + 1,).
+        lengths: tokens in each piece.
+        splits: the index of the first piece of each pack, and the total: int64 of shape (packs + 1,).
     """
 
     rows: Indices
@@ -54,26 +54,26 @@ class PackedDocuments(NamedTuple):
 
 
 class Packs(abc.ABC):
-    """The packs as the rows of a source: how many there are, and what is in them.
+    """The packs as the rows of a source: their number and their documents.
 
     Args:
         dataset: the documents.
-        capacity: tokens of a pack.
+        capacity: tokens in a pack.
         lengths: of the documents.
-        max_documents: in a pack.
-        name: of the order of packs, with its sizes: a part of the fingerprint.
-        excluded: documents in whose places others stand, which is no part of the fingerprint.
+        max_documents: the largest number of documents in a pack.
+        name: name of the order of packs, with its sizes: a part of the fingerprint.
+        excluded: documents to replace by others; not part of the fingerprint.
 
     Raises:
-        ConfigError: another number of lengths than of documents, or no document that is not excluded.
+        ConfigError: the number of lengths differs from the number of documents, or all documents are excluded.
     """
 
     tokens: int
-    """Of all documents."""
+    """Tokens in all documents."""
     pieces: int
     """Documents, or parts of them, in all packs."""
     most: int
-    """Documents of the pack that has most."""
+    """Documents in the pack with the most documents."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Packs(abc.ABC):
     ) -> None:
         if len(lengths) != row_count(dataset):
             raise ConfigError(
-                f"there are {len(lengths)} lengths for {counted(row_count(dataset), 'document')}: one for each"
+                f"{len(lengths)} lengths for {counted(row_count(dataset), 'document')}: give one length for each"
             )
         self.lengths, self.capacity, self.max_documents = lengths, capacity, max_documents
         self.excluded = excluded
@@ -94,14 +94,14 @@ class Packs(abc.ABC):
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
         self._find()
         self.bounds = (max_documents or self.most) + 2
-        """Entries of an item's ``cu_seqlens``."""
+        """Number of entries in an item's ``cu_seqlens``."""
         # A user's list would be printed in full.
         documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
         self._said = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
 
     @abc.abstractmethod
     def _find(self) -> None:
-        """Find out which packs there are."""
+        """Compute the packs."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -112,30 +112,30 @@ class Packs(abc.ABC):
 
     @abc.abstractmethod
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        """Return the documents of packs in an epoch."""
+        """Return the documents in packs of an epoch."""
 
     @abc.abstractmethod
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        """Return the packs that hold a document in an epoch, in the order of its tokens."""
+        """Return the packs of an epoch that contain a document, in the order of its tokens."""
 
     @abc.abstractmethod
     def costs(self, packs: Indices) -> Indices:
-        """Return the sums of squares of the lengths in packs."""
+        """Return the sum of squares of the lengths in each pack."""
 
     def __repr__(self) -> str:
         return self._said
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Never: with more documents, others stand together."""
+        """Return False: with more documents, other documents are packed together."""
         return False
 
     def records(self, rows: Indices) -> list[int]:
-        """Return the numbers of packs: what they hold depends on the epoch."""
+        """Return the numbers of packs: their documents depend on the epoch."""
         return list(rows.tolist())
 
 
 class GlobalPacks(Packs):
-    """Packs of documents from anywhere. The documents by length are one mapped file."""
+    """Packs of documents from the whole dataset. The list of documents by length is a mapped file."""
 
     def _find(self) -> None:
         distinct = self.lengths.distinct
@@ -160,22 +160,22 @@ class GlobalPacks(Packs):
         return cast(Order, _order(self._layout, seed, epoch).order)
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        """Return the documents of packs in an epoch."""
+        """Return the documents in packs of an epoch."""
         found = pieces_of(_order(self._layout, seed, epoch), packs, self._instead, seed, epoch)
         return PackedDocuments(self._samples.rows(found.places), *found[1:])
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        """Return the packs that hold a document in an epoch, in the order of its tokens."""
+        """Return the packs of an epoch that contain a document, in the order of its tokens."""
         place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
         return packs_at(_order(self._layout, seed, epoch), place, self._instead, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
-        """Return the sums of squares of the lengths in packs."""
+        """Return the sum of squares of the lengths in each pack."""
         return self._layout.costs(packs)
 
 
 class _Keys:
-    """The class of each document, computed from its length when it is asked for."""
+    """The class of each document, computed from its length on access."""
 
     def __init__(self, lengths: SampleLengths, classes: PackClasses) -> None:
         self._lengths, self._classes = lengths, classes
@@ -188,14 +188,14 @@ class _Keys:
 
 
 def check_lengths(lengths: Indices, begin: int) -> None:
-    """Raise ConfigError if a length is negative; ``begin`` is the row of the first."""
+    """Raise ConfigError if a length is negative; ``begin`` is the row of the first length."""
     if len(lengths) and int(lengths.min()) < 0:
         row = int(np.flatnonzero(lengths < 0)[0])
-        raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths are 0 or more")
+        raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
 
 
 def pieces_of(order: PackOrder, packs: Indices, instead: ExcludedPieces | None, seed: int, epoch: int) -> Pieces:
-    """Return the documents of packs, by their place in the row of classes, with others for those excluded."""
+    """Return the documents in packs, by position among the documents sorted by class; replace excluded ones."""
     found = order.pieces(packs)
     if instead is None:
         return found
@@ -203,7 +203,7 @@ def pieces_of(order: PackOrder, packs: Indices, instead: ExcludedPieces | None, 
 
 
 def packs_at(order: PackOrder, place: int, instead: ExcludedPieces | None, seed: int, epoch: int) -> Indices:
-    """Return the packs that have parts of the document at a place, also those where it stands for another one."""
+    """Return the packs with parts of the document at a position, including packs where it replaces an excluded one."""
     own = order.packs_of(place)
     if instead is None:
         return own
@@ -218,7 +218,7 @@ def _order(layout: PackLayout, seed: int, epoch: int) -> PackOrder:
 
 
 class PackPlan(SharePlan):
-    """A share of the packs of an epoch."""
+    """A `SharePlan` over the packs of an epoch."""
 
     def __init__(self, packs: Packs, order: str, balance: int | None, **deal: Unpack[PartitionOptions]) -> None:
         self.order, self.balance = order, balance
@@ -226,7 +226,7 @@ class PackPlan(SharePlan):
 
     @property
     def excluded_mark(self) -> ExclusionMark | None:
-        """Number and identity of the documents that are excluded; None if there are none."""
+        """Number and hash of the excluded documents; None if there are none."""
         excluded: ExcludedRows | None = self.source.excluded
         return None if excluded is None else excluded.mark
 
@@ -235,24 +235,24 @@ class PackPlan(SharePlan):
         return cast(Order, self.source.order(self.seed, place.epoch))
 
     def make_view(self, place: MiniEpoch) -> EpochView:
-        """Return the view at a place, with packs dealt by cost if that is wanted."""
+        """Return the view of a mini-epoch; with ``balance``, packs are assigned to ranks by cost."""
         view = super().make_view(place)
         view.order = self.dealt(view.order, view.partition)
         return view
 
     def dealt(self, order: Order, partition: Partition) -> Order:
-        """Return an epoch's packs as they are dealt to ranks: by cost if that is wanted."""
+        """Return an epoch's packs in the order of their assignment to ranks; with ``balance``, by cost."""
         if self.balance is None or partition.world_size == 1:
             return order
         return cast(Order, _Balanced(order, self.source, partition, self.balance * partition.world_size))
 
     def identity(self) -> State:
-        """Return what a state must agree with."""
+        """Return the values that a state must agree with."""
         return {**super().identity(), "balance": self.balance}
 
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
         found = super()._read(state, samples, **grown)
-        ranks = read_int(state, "world_size", of="data set")
+        ranks = read_int(state, "world_size", of="dataset")
         if self.balance is None or ranks == self.world.world_size or state.get("finished"):
             return found
         done, base, _ = state["dealt"]
@@ -262,23 +262,24 @@ class PackPlan(SharePlan):
         had = state["consumed"] - dealt.begin
         if had % window and dealt.begin + (had // window + 1) * window <= min(dealt.end, samples):
             raise StateError(
-                f"this state is in the middle of {window} packs that were dealt to {ranks} ranks by cost: each has had "
-                f"{had // ranks % self.balance} of {self.balance}. Resume on {ranks} ranks, or from a state after a "
-                f"multiple of balance={self.balance} packs, as every batch is with batch_size={self.balance}"
+                f"this state is in the middle of {window} packs that were assigned to {ranks} ranks by cost: each rank "
+                f"has consumed {had // ranks % self.balance} of {self.balance}. Resume on {ranks} ranks, or from a "
+                f"state after a multiple of balance={self.balance} packs (with batch_size={self.balance}, after any "
+                "batch)"
             )
         return found
 
     def _order_in_words(self) -> str:
         where = " in blocks" if self.order == "block" else ""
-        return f"packs, documents dealt anew each epoch{where}" + (f", balance {self.balance}" if self.balance else "")
+        return f"packs, reshuffled each epoch{where}" + (f", balance {self.balance}" if self.balance else "")
 
     def agrees_with(self, shuffle: bool | str) -> bool:
-        """Return whether a loader asks for this order: packs always come shuffled."""
+        """Return whether a loader's ``shuffle`` fits this order: True does, because packs are always shuffled."""
         return shuffle is True or shuffle == self.order
 
 
 class _Balanced:
-    """An order whose windows are global batches, within which packs are dealt to ranks by cost."""
+    """An order in windows of a global batch, in which packs are assigned to ranks by cost."""
 
     def __init__(self, order: Order, packs: Packs, partition: Any, window: int) -> None:
         self._order, self._packs = order, packs
@@ -316,6 +317,6 @@ class _Balanced:
         return begin + int(np.flatnonzero(self._dealt(begin) == pack)[0])
 
     def _dealt(self, begin: int) -> Indices:
-        """Return the packs of a window by place: place p is of rank ``p % world_size``."""
+        """Return the packs of a window; index p belongs to rank ``p % world_size``."""
         packs = self._order[np.arange(begin, begin + self._window)]
         return packs[split_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]

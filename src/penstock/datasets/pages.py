@@ -1,15 +1,15 @@
-"""`Pages`: records of slices that a metadata server holds, with as few round trips as how they are asked for allows.
+"""`Pages`: read records from a metadata server, with as few round trips as the access pattern allows.
 
 ==========================  ============================================================================================
-asked for                   what happens
+access pattern              reads
 ==========================  ============================================================================================
-in order                    pages are read ahead of the consumer, see `ReadAhead`
-scattered, or in strides    exactly these rows, in one round trip for each request, however many they are
-scattered, a small slice    the whole slice, once single requests have cost as much as that
+sequential                  pages are read ahead of the consumer, see `ReadAhead`
+random or strided           exactly the requested rows, in one round trip for each request
+random in a small slice     the whole slice, as soon as single requests have cost as much
 ==========================  ============================================================================================
 
-Which it is shows by itself: samplers, numbers of workers and resumes need not be told. Memory: ``cache_bytes``, or
-three pages where that is more.
+The pattern is detected from the requests, whatever samplers, workers and resumes cause them. Memory: ``cache_bytes``,
+or three pages if these are larger.
 """
 
 from __future__ import annotations
@@ -36,39 +36,44 @@ if TYPE_CHECKING:
 
 __all__ = ["Pages"]
 
-_ROUND_TRIP = 2048  # rows that could be streamed in the time that one round trip takes
-_PATIENCE = 1.0  # seconds without a server after which nothing is read ahead: who needs rows asks, and is more patient
+_ROUND_TRIP = 2048  # rows that could be streamed in the time of one round trip
+# Seconds without a server after which the read-ahead stops. Direct requests for rows wait longer.
+_PATIENCE = 1.0
 
 
 class Pages:
-    """The records of one share's slices. Safe in threads; a copy in another process reads for itself.
+    """The records of one rank's slices. Thread-safe; a copy in another process reads independently.
 
     Args:
-        client: whom to ask.
-        name: of the data set, whose version is that of ``plan.source``.
-        plan: which rows, in which order.
+        client: the connection to the server.
+        name: name of the dataset; its version is the version of ``plan.source``.
+        plan: the rows, in order.
         cache_bytes: memory for pages.
-        page_rows: rows of a page.
+        page_rows: rows in a page.
     """
 
     def __init__(self, client: Client, name: str, plan: SharePlan, *, cache_bytes: int, page_rows: int) -> None:
         if cache_bytes < 1 or page_rows < 1:
-            raise ConfigError(f"cache_bytes and page_rows must be positive, got {cache_bytes} and {page_rows}")
+            raise ConfigError(f"cache_bytes= and page_rows= must be positive, got {cache_bytes} and {page_rows}")
         self._plan, self._slices = plan, _ServedSlices(client, name, plan, page_rows)
         self._cache_bytes, self._page_rows = cache_bytes, page_rows
         self._own()
 
     def _own(self) -> None:
-        """What belongs to this process alone."""
+        """Create the state that belongs to this process alone."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
-        self._expected: tuple[MiniEpoch, int] | None = None  # where the request that was answered last ended
-        self._neighbours = 0  # requests in a row that each began where the one before it ended
-        self._doubts = 1  # how many of them it takes; twice as many each time that pages were read ahead in vain
+        # The end of the last request that was answered directly.
+        self._expected: tuple[MiniEpoch, int] | None = None
+        # Consecutive requests that each began at the end of the one before.
+        self._neighbours = 0
+        # The number of such requests that starts the read-ahead; doubled each time that a read-ahead was useless.
+        self._doubts = 1
         self._place: MiniEpoch | None = None
-        self._requests = 0  # answered one by one in this place
+        # Requests that were answered directly in this mini-epoch.
+        self._requests = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("_plan", "_slices", "_cache_bytes", "_page_rows")}
@@ -78,9 +83,10 @@ class Pages:
         self._own()
 
     def records(self, view: EpochView, local: Indices) -> list[Record]:
-        """Return the records of some samples of a view, in this order."""
+        """Return the records of some samples of a view, in the order of ``local``."""
         if self._pid != os.getpid():
-            self._own()  # forked: the thread is the parent's
+            # After a fork, the thread exists only in the parent process.
+            self._own()
         rows, at = view.rows(local), local + view.place.skip
         records: list[Record] = []
         for begin in range(0, len(rows), self._page_rows):
@@ -89,13 +95,13 @@ class Pages:
         return records
 
     def record(self, view: EpochView, local: int, row: int) -> Record:
-        """The record of one sample, which stands in this row of the manifest."""
+        """Return the record of one sample; ``row`` is its row in the manifest."""
         if self._pid != os.getpid():
             self._own()
         return self._some(view.place.whole, np.array([local + view.place.skip]), np.array([row]))[0]
 
     def close(self) -> None:
-        """End the thread. Whatever is asked for later begins anew."""
+        """Stop the read-ahead thread. Later requests start it again."""
         with self._lock:
             self._replace(None)
 
@@ -104,12 +110,13 @@ class Pages:
         try:
             found = None if ahead is None else ahead.get(place, at)
         except Exception:
-            self._drop(ahead)  # who tries again begins anew
+            # A retry starts a new read-ahead.
+            self._drop(ahead)
             raise
         manifest: Manifest = self._plan.source
         if ahead is None or found is None:
             records = manifest.records(rows)
-            # A server knows whole slices, of which a filter leaves some rows, and others are excluded.
+            # The server sends whole slices, without filters and exclusions: read ahead only without these.
             if not self._plan.filters and self._plan.excluded is None:
                 with self._lock:
                     self._answered(place, at)
@@ -121,7 +128,9 @@ class Pages:
         return manifest.parse(found, rows)
 
     def _answered(self, place: MiniEpoch, at: Indices) -> None:
-        """A request was answered by itself: will the next one be a neighbour, or have there been too many?"""
+        """Count a request that was answered directly; start the read-ahead if access is sequential or the slice is
+        small.
+        """
         size, begin, end = self._slices.size(place), int(at[0]), int(at[-1]) + 1
         in_order = is_run(at)
         self._neighbours = self._neighbours + 1 if in_order and self._expected == (place, begin) else 0
@@ -148,7 +157,7 @@ class Pages:
 
     @property
     def _row_bytes(self) -> float:
-        """What a row takes in memory, about."""
+        """Approximate memory of a row, in bytes."""
         manifest: Manifest = self._plan.source
         return manifest.nbytes / max(1, len(manifest)) + 8
 
@@ -165,12 +174,13 @@ class Pages:
 
 
 def _stop(ahead: ReadAhead, pid: int) -> None:
-    if pid == os.getpid():  # in a fork there is no such thread, and its lock may be held for ever
+    # In a forked child the thread does not exist, and its lock may be held forever.
+    if pid == os.getpid():
         ahead.stop()
 
 
 class _ServedSlices:
-    """The slices of a share as a server gives them. Knows nothing of `Pages`, so that the thread does not keep it."""
+    """The slices of a rank, read from a server. Does not refer to `Pages`, so the thread does not keep it alive."""
 
     def __init__(self, client: Client, name: str, plan: SharePlan, page_rows: int) -> None:
         self._client, self._name, self._plan, self._page_rows = copy.copy(client), name, plan, page_rows

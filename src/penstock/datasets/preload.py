@@ -1,11 +1,11 @@
-"""Gathering a rank's rows into one compact buffer, for manifests on slow network file systems.
+"""`Preload`: copy a rank's rows into one compact buffer, for manifests on slow network file systems.
 
-The rows are read in the order of the file and permuted in memory by a column of their places. The buffer is an Arrow
-IPC file in anonymous memory (memfd; a temporary file where the system has none) that running workers map through the
-gatherer's ``/proc`` entry, so that it exists once per rank, and it is gone when its last user is.
+The rows are read in file order, and permuted in memory by an index column. The buffer is an Arrow IPC file in anonymous
+memory (memfd; a temporary file if the system has none). Running workers map it through the ``/proc`` entry of the
+process that wrote it, so it exists once per rank. It is freed when its last user ends.
 
-Cost: ``share`` rows for the mini-epoch at hand and as many for the next one, which a thread gathers meanwhile; while a
-slice is being written it is held twice.
+Cost: the rows of the current mini-epoch, and as many for the next one, which a thread loads in the background. While a
+slice is written, it is in memory twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-# `take` imports it. In the thread that gathers, while this one forks a worker, the worker would wait for it for ever.
+# `take` imports this module. If the background thread did so while the main thread forks a worker, the worker would
+# wait for the import lock forever.
 import pyarrow.compute
 import torch
 
@@ -40,29 +41,29 @@ from penstock.threads import Daemon
 
 __all__ = ["Gathered", "Preload"]
 
-_CHUNK = 1 << 18  # rows gathered between two steps of the progress bar
+_CHUNK = 1 << 18  # rows between two updates of the progress bar
 _AT, _ROW = "__at__", "__row__"
 
 
 class Gathered(NamedTuple):
-    """A slice in memory: ``at[i]`` says where the i-th sample of the slice stands in the file-ordered columns."""
+    """A slice in memory: ``at[i]`` is the index of the slice's i-th sample in the columns, which are in file order."""
 
     batch: pa.RecordBatch
     at: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
 
     def records(self, manifest: Manifest, local: Indices) -> list[Record]:
-        """The records of these samples of the slice, parsed out of memory."""
+        """Return the records of these samples of the slice, parsed from memory."""
         where = self.at[local]
         return manifest.parse(self.batch.take(as_arrow(where)), self.rows[where])
 
 
 class Preload:
-    """The gathered slices of one rank: the one in use and, in the background, the one after it.
+    """The preloaded slices of one rank: the current one and, in the background, the next one.
 
     Args:
-        manifest: whose rows are gathered.
-        progress: True shows a progress bar on stderr, False none, None one if stderr is a terminal.
+        manifest: the source of the rows.
+        progress: True shows a progress bar on stderr, False none, None only if stderr is a terminal.
     """
 
     def __init__(self, manifest: Manifest, *, progress: bool | None) -> None:
@@ -73,13 +74,14 @@ class Preload:
         self._own()
 
     def _publish(self) -> None:
-        """What this data set and its copies in workers have in common, and nobody else."""
-        self._nonce = secrets.randbits(62)  # two data sets may stand at the same place
-        # What is published to running workers, two slots of: key of the place, gatherer's pid, its descriptor, size.
+        """Create the state that this dataset shares with its copies in workers."""
+        # Distinguishes datasets at the same mini-epoch.
+        self._nonce = secrets.randbits(62)
+        # Two slots, read by running workers: key of the mini-epoch, pid and file descriptor of the writer, size.
         self._slots = torch.zeros((2, 4), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def _own(self) -> None:
-        """What belongs to this process alone: descriptors by slot, and the threads that gather."""
+        """Create the state that belongs to this process alone: descriptors by slot, and the background threads."""
         self._pid = os.getpid()
         self._files: dict[int, int] = {}
         self._threads: dict[int, _Gathering] = {}
@@ -88,7 +90,8 @@ class Preload:
 
     def __getstate__(self) -> dict[str, Any]:
         names = ["_manifest", "_progress"]
-        if get_spawning_popen() is not None:  # on the way to a worker; any other copy gathers for itself
+        # Pickled for a worker. Any other copy preloads its own rows.
+        if get_spawning_popen() is not None:
             names += ["_nonce", "_slots"]
         return {name: self.__dict__[name] for name in names}
 
@@ -100,18 +103,16 @@ class Preload:
         self._own()
 
     def records(self, view: EpochView, local: Indices) -> list[Record]:
-        """Return the records of some samples of a view, out of memory."""
+        """Return the records of some samples of a view, from memory."""
         return self.get(view).records(self._manifest, local + view.place.skip)
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
-        """Have the rows of a view, and begin to gather those of the next one."""
+        """Load the rows of a view, and start to load the rows of the next one in the background."""
         self.get(view)
         self.prefetch(following)
 
     def get(self, view: EpochView) -> Gathered:
-        """Return the rows of the whole mini-epoch of a view: mapped if some process has gathered them, else gathered
-        here and now.
-        """
+        """Return the rows of a view's whole mini-epoch: mapped if a process has loaded them, else loaded now."""
         key = self._key(view.place.whole)
         opened = self._open
         if opened is None or opened[0] != key:
@@ -127,26 +128,31 @@ class Preload:
         return opened[1]
 
     def _disinherit(self) -> None:
-        """Forked: the parent's threads and locks mean nothing here, and its files must not be kept alive from here."""
+        """Reset after a fork: drop the parent's threads and locks, and close its files, which this process must not
+        keep alive.
+        """
         inherited = list(self._files.values())
         self._own()
         for descriptor in inherited:
             os.close(descriptor)
 
     def prefetch(self, view: EpochView) -> None:
-        """Begin to gather another slice in the background; it takes the place of the one that is not in use."""
+        """Start to load another slice in the background; it replaces the slice that is not in use."""
         key = self._key(view.place.whole)
         if key not in self._threads and not bool((self._slots[:, 0] == key).any()):
             self._threads = {key: _Gathering(lambda stopping: self._gather(view, stopping))}
 
     def _gather(self, view: EpochView, stopping: Callable[[], bool]) -> Gathered:
-        """Gather a slice and publish it. What was written is returned mapped: by the time a caller looked it up, other
-        threads might have published other slices in its stead."""
+        """Load a slice and publish it; return it mapped.
+
+        It is mapped here, because until a later lookup other threads might have replaced it.
+        """
         key = self._key(view.place.whole)
         with self._lock, _anonymous_file() as file:
             found = self._map(key)
             if found is not None:
-                return found  # another thread was quicker
+                # Another thread has loaded it meanwhile.
+                return found
             in_use = 0 if self._open is None else self._open[0]
             slot = 1 if int(self._slots[0, 0]) == in_use else 0
             _write(file, self._manifest, view.whole_rows(), key, self._progress, stopping)
@@ -154,7 +160,7 @@ class Preload:
             file.flush()
             gathered = _read(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), key)
             if gathered is None:
-                raise ManifestIOError(f"the rows gathered for {view.place} could not be mapped")
+                raise ManifestIOError(f"the rows preloaded for {view.place} could not be mapped")
             old = self._files.get(slot)
             self._files[slot] = os.dup(file.fileno())
             self._slots[slot] = torch.tensor([key, self._pid, self._files[slot], size])
@@ -175,18 +181,20 @@ class Preload:
                 else:
                     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
             except OSError:
-                return None  # no /proc here, or the gatherer is gone: this process gathers for itself
+                # There is no /proc, or the writer has ended: this process loads the rows itself.
+                return None
             try:
                 return _read(mmap.mmap(opened, size, prot=mmap.PROT_READ), key)
             except (OSError, ValueError):
-                return None  # as in _read: the number stands for another file by now
+                # As in `_read`: the descriptor's number now belongs to another file.
+                return None
             finally:
                 os.close(opened)
         return None
 
 
 class _Gathering:
-    """A slice being gathered in the background; an exception is raised where its result is asked for."""
+    """A slice that a background thread loads; `result` raises the thread's exception."""
 
     def __init__(self, work: Callable[[Callable[[], bool]], object]) -> None:
         self._error: BaseException | None = None
@@ -195,7 +203,8 @@ class _Gathering:
     def _run(self, work: Callable[[Callable[[], bool]], object], thread: Daemon) -> None:
         try:
             work(lambda: thread.stopping)
-        except BaseException as error:  # handed over to whoever waits for the rows
+        # Raised in `result`.
+        except BaseException as error:
             self._error = error
 
     def result(self) -> None:
@@ -212,16 +221,16 @@ def _write(
     progress: bool | None,
     stopping: Callable[[], bool],
 ) -> None:
-    """One record batch: the stored columns and row numbers in the order of the file, and where each sample stands."""
+    """Write one record batch: stored columns and row numbers in file order, and the index of each sample in them."""
     order = np.argsort(rows, kind="stable")
     at = np.empty_like(order)
     at[order] = np.arange(len(order))
     in_file_order = rows[order]
     parts = []
-    with progress_bar("gathering rows", len(rows), progress, in_bytes=False) as advance:
+    with progress_bar("preloading rows", len(rows), progress, in_bytes=False) as advance:
         for begin in range(0, max(len(rows), 1), _CHUNK):
             if stopping():
-                raise ManifestIOError("gathering rows was given up, because the program ends")
+                raise ManifestIOError("preloading rows was stopped, because the program ends")
             chunk = in_file_order[begin : begin + _CHUNK]
             parts.append(manifest.gather(chunk))
             advance(len(chunk))
@@ -236,7 +245,8 @@ def _read(mapped: mmap.mmap, key: int) -> Gathered | None:
     try:
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
     except pa.ArrowInvalid:
-        return None  # the descriptor's number was given to another file meanwhile
+        # The descriptor's number now belongs to another file.
+        return None
     if (reader.schema.metadata or {}).get(b"key") != str(key).encode():
         return None
     if reader.num_record_batches == 0:

@@ -1,4 +1,4 @@
-"""`RankDataset`: this rank's share of a manifest, mini-epoch by mini-epoch, in constant memory.
+"""`RankDataset`: one rank's samples of a manifest, mini-epoch by mini-epoch, in constant memory.
 
 dataset = RankDataset("train.txt", mini_epochs=4, seed=0)
 loader = DataLoader(dataset, batch_size=256, num_workers=8, persistent_workers=True)
@@ -29,36 +29,37 @@ __all__ = ["RankDataset"]
 
 
 class RankDataset(HasClasses, SourceDataset):
-    """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """The samples of a manifest, split across ranks. A map-style dataset of one rank's samples in one mini-epoch.
 
     Args:
-        source: a `Manifest`, or a path that `Manifest.open` understands.
-        rank, world_size: by default from torch.distributed, else RANK and WORLD_SIZE, else 0 and 1; resolved at first
-            use and fixed from then on.
-        mini_epochs: into how many runs an epoch is cut; all are equally long, padding comes at the end of the epoch.
-        group: cut the manifest into so many blocks, permute inside them and permute the blocks (short for
+        source: a `Manifest`, or a path for `Manifest.open`.
+        rank, world_size: by default from torch.distributed, else RANK and WORLD_SIZE, else 0 and 1. They are resolved
+            at first use and do not change afterwards.
+        mini_epochs: the number of mini-epochs (sub-epochs) in an epoch. All have the same length; padding is at the end
+            of the epoch.
+        group: cut the manifest into this number of blocks, shuffle inside the blocks, and shuffle the blocks (short for
             ``shuffle="block"`` with that block size and ``window=1``).
-        seed: the order is a function of (seed, epoch); the same on all ranks.
-        remainder: ``"pad"``, ``"drop"`` or ``"uneven"``, see `penstock.order.Partition`. For exact evaluation use
+        seed: the order is a function of (seed, epoch). It must be the same on all ranks.
+        remainder: ``"pad"``, ``"drop"`` or ``"uneven"``, see `penstock.order.Partition`. For an exact evaluation use
             ``shuffle="none", remainder="uneven"``; for all rows on every rank ``world_size=1, rank=0``.
-        shuffle: ``"global"``, ``"block"`` or ``"none"``; ``block_size`` and ``window`` belong to ``"block"``.
-        load: ``load(record)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
-            item is the tuple ``(path, label, row)``.
-        preload: gather this rank's rows into one compact buffer in memory, reading in file order; for manifests on
-            slow network file systems. Costs ``2 * n / (world_size * mini_epochs)`` rows, since the next mini-epoch is
-            gathered in the background.
-        process_group: whose ranks share out the data, where that is not the default group.
-        progress: a bar while a file is indexed or rows are gathered; by default if stderr is a terminal.
+        shuffle: ``"global"``, ``"block"`` or ``"none"``. ``block_size`` and ``window`` are options of ``"block"``.
+        load: ``load(record)`` converts the record to the item, in the scope of the sample's own `penstock.generator`.
+            By default the item is the tuple ``(path, label, row)``.
+        preload: copy this rank's rows into one compact buffer in memory, and read them in file order; for manifests on
+            slow network file systems. The buffers hold ``2 * n / (world_size * mini_epochs)`` rows, because a thread
+            loads the next mini-epoch in the background.
+        process_group: the process group whose ranks split the data; by default the default group.
+        progress: show a progress bar while a file is indexed or rows are preloaded; by default if stderr is a terminal.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
-        ManifestError: the manifest cannot be opened, or a row does not parse.
+        ConfigError, PartitionError: invalid arguments.
+        ManifestError: the manifest cannot be opened, or a row cannot be parsed.
 
-    Memory does not depend on the length of the manifest: the file is mapped and shared by all processes of a machine,
-    and rows are found by arithmetic. A new mini-epoch costs nothing without ``preload``.
+    Memory use does not depend on the length of the manifest: all processes of a machine share the mapped file, and the
+    rows of a rank are computed, not stored. A new mini-epoch costs nothing without ``preload``.
 
-    ``set_epoch`` and ``set_mini_epoch`` take effect at the next ``iter()`` of a running loader, persistent workers
-    included. Do not put a distributed sampler on top: that would split twice.
+    ``set_epoch`` and ``set_mini_epoch`` take effect at the next ``iter()`` of a running loader, also with persistent
+    workers. Do not put a distributed sampler on top: the data would be split twice.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class RankDataset(HasClasses, SourceDataset):
         if isinstance(source, Dataset):
             name = type(source).__name__
             raise ConfigError(
-                f"{type(self).__name__} takes a manifest or the name of one, got a data set ({name}). To filter rows, "
-                "filter what is made of the whole manifest: Subset(RankDataset(manifest), keep)"
+                f"{type(self).__name__} takes a manifest or its path, got a dataset ({name}). To filter rows, filter "
+                "the dataset of the whole manifest: Subset(RankDataset(manifest), keep)"
             )
         if progress is not None and isinstance(source, Manifest) and not preload:
             raise ConfigError(
-                "progress= is for indexing a file or gathering rows (preload=True): there is neither here"
+                "progress= is for indexing a file or preloading rows (preload=True), and this call does neither"
             )
         manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
         gathered = Preload(manifest, progress=progress) if preload else None
@@ -88,15 +89,15 @@ class RankDataset(HasClasses, SourceDataset):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest behind the data set."""
+        """The manifest behind the dataset."""
         return cast(Manifest, self.source)
 
     def class_names(self) -> list[str] | None:
-        """Return the names of the manifest's classes by label; None if it says none."""
+        """Return the manifest's class names by label; None if it has none."""
         return self.manifest.classes
 
     def __len__(self) -> int:
-        # Whatever loader asks will fork or spawn: its workers find the rows gathered.
+        # A loader asks for the length before it starts workers: preload now, so that workers inherit the rows.
         if get_worker_info() is None:
             self.plan.prepare()
         return super().__len__()

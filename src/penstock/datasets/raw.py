@@ -1,4 +1,4 @@
-"""`LoadBytes`: the bytes of each record's file, for formats that nobody here knows."""
+"""`LoadBytes`: load the bytes of each record's file, for any file format."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["LoadBytes", "item_of"]
 
 
 class LoadBytes:
-    """``load(record) -> (data, label)``, or ``(data, label, row)``; picklable, for ``load=`` of any data set.
+    """Load a file's bytes: ``load(record) -> (data, label)``, or ``(data, label, row)``.
 
-    Rows of a manifest without a label give the data alone.
+    Picklable; usable as ``load=`` of any dataset. For a manifest without labels, the item is the data alone.
 
     Args:
-        size: None gives ``bytes``, as long as the file. With a number, a uint8 tensor of so many bytes: of a longer
-            file a part that begins at a place drawn from the sample's own `penstock.generator`, a shorter one filled
-            up with zeros.
-        row: add the row number of the manifest to the item.
-        storage: how files at remote addresses are reached: `penstock.storage.Storage`.
+        size: None: ``data`` is ``bytes``, as long as the file. A number: ``data`` is a uint8 tensor of this number of
+            bytes. A longer file yields a part that begins at a position drawn from the sample's own
+            `penstock.generator`; a shorter file is padded with zeros.
+        row: append the row number of the manifest to the item.
+        storage: access to remote addresses, see `penstock.storage.Storage`.
 
     Raises:
-        ConfigError: a size that is not positive.
-        DataFileIOError: (when called) a file that is missing or cannot be read.
-        StorageError: (when called) a store says no.
+        ConfigError: the size is not positive.
+        DataFileIOError: (when called) a file is missing or cannot be read.
+        StorageError: (when called) the store reports an error.
 
-    Reading releases the GIL; in the statistics of a loader it is the stage ``read``.
+    Reading releases the GIL. A loader's statistics show it as the stage ``read``.
 
     >>> ps.open("train.txt", root="data", load=ps.LoadBytes())[0]           # doctest: +SKIP
     (b"...", 3)
@@ -49,7 +49,7 @@ class LoadBytes:
         self.storage = storage
 
     def __call__(self, record: Record) -> Any:
-        """The item of a record."""
+        """Return the item of a record."""
         data: Any = read_file(record.path, self.storage)
         if self.size is not None:
             data = self._part(data, self.size)
@@ -64,6 +64,6 @@ class LoadBytes:
 
 
 def item_of(value: Any, record: Record, *, row: bool) -> Any:
-    """What a record's value, its label if it has one, and its row if that is asked for, are as an item."""
+    """Return an item: the value, followed by the record's label if it has one, and by its row if ``row`` is true."""
     parts = (value, *(() if record.label is None else (record.label,)), *((record.row,) if row else ()))
     return parts if len(parts) > 1 else value

@@ -1,13 +1,13 @@
-"""Pages of a slice that a thread gets before they are asked for, and then the first pages of the next slice.
+"""`ReadAhead`: a thread that reads pages of a slice ahead of the consumer, then the first pages of the next slice.
 
-    slice of the present mini-epoch                     slice of the next one
+    slice of the current mini-epoch                     slice of the next one
     ... 11 | 12 | 13 | 14 | 15                          16 | 17 | 18 ...
-        oldest     mark        (thread is here) next
+        oldest     mark     (thread is here) next
 
-Pages are numbered through, over the end of a slice; ``mark`` is the one that the consumer is at. Invariants: the pages
-in memory are those from ``oldest`` to ``next``; apart from the page at the mark and its neighbours, they take no more
-than ``cache_bytes``. The thread asks for as many pages at a time as there is room for, so that no stream stays
-open while the consumer is busy, and a server has nothing to hold for a slow one.
+Pages are numbered consecutively across slices; ``mark`` is the consumer's page. Invariants: the pages in memory are
+``oldest`` to ``next``; except for the page at the mark and its neighbours, they take at most ``cache_bytes``. The
+thread requests as many pages at once as there is memory for, so no stream stays open while the consumer is busy, and
+the server buffers nothing for a slow consumer.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from penstock.threads import Daemon
 
 __all__ = ["ReadAhead", "Slices", "is_run"]
 
-_FEW = 4  # pages after which it shows whether the consumer wants what is read ahead
+_FEW = 4  # pages before `ReadAhead.useful` can become False
 
 
 class Slices(Protocol):
-    """Where pages come from. A place stands for the whole slice there."""
+    """The source of pages. A place identifies a whole slice."""
 
     def size(self, place: MiniEpoch) -> int:
-        """Rows of a slice."""
+        """Return the number of rows in a slice."""
         ...
 
     def after(self, place: MiniEpoch) -> MiniEpoch:
-        """The slice that is wanted after this one; the same place if there is none."""
+        """Return the slice after this one; the same place if there is none."""
         ...
 
     def read(self, place: MiniEpoch, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Rows ``begin`` to ``end`` of a slice, in order, in batches of any size."""
+        """Yield rows ``begin`` to ``end`` of a slice, in order, in batches of any size."""
         ...
 
 
@@ -63,15 +63,15 @@ class _Leg(NamedTuple):
 
 
 class ReadAhead:
-    """Pages in order from row ``first`` of a slice on. The thread begins at once, and ends with `stop`.
+    """Read pages in order, from row ``first`` of a slice on. The thread starts at once; `stop` ends it.
 
     Args:
-        slices: where they come from.
-        place, first: where to begin.
-        page_rows: rows of a page.
-        cache_bytes: bound of the pages in memory.
-        page_bytes: an estimate of what a page takes, for the first of them.
-        whole: the consumer wants all rows of the slice, in whatever order.
+        slices: the source of pages.
+        place, first: the first slice, and its first row to read.
+        page_rows: rows in a page.
+        cache_bytes: memory limit of the pages.
+        page_bytes: estimated memory of a page, used until pages have arrived.
+        whole: the consumer will read all rows of the slice, in any order.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class ReadAhead:
         self._legs = [self._leg(place, first, 0)]
         self._pages: dict[int, pa.RecordBatch] = {}
         self._bytes = self._oldest = self._next = self._mark = 0
-        self._run = 1  # pages to ask for: twice as many each time
-        self._asked: int | None = None if whole else 0  # rows
+        self._run = 1  # pages in the next request; doubled with each request
+        self._asked: int | None = None if whole else 0  # rows that the consumer has requested
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = Daemon(self._work, name="penstock-pages", wake=self._wake)
@@ -102,10 +102,10 @@ class ReadAhead:
     # The consumer's side.
 
     def get(self, place: MiniEpoch, at: Indices) -> pa.RecordBatch | None:
-        """The rows ``at`` of a slice, in this order; None if they are neither here nor next to come.
+        """Return the rows ``at`` of a slice, in this order; None if they are neither in memory nor next.
 
-        Waits for pages that are next to come. Where the server failed, that is None too: whoever asks for rows himself
-        learns why, or finds that it is back.
+        Wait for pages that are next. After a server error, return None, too: the caller then requests the rows
+        directly, and gets the error, or the rows if the server is back.
         """
         with self._changed:
             leg = self._find(place) or self._next_leg(place)
@@ -116,7 +116,8 @@ class ReadAhead:
             if begin < leg.first or first < self._oldest:
                 return None
             if last >= self._next and last > min(self._next, first) + 1:
-                return None  # too far off; or there is no room for it as long as the first is needed
+                # Too far ahead, or not in memory together with the first page.
+                return None
             self._count(first, len(at))
             while last >= self._next and self._error is None and not self._thread.stopping:
                 self._changed.wait()
@@ -128,26 +129,29 @@ class ReadAhead:
         return _pick(pages, at - (leg.first + (first - leg.number) * self._page_rows), self._page_rows)
 
     def covers(self, place: MiniEpoch, row: int) -> bool:
-        """Whether the thread has got, or will get, this row of a slice."""
+        """Return whether the thread has read, or will read, this row of a slice."""
         with self._changed:
             leg = None if self._thread.stopping or self._error is not None else self._find(place)
             return leg is not None and leg.number + (row - leg.first) // self._page_rows >= self._oldest
 
     @property
     def useful(self) -> bool:
-        """Whether at least a third of what was passed was asked for: else the consumer jumps, or has only a part."""
+        """Whether the consumer has requested at least a third of the rows that it has passed.
+
+        If not, it jumps, or has only a part of the slice.
+        """
         with self._changed:
             return self._asked is None or self._mark < _FEW or self._asked * 3 >= self._mark * self._page_rows
 
     def stop(self) -> None:
-        """End the thread, and whoever waits for it. Does not wait for it."""
+        """Tell the thread to end, and wake waiting callers. Does not wait for the thread."""
         self._thread.stop()
 
     def _find(self, place: MiniEpoch) -> _Leg | None:
         return next((leg for leg in reversed(self._legs) if leg.place == place), None)
 
     def _next_leg(self, place: MiniEpoch) -> _Leg | None:
-        """Go on to a slice, if it comes after the last one, and most of that is here."""
+        """Start a slice if it follows the last one, and most of that has been read; return None otherwise."""
         last = self._legs[-1]
         if place == last.place or last.end > self._next + 1 or place != self._slices.after(last.place):
             return None
@@ -177,13 +181,14 @@ class ReadAhead:
                         self._add(page)
                         if thread.stopping:
                             return
-        except BaseException as error:  # handed over to whoever waits for the page
+        # Raised in `get`, in the thread that waits for the page.
+        except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _wanted(self, thread: Daemon) -> tuple[MiniEpoch, int, int] | None:
-        """What to get next, once there is room for it: a place, and rows of its slice. None to end."""
+        """Return the next request, once there is memory for it: a place, and rows of its slice. None to end."""
         with self._changed:
             while not thread.stopping:
                 leg = next((leg for leg in self._legs if self._next < leg.end), None)
@@ -196,7 +201,7 @@ class ReadAhead:
             return None
 
     def _room(self) -> int:
-        """How many pages to get at once; none while less than half of the memory is free."""
+        """Return the number of pages to request at once; 0 while less than half of the memory is free."""
         page_bytes = self._bytes / len(self._pages) if self._pages else self._page_bytes
         needed = self._needed()
         kept = sum(page.nbytes for number, page in self._pages.items() if number >= needed)
@@ -207,7 +212,7 @@ class ReadAhead:
         return max(count, self._mark + 2 - self._next)
 
     def _needed(self) -> int:
-        """The first page that may be asked for again: that before the mark, or the first of the slice."""
+        """Return the first page that may be requested again: the page before the mark, or the first of the slice."""
         if self._asked is not None:
             return self._mark - 1
         return next(leg.number for leg in reversed(self._legs) if leg.number <= self._mark)
@@ -224,7 +229,7 @@ class ReadAhead:
 
 
 def _paged(batches: Iterator[pa.RecordBatch], page_rows: int) -> Generator[pa.RecordBatch, None, None]:
-    """The same rows in batches of ``page_rows``, the last one of what is left."""
+    """Yield the same rows in batches of ``page_rows``; the last batch has the rest."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -241,13 +246,14 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def is_run(at: Indices) -> bool:
-    """Whether rows are asked for in order, without gaps."""
+    """Return whether rows are consecutive."""
     return int(at[-1]) - int(at[0]) == len(at) - 1 and (len(at) == 1 or bool((np.diff(at) == 1).all()))
 
 
 def _pick(pages: list[pa.RecordBatch], at: Indices, page_rows: int) -> pa.RecordBatch:
-    """Rows of pages that stand one behind the other; a run of rows of one page without a copy."""
-    if len(pages) > 2:  # scattered: most pages may have none of them
+    """Return rows of consecutive pages; consecutive rows of one page without a copy."""
+    # Scattered rows: most pages may contain none of them.
+    if len(pages) > 2:
         numbers = at // page_rows
         wanted, places = np.unique(numbers, return_inverse=True)
         pages, at = [pages[number] for number in wanted.tolist()], at + (places - numbers) * page_rows

@@ -1,8 +1,9 @@
-"""Rows of the samples that come next, many at a time: for data sets whose batches cost less than their order.
+"""Cache of the rows for the next indices: for datasets whose batches are cheaper to read than their order is to
+compute.
 
-The permutation of a batch of 64 costs about as much as that of a thousand samples (some hundred NumPy calls either
-way), which is more than copying 64 short rows. Loaders ask for indices that follow each other, so a block of them is
-worth keeping. Any other indices are computed by themselves.
+Computing the order of 64 samples costs about as much as that of a thousand (some hundred NumPy calls in either case),
+and more than copying 64 short rows. Loaders request consecutive indices, so a block of rows is computed at once and
+cached. Rows of other indices are computed on request.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from penstock.plan.share import EpochView
 
 __all__ = ["RowsAhead"]
 
-_BLOCK = 4096  # 32 KiB
+_BLOCK = 4096  # rows, 32 KiB
 
 
 class RowsAhead:
-    """``rows(view, indices)``: rows of the source for local indices. Safe in threads."""
+    """``rows(view, indices)`` returns the rows of the source at local indices. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: tuple[EpochView, int, Indices] | None = None
@@ -29,7 +30,7 @@ class RowsAhead:
         """Return the rows of some samples of a view, int64 of shape (indices,).
 
         Raises:
-            IndexError: an index is outside this rank's share.
+            IndexError: an index is outside this rank's samples.
         """
         local = normalise(indices, len(view))
         begin = int(local[0]) if len(local) else 0

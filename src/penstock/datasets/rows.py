@@ -1,4 +1,4 @@
-"""Items of a map-style data set by the rows of its data, whatever order it has of its own."""
+"""Load items of a map-style dataset by row of its data, independent of the dataset's order."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ __all__ = ["check_rows", "excluded_rows", "has_rows", "load_rows", "row_count", 
 
 
 def has_rows(dataset: Any) -> bool:
-    """Return whether a data set with an order of its own gives items by the rows of its source."""
+    """Return whether a dataset with its own order can load items by row of its source."""
     return isinstance(dataset, SourceDataset | Around) and bool(getattr(dataset, "has_rows", False))
 
 
 def check_rows(dataset: Any) -> None:
-    """Refuse a data set of which nobody can ask for a row.
+    """Raise ConfigError if a dataset cannot load items by row.
 
     Raises:
-        ConfigError: it makes its items by itself, in an order of its own.
+        ConfigError: the dataset makes its items itself, in its own shuffled order.
     """
     order = own_order(dataset)
     if order is not None and not has_rows(dataset) and getattr(order, "shuffle", "none") != "none":
         raise ConfigError(
-            f"a {type(dataset).__name__} makes its items by their place in its order, and lengths are by row: make it "
+            f"a {type(dataset).__name__} makes items by position in its own order, but lengths are by row: create it "
             "with shuffle='none'"
         )
 
 
 def row_count(dataset: Any) -> int:
-    """Return how many rows a data set has: of one rank's share, those of all ranks.
+    """Return the number of rows of a dataset; if it holds one rank's samples, the rows of all ranks.
 
     Raises:
-        LengthUnknownError: its shards are not counted yet.
+        LengthUnknownError: the samples of its shards have not been counted yet.
     """
     rows: int = dataset.plan.samples if has_rows(dataset) else -1
     return rows if rows >= 0 else len(dataset)
 
 
 def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:
-    """Return a function from rows of a data set to those of the data that its filters have left; None without one."""
+    """Return a function from rows of a filtered dataset to rows of its data; None without a filter."""
     filtered = has_rows(dataset) and dataset.plan.filters
     return dataset.plan.kept if filtered else None
 
 
 def excluded_rows(dataset: Any, exclude: Any = None) -> ExcludedRows | None:
-    """Return the rows of a data set that nobody is to get: those that it excludes itself, and others.
+    """Return the excluded rows of a dataset: its own, and further ones; None if there are none.
 
     Args:
-        dataset: that is read by rows.
-        exclude: further ones, as an array of row numbers.
+        dataset: a dataset that is read by row.
+        exclude: further rows, as an array of row numbers.
     """
     own: ExcludedRows | None = dataset.plan.excluded if has_rows(dataset) else None
     if exclude is None:
         return own
-    # Few runs leave rows out.
+    # Imported here, because few jobs exclude rows.
     from penstock.plan.exclusion import ExcludedRows
 
     given = ExcludedRows(exclude, row_count(dataset))
@@ -75,13 +75,13 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
     """Return the items of rows, each made in the scope of its key.
 
     Args:
-        dataset: any map-style data set. Rows of one of ours with an order of its own are those of its source. Of a
-            subclass that makes its items by itself, they are indices.
+        dataset: any map-style dataset. For a Penstock dataset with its own order, these are rows of its source. For a
+            subclass that makes its items itself, they are indices.
         rows: 0 to ``row_count - 1``.
-        keys: of the items' generators; None where the caller's scope is to hold.
+        keys: of the items' generators; None to use the caller's scope.
 
-    A data set's own ``__getitems__`` is called for all rows together; one that draws from `penstock.generator` costs a
-    second call for each row.
+    A dataset's own ``__getitems__`` is called once for all rows. If it draws from `penstock.generator`, each row is
+    loaded again by itself.
     """
     if has_rows(dataset):
         return list(dataset.load_rows(rows, keys))
@@ -95,7 +95,7 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
             items = list(many(list(rows)))
             if scope.generator is None:
                 return items
-        # Items that drew together would depend on each other, so each is made anew in a scope of its own.
+        # Items that drew from one generator would depend on each other: load each again in its own scope.
         items = []
         for row, key in zip(rows, keys, strict=True):
             scope.move(key)

@@ -1,10 +1,10 @@
-"""`ServerDataset` and `RankServerDataset`: data sets whose manifest is on a metadata server.
+"""`ServerDataset` and `RankServerDataset`: datasets whose manifest is on a metadata server.
 
     dataset = RankServerDataset(["grpc://a:7000", "grpc://b:7000"], "train", mini_epochs=4, seed=0)
     loader = DataLoader(dataset, batch_size=256, num_workers=8)      # everything else as with RankDataset
 
-Promises: the same rows, in the same order, with the same states, as from the file; a state of one loads into the other.
-Memory: ``cache_bytes`` for each process that reads, however long the manifest is.
+The rows, their order and the states are the same as for the file; a state of one can be loaded into the other. Memory:
+``cache_bytes`` in each process that reads, for a manifest of any length.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ _CACHE_BYTES = 16 << 20
 
 
 class ServerDataset(BatchedDataset):
-    """All rows of a served manifest, as a map-style data set; put a sampler on top.
+    """All rows of a served manifest, as a map-style dataset; put a sampler on top.
 
     Args:
-        address: ``"host:port"``, several of them that serve the same, or a `penstock.server.Client` (which has tokens,
-            certificates and deadlines).
-        name: of the served data set; may be left out where there is only one.
-        load: ``load(record)`` makes the item; by default an item is the tuple ``(path, label, row)``.
+        address: ``"host:port"``, several of these that serve the same data, or a `penstock.server.Client` (with tokens,
+            certificates and timeouts).
+        name: the name of the served dataset; optional if the server has only one.
+        load: ``load(record)`` converts the record to the item. By default the item is the tuple ``(path, label, row)``.
         cache_bytes: memory for rows that are read ahead, in each process that reads.
-        page_rows: rows of a page that is read ahead.
+        page_rows: rows in a page of the read-ahead.
 
     Raises:
-        ServerError: no server answers, a wrong token, an unknown name, or another version of the data.
-        ConfigError: sizes that are not positive.
-        ManifestError: (on access) a row does not parse.
+        ServerError: no server answers, the token is wrong, the name is unknown, or the data has another version.
+        ConfigError: a size is not positive.
+        ManifestError: (on access) a row cannot be parsed.
 
-    Cost: a batch (``__getitems__``) is one round trip, and so is a single item. Rows that are asked for in order are
-    read ahead in pages; all rows are fetched at once, and then kept, where they fit into ``cache_bytes`` and single
-    requests have come to cost as much. Connections are opened where the data set is used, in every process and thread.
+    Cost: a batch (``__getitems__``) is one round trip; so is a single item. Rows that are requested in order are read
+    ahead in pages. If all rows fit into ``cache_bytes``, they are fetched at once and cached, as soon as single
+    requests have cost as much. Each process and thread opens its own connection at first use.
 
-    The version of the manifest is that of the moment when the data set was made: it goes on with that one when the
-    server is told to load a newer file.
+    The dataset keeps the version of the manifest that was current when you created it, even after the server loads a
+    newer file.
     """
 
     fork_safe = False
-    """Processes are started by a fork server: gRPC does not survive a fork."""
+    """False: gRPC does not survive a fork, so a fork server starts the worker processes."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ServerDataset(BatchedDataset):
         self._pages = Pages(client, name, self._plan, cache_bytes=cache_bytes, page_rows=page_rows)
         self.load = load
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
-        """Whether items depend on the manifest and `penstock.generator` alone, see `RankDataset`."""
+        """Whether items depend only on the manifest and `penstock.generator`, see `RankDataset`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.manifest!r}"
@@ -93,44 +93,44 @@ class ServerDataset(BatchedDataset):
         return (record.path, record.label, record.row) if self.load is None else self.load(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The items at several indices at once, in one round trip."""
+        """Return the items at several indices, in one round trip."""
         return ServerDataset.load_samples(self, indices, None)
 
     def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
-        """The items at several indices, each made in the scope of its key."""
+        """Return the items at several indices, each made in the scope of its key."""
         records = self.records(indices)
         if self.load is None:
             return [(record.path, record.label, record.row) for record in records]
         return load_each(self.load, records, keys)
 
     def records(self, indices: Sequence[int]) -> list[Record]:
-        """The manifest's records at these indices, whatever ``load`` makes of them."""
+        """Return the manifest's records at several indices, before ``load``."""
         return self._pages.records(self._plan.view(), normalise(indices, len(self)))
 
     def close(self) -> None:
-        """Stop reading ahead. Happens by itself when the data set goes; one that is used again begins anew."""
+        """Stop the read-ahead. Also runs when the dataset is deleted. Further use starts the read-ahead again."""
         self._pages.close()
 
 
 class RankServerDataset(SourceDataset):
-    """`RankDataset` over a served manifest: the same rows in the same order, the same methods and states.
+    """A `RankDataset` over a served manifest: the same rows in the same order, with the same methods and states.
 
     Args:
-        address, name, cache_bytes, page_rows: as in `ServerDataset`.
-        rank, world_size, mini_epochs, group, seed, remainder, shuffle, block_size, window, load, process_group: as in
+        address, name, cache_bytes, page_rows: see `ServerDataset`.
+        rank, world_size, mini_epochs, group, seed, remainder, shuffle, block_size, window, load, process_group: see
             `RankDataset`.
 
     Raises:
-        ServerError: no server answers, a wrong token, an unknown name, or another version of the data.
-        ConfigError, PartitionError: arguments that make no sense.
-        ManifestError: (on access) a row does not parse.
+        ServerError: no server answers, the token is wrong, the name is unknown, or the data has another version.
+        ConfigError, PartitionError: invalid arguments.
+        ManifestError: (on access) a row cannot be parsed.
 
-    The server keeps nothing of a job: what a rank gets follows from the arguments, so it does not matter which of the
-    servers answers, or whether it was restarted.
+    The server stores nothing about a job. The rows of a rank follow from the arguments, so any of the servers can
+    answer, also after a restart.
 
-    Cost: who goes through a mini-epoch in order reads from memory, into which a thread fetches pages ahead of him, and
-    at the end those of the next mini-epoch. What is asked for by a sampler, or by one of many workers, comes in one
-    round trip a batch; a slice that fits into ``cache_bytes`` is fetched as a whole once that is less.
+    Cost: sequential access to a mini-epoch reads from memory; a thread fetches pages ahead, and at the end the first
+    pages of the next mini-epoch. Random access, by a sampler or by one of many workers, takes one round trip per batch.
+    A rank's rows that fit into ``cache_bytes`` are fetched as a whole as soon as this costs less.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class RankServerDataset(SourceDataset):
         check_share(type(self), share, load)
         if share.get("locality", "none") != "none":
             raise ConfigError(
-                f"{type(self).__name__}: a server sends every node whatever it asks for, and nodes keep nothing: "
-                "locality= is for data that nodes read themselves, so leave it out"
+                f"{type(self).__name__}: leave locality= out. It is for data that nodes read and cache themselves; "
+                "here the server sends the rows, and nodes cache nothing"
             )
         client, name, manifest = _connect(address, name)
         plan = SharePlan(manifest, **share)
@@ -166,12 +166,12 @@ class RankServerDataset(SourceDataset):
         return [(record.path, record.label, record.row) for record in records]
 
     def close(self) -> None:
-        """Stop reading ahead. Happens by itself when the data set goes; one that is used again begins anew."""
+        """Stop the read-ahead. Also runs when the dataset is deleted. Further use starts the read-ahead again."""
         self._pages.close()
 
 
 def _connect(address: str | Sequence[str] | Client, name: str | None) -> tuple[Client, str, Manifest]:
-    """The client, the data set's name, and its manifest in the version of now."""
+    """Return the client, the dataset's name, and the current version of its manifest."""
     from penstock.server import Client
 
     client = address if isinstance(address, Client) else Client(address)

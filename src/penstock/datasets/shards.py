@@ -1,4 +1,4 @@
-"""`ShardDataset`: this rank's share of tar shards, in an order that anyone can reproduce.
+"""`ShardDataset`: one rank's samples of tar shards, in a reproducible order.
 
 dataset = ShardDataset("train-{000..999}.tar", decode=True, seed=0)
 loader = DataLoader(dataset, batch_size=256, num_workers=8)
@@ -34,41 +34,42 @@ __all__ = ["ShardDataset"]
 
 
 class ShardDataset(SourceDataset):
-    """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """The samples of tar shards, split across ranks. A map-style dataset of one rank's samples in one mini-epoch.
 
     Args:
         urls: the shards, see `ShardSet`; or an open `ShardSet`.
-        decode: True makes images, numbers, text, JSON and arrays of the bytes, by their extensions; a mapping of
-            extensions to functions of bytes does so with those in front; a function gets the sample. By default values
-            are bytes.
-        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
-            item is the sample, a dict.
+        decode: True decodes images, numbers, text, JSON and arrays by file extension. A mapping from extensions to
+            functions of bytes does the same, and its functions have precedence. A function gets the sample. By default
+            values are bytes.
+        load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
+            By default the item is the sample, a dict.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` of about a shard's samples keeps reads
-            within few shards at a time; ``"global"`` reads from all of them.
-        locality, nodes: ``locality="node"`` deals whole shards to nodes, each of which keeps most of its own from epoch
-            to epoch, see `penstock.RankDataset`.
+            `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of about one shard, reads from only a few
+            shards at a time; ``"global"`` reads from all of them.
+        locality, nodes: ``locality="node"`` assigns whole shards to nodes; each node keeps most of its shards from
+            epoch to epoch, see `penstock.RankDataset`.
         copy, storage, cache_dir, progress: see `ShardSet`.
-        window_shards: of shards in a store that have no indexes: how many of a rank's are mixed in the first epoch, see
-            below.
-        write_index: write the index of each shard that is made here beside the shard in the store: then the next job
-            finds it, on whichever machine.
+        window_shards: for shards in a store without indexes: the number of a rank's shards that the first epoch mixes,
+            see below.
+        write_index: write each index that is built here into the store, beside its shard. The next job then reads it,
+            on any machine.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
+        ConfigError, PartitionError: invalid arguments.
         ShardError: see `ShardSet`.
 
-    Every sample comes once an epoch, whatever the number of shards, ranks and workers, and all ranks have equally many
-    batches, unless ``remainder="uneven"``. The state is a few integers, and loads on any number of ranks. Index ``i``
-    is the i-th sample of this rank; ``dataset.shards[i]`` is the i-th one on disk.
+    Each sample occurs once per epoch, for any number of shards, ranks and workers. All ranks have the same number of
+    batches, unless ``remainder="uneven"``. The state is a few integers and can be loaded on any number of ranks. Index
+    ``i`` is the i-th sample of this rank; ``dataset.shards[i]`` is sample ``i`` on disk.
 
-    Shards in a store need no index: the first batch comes once the first shard is here. As long as nobody has counted
-    the samples, an epoch has an order of its own: shards are permuted and dealt to ranks, the samples of up to
-    ``window_shards`` of a rank are shuffled together, and ranks tell each other how many there are. Every sample still
-    comes once, and ranks have equally many. ``len`` is a `LengthUnknownError` until the last shard was counted;
-    the next epoch has the order that is asked for. A state of such an epoch fits any number of ranks, too.
+    Shards in a store need no index: the first batch is ready when the first shard has been downloaded. Until all
+    samples have been counted, an epoch has a special order: shards are permuted and assigned to ranks, the samples of
+    up to ``window_shards`` shards of a rank are shuffled together, and ranks exchange their sample counts. Each sample
+    still occurs once, and ranks have the same number of batches. ``len`` raises `LengthUnknownError` until the last
+    shard has been counted. The next epoch has the order that you asked for. A state of the first epoch can be loaded on
+    any number of ranks, too.
 
-    Memory does not depend on the number of samples: the indexes are mapped and shared by all processes.
+    Memory use does not depend on the number of samples: all processes share the mapped indexes.
     """
 
     def __init__(
@@ -92,14 +93,15 @@ class ShardDataset(SourceDataset):
             not copy or write_index or any(value is not None for value in given.values())
         ):
             raise ConfigError(
-                f"copy, write_index, {', '.join(given)} are for shards to be opened, and this set is open already"
+                f"copy, write_index, {', '.join(given)} apply when shards are opened, but this ShardSet is already "
+                "open: leave them out"
             )
         self.shards = (
             urls
             if isinstance(urls, ShardSet)
             else open_shards(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
         )
-        """The samples as they are on disk."""
+        """The samples, in the order of the shards."""
         plan: SharePlan
         if any(is_remote(url) for url in self.shards.urls):
             plan = WindowPlan(self.shards, window_shards=window_shards, ahead=ShardsAhead(self.shards), **share)
@@ -107,10 +109,10 @@ class ShardDataset(SourceDataset):
             plan = SharePlan(self.shards, by_shards=True, **share)
         super().__init__(self.shards, plan, chained(decode, load))
         self.releases_gil = decode is True
-        """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""
+        """Whether items are mostly made without the GIL: True for decoded images."""
 
     def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[SampleRecord]:
-        """Several samples as records of images, for `penstock.ImageDataset`. See `ShardSet.as_images`."""
+        """Return several samples as image records, for `penstock.ImageDataset`. See `ShardSet.as_images`."""
         return self.shards.as_images(self.rows(indices, place), self.records(indices, place))
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:

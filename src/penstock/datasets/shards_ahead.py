@@ -1,10 +1,10 @@
-"""Shards of a store that are in the cache when they are needed: an epoch's order says which, and until when.
+"""`ShardsAhead`: copy shards from a store into the cache before they are needed, by the epoch's order.
 
-    view.rows -> shard of each row -> first and last position of each shard, first one in the next epoch
-    all in use at a time fit the cache:   copies come and go, those needed last go first
-    they do not (a global shuffle):       some shards stay copied, as many as fit; ranges are read of the others
+    view.rows -> shard of each row -> first and last position of each shard; first position in the next epoch
+    the shards in use at a time fit the cache:   copies are made and evicted; those needed last are evicted first
+    they do not fit (a global shuffle):          as many shards as fit stay copied; ranges are read of the others
 
-So an epoch fetches the part of the data that the cache cannot hold, whatever the shuffle.
+So an epoch downloads only the data that the cache cannot hold, for any shuffle.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from penstock.threads import Daemon
 
 __all__ = ["ShardsAhead", "ShardsInStores", "spans"]
 
-_CHUNK = 1 << 18  # rows looked at between two looks at the clock
-_AT_ONCE = 1 << 21  # rows for which a consumer waits; the others are looked at in the background
+_CHUNK = 1 << 18  # rows examined between two checks for a stop
+_AT_ONCE = 1 << 21  # rows examined before the first sample; the others are examined in the background
 
 Ints = npt.NDArray[np.int64]
 
 
 class ShardsInStores(Protocol):
-    """Shards, of which any number lie in a store."""
+    """Shards, some or all of which are in a store."""
 
     @property
     def starts(self) -> Any:
-        """The number of the first sample of each shard, and of all."""
+        """The row of the first sample of each shard, and the total number of rows."""
 
     def stored(self) -> list[StoredShard]:
-        """Return the shards in a store that are copied."""
+        """Return the shards in a store that are copied into the cache."""
 
 
 class ShardsAhead:
-    """Looks ahead for one rank of a job: see the module. It is a share's ``prepare`` and ``advance``.
+    """Prefetch the shards of one rank, see the module. It implements a share's ``prepare`` and ``advance``.
 
     Args:
-        shards: of which those in a store are all of one `Storage`. What they hold is asked for when it is needed.
+        shards: the shards; all shards in a store use one `Storage`. Their sizes and indexes are read when needed.
 
-    Cost: an epoch's rows are computed once more, some ten million a second; memory for each shard, none for rows.
+    Cost: the rows of an epoch are computed once more, at some ten million per second. Memory: per shard, none per row.
     """
 
     def __init__(self, shards: ShardsInStores) -> None:
@@ -84,7 +84,7 @@ class ShardsAhead:
         return CopiesAhead(self._shards[0].storage)
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
-        """Fetch what a view needs, in the order in which it does."""
+        """Start to copy the shards that a view needs, in the order in which it needs them."""
         if view.place == self._place or self._pid != os.getpid() or get_worker_info() is not None or not self._shards:
             return
         self._place, self._had = view.place, 0
@@ -96,13 +96,13 @@ class ShardsAhead:
             self._thread = Daemon(work, name="penstock-shard-uses")
 
     def advance(self, view: EpochView, count: int) -> None:
-        """Go on: the consumer has had the first ``count`` samples of a view."""
+        """Report that the consumer has received the first ``count`` samples of a view."""
         if view.place == self._place:
             self._had = count
             self._ahead.advance(count)
 
     def close(self) -> None:
-        """End what runs in the background, and want nothing more."""
+        """End the background work, and cancel all further copies."""
         if self._thread is not None and self._pid == os.getpid():
             self._thread.stop()
         if "_ahead" in self.__dict__:
@@ -115,7 +115,7 @@ class ShardsAhead:
     def _follow(
         self, view: EpochView, following: EpochView, most: int | None, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Compute the uses of all shards, looking at so many rows at most; return whether these were enough."""
+        """Compute the uses of all shards, from at most ``most`` rows; return whether these rows were enough."""
         first, last, had = spans(view, self._starts, most, stopping)
         again, _, had_again = spans(following, self._starts, most, stopping)
         if stopping():
@@ -124,7 +124,7 @@ class ShardsAhead:
         try:
             self._ahead.follow(uses, position=self._had)
         except OSError as error:
-            # The cache may only be read, or its disk is full. Whoever needs a shard opens it, and says what is wrong.
+            # The cache is read-only, or its disk is full. The error is raised later, when a shard is opened.
             if error.errno not in UNWRITABLE:
                 raise
             return True
@@ -151,7 +151,7 @@ class ShardsAhead:
     def _copied(
         self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints, again: Ints
     ) -> tuple[npt.NDArray[np.bool_], list[RemoteSource]]:
-        """Return which shards are copied, and which indexes the others need."""
+        """Return a mask of the shards to copy, and the indexes that the other shards need."""
         cache = shards[0].storage.the_cache()
         room = usable(cache.limit())
         everything = np.ones(len(shards), np.bool_)
@@ -160,7 +160,7 @@ class ShardsAhead:
             return everything, []
         indexes = [one for shard in shards for one in shard.index or ()]
         room -= sum(one.size for one in indexes)
-        # All ranks of a node choose the same ones, and those that are there already.
+        # All ranks of a node choose the same shards, and prefer those already in the cache.
         there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
         return stay(sizes, again, there, [object_name(shard.url) for shard in shards], room), indexes
 
@@ -168,20 +168,19 @@ class ShardsAhead:
 def spans(
     view: EpochView, starts: Ints, most: int | None = None, stopping: Callable[[], bool] = lambda: False
 ) -> tuple[Ints, Ints, bool]:
-    """Return where a view needs each shard first and last, and whether that is all known.
+    """Return the first and last position at which a view needs each shard, and whether they are exact.
 
     Args:
-        view: whose samples are counted from its beginning.
-        starts: the first row of each shard, and the number of rows.
-        most: how many samples to look at; None for all of them. A shard that was seen by then counts as needed until
-            the end of what was looked at, another one from there on.
-        stopping: says when to give up.
+        view: the samples; positions count from its beginning.
+        starts: the first row of each shard, and the total number of rows.
+        most: the number of samples to examine; None for all. A shard seen by then counts as needed until the last
+            examined sample, any other shard as needed from there on.
+        stopping: returns True to stop early.
 
     Returns:
-        int64 arrays of a number for each shard: `NEVER` and -1 where the view does not need it.
+        int64 arrays with one position for each shard: `NEVER` and -1 if the view does not need the shard.
 
-    It looks no further once every shard was seen and a shard comes as often as chance has it: then all are needed to
-    the end.
+    The search stops early if every shard occurs as evenly as in a random order: then all shards are needed to the end.
     """
     count, shards = len(view), len(starts) - 1
     first, last = np.full(shards, NEVER), np.full(shards, -1)
@@ -194,7 +193,7 @@ def spans(
         end = min(had + _CHUNK, count)
         positions = np.arange(had, end, dtype=np.int64)
         numbers = starts.searchsorted(view.rows(positions), "right") - 1
-        # Of several assignments to one place the last one holds.
+        # NumPy keeps the last of several assignments to one index.
         last[numbers] = positions
         begin = np.full(shards, NEVER)
         begin[numbers[::-1]] = positions[::-1]
@@ -206,6 +205,6 @@ def spans(
 
 
 def _is_global(numbers: Ints, shards: int) -> bool:
-    """Return whether the rows of a chunk come from all shards, in both of its halves."""
+    """Return whether both halves of a chunk contain rows of all shards."""
     half = len(numbers) // 2
     return all(len(np.unique(part)) == shards for part in (numbers[:half], numbers[half:]))

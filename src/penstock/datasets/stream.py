@@ -1,8 +1,8 @@
-"""`MPDataset`: the same share as a stream, for iterable-style loaders with any number of workers.
+"""`MPDataset`: one rank's samples of a manifest as a stream, for iterable-style loaders with any number of workers.
 
-A rank's share is cut into batches before any worker is thought of; worker w of n then yields batches w, w + n, ...
-sample by sample. torch's loader gathers ``batch_size`` samples of one worker and takes the workers in turn, so what
-comes out is batch 0, 1, 2, ... with the same samples for every number of workers::
+A rank's samples are first cut into batches, independent of the workers. Worker w of n then yields the samples of
+batches w, w + n, ... one by one. torch's loader collects ``batch_size`` samples of one worker and takes the workers in
+turn. So the result is batch 0, 1, 2, ..., with the same samples for every number of workers::
 
     batches of the rank     0   1   2   3   4   5   6
     worker 0 of 3           0           3           6
@@ -32,25 +32,25 @@ __all__ = ["MPDataset"]
 
 
 class MPDataset(StreamDataset):
-    """An iterable-style data set whose batches do not depend on the number of workers.
+    """An iterable-style dataset whose batches do not depend on the number of workers.
 
     Args:
-        source: a `Manifest`, or a path that `Manifest.open` understands.
-        batch_size: samples in a batch; the loader's ``batch_size`` must be the same.
-        drop_last: leave out this rank's last batch if it is not full (less than one batch a rank, whatever the number
-            of workers). Leave the loader's own ``drop_last`` False.
-        shuffle, seed, rank, world_size, remainder, group, block_size, window, load, process_group: as in `RankDataset`.
+        source: a `Manifest`, or a path for `Manifest.open`.
+        batch_size: samples in a batch; give the loader the same ``batch_size``.
+        drop_last: leave out this rank's last batch if it is incomplete (less than one batch per rank, for any number of
+            workers). Leave the loader's own ``drop_last`` False.
+        shuffle, seed, rank, world_size, remainder, group, block_size, window, load, process_group: see `RankDataset`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
-        ManifestError: the manifest cannot be opened, or a row does not parse.
+        ConfigError, PartitionError: invalid arguments.
+        ManifestError: the manifest cannot be opened, or a row cannot be parsed.
 
-    ``len`` is the exact number of samples of this rank. ``set_epoch`` reaches persistent workers at their next epoch.
-    The file is never walked as a whole: a worker looks up the rows of its own batches. Memory is O(1) in the length of
-    the manifest.
+    ``len`` is the exact number of samples of this rank. ``set_epoch`` reaches persistent workers at their next epoch. A
+    worker reads only the rows of its own batches, never the whole file. Memory is O(1) in the length of the manifest.
 
-    State: under a Penstock loader use the loader's. Under others, `state_dict` counts what this object has yielded in
-    its own process (torchdata's StatefulDataLoader asks each worker), or what you say with ``batches=``.
+    State: with a Penstock loader, use the loader's state. With others, `state_dict` counts the samples that this object
+    has yielded in its own process (torchdata's StatefulDataLoader asks each worker), or takes your count from
+    ``batches=``.
     """
 
     splits_by_rank = True
@@ -69,9 +69,9 @@ class MPDataset(StreamDataset):
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ConfigError(f"batch_size must be a positive integer, got {batch_size!r}")
         if share.get("mini_epochs", 1) != 1:
-            raise ConfigError("an MPDataset goes through whole epochs: mini_epochs= is for RankDataset")
+            raise ConfigError("an MPDataset yields whole epochs: for mini_epochs= use a RankDataset")
         self.samples = RankDataset(source, load=load, **share)
-        """The same samples as a map-style data set; an index is the ordinal of a sample in this rank's share."""
+        """The same samples as a map-style dataset; index ``i`` is the i-th sample of this rank."""
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._yielded = 0
@@ -79,7 +79,7 @@ class MPDataset(StreamDataset):
 
     def __copy__(self) -> Self:
         made = object.__new__(type(self))
-        # A copy goes its own way, see `SourceDataset`.
+        # A copy has its own position, see `SourceDataset`.
         made.__dict__ = {**self.__dict__, "samples": copy.copy(self.samples)}
         return made
 
@@ -88,12 +88,12 @@ class MPDataset(StreamDataset):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest behind the data set."""
+        """The manifest behind the dataset."""
         return self.samples.manifest
 
     @property
     def pure(self) -> bool:
-        """Whether items depend on the manifest and `penstock.generator` alone, see `RankDataset`."""
+        """Whether items depend only on the manifest and `penstock.generator`, see `RankDataset`."""
         return self.samples.pure
 
     @property
@@ -103,12 +103,12 @@ class MPDataset(StreamDataset):
 
     @property
     def epoch(self) -> int:
-        """The present epoch."""
+        """The current epoch."""
         return self.samples.epoch
 
     @property
     def running(self) -> bool:
-        """Whether a pass over the present epoch has begun."""
+        """Whether an iteration over the current epoch has begun."""
         return self.samples.running
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class MPDataset(StreamDataset):
                 yield item
 
     def iter_records(self) -> Iterator[tuple[int, Record]]:
-        """This worker's records with the keys of their generators, whatever ``load`` makes of them."""
+        """Yield this worker's records with the keys of their generators, before ``load``."""
         for indices, place in self._batches():
             keys = self.samples.keys(indices, place)
             for key, record in zip(keys, self.samples.records(indices, place), strict=True):
@@ -130,21 +130,24 @@ class MPDataset(StreamDataset):
                 yield key, record
 
     def _batches(self) -> Iterator[tuple[list[int], MiniEpoch]]:
-        """The local indices of this worker's batches, from where a loaded state left off, and the place that they are
-        of: a new epoch that somebody sets meanwhile is for the next pass.
+        """Yield the local indices of this worker's batches, from the position of a loaded state on, with their epoch.
+
+        An epoch that is set during the iteration takes effect at the next ``iter()``.
         """
         worker = distributed.worker()
         skip = self._begin(worker)
         end, place = len(self), self.samples.place
         for start in range(worker.id * self.batch_size, end, worker.total * self.batch_size):
             indices = np.arange(start, min(start + self.batch_size, end))
-            had = min(skip, len(indices))
-            skip -= had
-            if had < len(indices):
-                yield indices[had:].tolist(), place
+            consumed = min(skip, len(indices))
+            skip -= consumed
+            if consumed < len(indices):
+                yield indices[consumed:].tolist(), place
 
     def _begin(self, worker: distributed.Worker) -> int:
-        """Samples of this worker to leave out, because it had yielded them before the state was saved."""
+        """Begin an iteration; return the number of this worker's samples to skip, because it yielded them before the
+        state was saved.
+        """
         resume, self._resume = self._resume, None
         self.samples.plan.begin()
         self._yielded = 0
@@ -153,17 +156,17 @@ class MPDataset(StreamDataset):
         layout = [worker.id, worker.total]
         if resume["worker"] != layout:
             raise StateError(
-                f"this state is that of worker {resume['worker'][0]} of {resume['worker'][1]}, and this is worker "
+                f"this state belongs to worker {resume['worker'][0]} of {resume['worker'][1]}, and this is worker "
                 f"{layout[0]} of {layout[1]}: use a Penstock loader, whose state fits any number of workers"
             )
         self._yielded = int(resume["yielded"])
         return self._yielded
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch. The epoch of a state just loaded keeps its position.
+        """Go to the start of an epoch. If a state of this epoch was just loaded, keep its position.
 
         Raises:
-            ConfigError: a negative epoch.
+            ConfigError: the epoch is negative.
         """
         if not (self._resume is not None and epoch == self.epoch):
             self._resume = None
@@ -171,11 +174,12 @@ class MPDataset(StreamDataset):
             self.samples.set_epoch(epoch)
 
     def state_dict(self, batches: int | None = None) -> State:
-        """Where this rank is.
+        """Return the state of this rank.
 
         Args:
-            batches: how many batches every rank has had since the last `set_epoch` or load; the state then fits any
-                number of workers and ranks. Without it, what this object itself has yielded in this process.
+            batches: the number of batches that every rank has received since the last `set_epoch` or load; the state
+                can then be loaded on any number of workers and ranks. By default, the number of samples that this
+                object has yielded in this process.
         """
         if batches is not None:
             return self.samples.state_dict(min(batches * self.batch_size, len(self)))
@@ -185,14 +189,14 @@ class MPDataset(StreamDataset):
         return {**self.samples.state_dict(), "worker": list(worker), "yielded": self._yielded}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
-        """Go to the place of a state, see `RankDataset.load_state_dict`.
+        """Go to the position of a state, see `RankDataset.load_state_dict`.
 
         Raises:
             StateError: the state is of another manifest or order, or of a worker of another layout.
         """
         if isinstance(state, Mapping) and "worker" in state:
-            read_ints(state, "worker", 2, of="data set")
-            read_int(state, "yielded", of="data set")
+            read_ints(state, "worker", 2, of="dataset")
+            read_int(state, "yielded", of="dataset")
         self.samples.load_state_dict(state, allow_growth=allow_growth)
         self._yielded = 0
         self._resume = state if "worker" in state else None

@@ -1,15 +1,15 @@
-"""`Subset`: some rows of a data set, without writing it anew.
+"""`Subset`: some rows of a dataset, without copying the data.
 
 clean = Subset(TableDataset("web-*.parquet", seed=0), pc.field("score") > 0.7)
 loader = DataLoader(clean, batch_size=256)              # ranks, epochs, states: as without the filter
 
-train = Subset(my_dataset, mask)                        # any map-style data set: torch's Subset, in constant memory
+train = Subset(my_dataset, mask)                        # any map-style dataset: torch's Subset, in constant memory
 
-A filter is a function of the place among the kept rows, and a part of the data set's plan::
+A filter is part of the dataset's plan: it maps a position among the kept rows to a row::
 
-    position -> order of the kept rows (seed, epoch) -> place among them -> row -> item
+    position -> order of the kept rows (seed, epoch) -> position among the kept rows -> row -> item
 
-Memory: none for each row in any process; see `penstock.plan.filter.KeptRows`.
+Memory per row: none in any process; see `penstock.plan.filter.KeptRows`.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ __all__ = ["Subset", "filtered_parts"]
 
 
 class Subset(BatchedDataset, TorchSubset[Any]):
-    """The rows of a map-style data set that ``keep`` says.
+    """The rows of a map-style dataset that ``keep`` selects.
 
     Args:
-        dataset: any map-style data set. Of one of ours that has an order of its own (`penstock.RankDataset`,
-            `penstock.TableDataset`, ...) the result is a data set of the same class with the same options, whose
-            epochs hold the kept rows alone. Of a `penstock.Mixture` it is the mixture of the filtered sources, in the
-            same proportions; its rows are those of its sources, one source after the other. Of all others, the result
-            has no order of its own: put a sampler on top, or ``shuffle=``.
-        keep: which rows. A mask (one truth value for each row), an array of row numbers, the path of an ``.npy`` file
-            with one of the two, or an expression over columns (`pyarrow.compute.field`) where the data have columns:
-            tables, manifests, and filters of these. Rows may come in any order and repeatedly, as with torch's
-            ``Subset``; negative ones count from the end. Rows are those of the source, whatever order the data set
-            gives them.
+        dataset: any map-style dataset. For a Penstock dataset with its own order (`penstock.RankDataset`,
+            `penstock.TableDataset`, ...), the result is a dataset of the same class with the same options, whose epochs
+            contain only the kept rows. For a `penstock.Mixture`, it is the mixture of the filtered sources, in the same
+            proportions; rows are counted over the sources, one after the other. For any other dataset, the result has
+            no order of its own: put a sampler on top, or use ``shuffle=``.
+        keep: the rows to keep: a mask (one boolean for each row), an array of row numbers, the path of an ``.npy`` file
+            with one of the two, or an expression over columns (`pyarrow.compute.field`) if the data has columns:
+            tables, manifests, and filters of these. Row numbers may have any order and repeat, as in torch's
+            ``Subset``; negative numbers count from the end. They are rows of the source, independent of the dataset's
+            order.
 
     Raises:
-        ConfigError: an iterable-style data set, a mask of another length, an expression that cannot be evaluated.
-        IndexError: a row outside the data set.
-        DataFileError: the path is of no ``.npy`` file with a mask or rows.
+        ConfigError: an iterable-style dataset, a mask of the wrong length, or an expression that cannot be evaluated.
+        IndexError: a row is outside the dataset.
+        DataFileError: the path is not an ``.npy`` file with a mask or rows.
 
-    The fingerprint is of the data and the kept rows, so a state of other rows is refused. An expression is evaluated
-    once, with a bar, over the columns that it names; its rows stay in the user's cache under the fingerprint of the
-    data. Rows are kept as a mapped file of row numbers, or of one bit for each row where that is smaller (51 million
-    rows: 7.2 MB).
+    The fingerprint covers the data and the kept rows, so the state of other rows is refused. An expression is evaluated
+    once, with a progress bar, and reads only the columns that it names; the result is stored in the user's cache under
+    the fingerprint of the data. Kept rows are stored as a mapped file of row numbers, or of one bit per row if that is
+    smaller (51 million rows: 7.2 MB).
 
     >>> Subset(list("abcdef"), [True, False, True, True, False, False])[1]
     'c'
     """
 
     def __new__(cls, dataset: Any, keep: Any) -> Subset:
-        """Return a filtered view of a data set with an order of its own, else a plain subset."""
+        """Return a filtered view of a dataset that has its own order, else a plain subset."""
         if cls is Subset and isinstance(dataset, SourceDataset):
             return cast(Subset, dataset.filtered(keep))
         if cls is Subset and isinstance(dataset, Around) and isinstance(dataset.source, SourceDataset | Around):
@@ -83,13 +83,13 @@ class Subset(BatchedDataset, TorchSubset[Any]):
             or not hasattr(dataset, "__len__")
         ):
             raise ConfigError(
-                f"a Subset takes a data set with length and items, got a {type(dataset).__name__}: filter streams "
-                "where they are made, with a condition in their __iter__ or a select() in their pipeline"
+                f"a Subset takes a dataset with __len__ and __getitem__, got a {type(dataset).__name__}: filter a "
+                "stream where it is created, with a condition in its __iter__ or a select() in its pipeline"
             )
         kept = kept_rows(keep, filterable(dataset))
         super().__init__(dataset, cast(Sequence[int], kept))
         self.kept: KeptRows = kept
-        """The rows, by their place in this data set."""
+        """The kept rows, indexed by their position in this dataset."""
         self.pure = bool(getattr(dataset, "pure", False))
         self.releases_gil = bool(getattr(dataset, "releases_gil", False))
         self.channels_last = bool(getattr(dataset, "channels_last", False))
@@ -111,12 +111,12 @@ class Subset(BatchedDataset, TorchSubset[Any]):
 
     @property
     def fingerprint(self) -> str | None:
-        """Identity of the kept rows; None where nobody knows that of the data."""
+        """Identity of the kept rows; None if the data has no fingerprint."""
         inner = fingerprint_of(self.dataset)
         return None if inner is None else xxhash.xxh3_128_hexdigest(f"{inner} {self.kept.fingerprint}".encode())
 
     def rows(self, indices: Any) -> Indices:
-        """Return the rows of the data set at these places: int64 of the shape of ``indices``."""
+        """Return the rows of the dataset at several indices: int64 of the shape of ``indices``."""
         return self.kept.find(normalise(indices, len(self)))
 
     def __getitem__(self, index: Any) -> Any:
@@ -125,7 +125,7 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         return self.dataset[self.kept[index]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items at several indices at once."""
+        """Return the items at several indices."""
         return Subset.load_samples(self, indices, None)
 
     def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None, **into: Any) -> list[Any]:
@@ -136,26 +136,30 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         return load_rows(dataset, rows, None if in_sample() else keys)
 
     def fetch_batch(self, indices: Sequence[int], keys: Sequence[int] | None, empty: Any) -> Any:
-        """Return the batch of the items at several indices, see `penstock.sources.batched.BatchedDataset`."""
+        """Return the batch of several indices, see `penstock.sources.batched.BatchedDataset`."""
         return self.dataset.fetch_batch(self.rows(indices).tolist(), keys, empty)  # type: ignore[attr-defined]
 
 
 def filter_rows(dataset: Any) -> int:
-    """Return how many rows a filter of a data set is over: those of its documents, or of all its sources."""
+    """Return the number of rows that a filter of a dataset selects from; for packs, documents; for a mixture, the rows
+    of all sources.
+    """
     return dataset.filter_rows if isinstance(dataset, SourceDataset) else len(dataset)
 
 
 def _refuse_shares(dataset: Any) -> None:
-    """Refuse what holds data sets with an order of their own: its indices are other rows in each epoch."""
+    """Raise ConfigError for a user's dataset over datasets with their own order: its indices are other rows in each
+    epoch.
+    """
     if not isinstance(dataset, SourceDataset) and holds_a_share(dataset):
         raise ConfigError(
-            f"a {type(dataset).__name__} over data sets with an order of their own has no rows to filter: filter those "
-            "inside, Subset(part, keep)"
+            f"a {type(dataset).__name__} over datasets with their own order has no fixed rows to filter: filter each "
+            "inner dataset instead, Subset(inner, keep)"
         )
 
 
 def filterable(dataset: Any) -> Filterable:
-    """Return what a filter has to know of a map-style data set without an order of its own."""
+    """Return the rows and columns of a map-style dataset without its own order, for a filter."""
     if isinstance(dataset, Subset):
         inner = filterable(dataset.dataset)
         return inner._replace(
@@ -170,7 +174,9 @@ def _ours(dataset: Any) -> bool:
 
 
 def filtered_parts(keep: Any, datasets: Sequence[Any]) -> list[Any]:
-    """Return each data set with those of its rows that ``keep`` says, of all rows one data set after the other."""
+    """Return each dataset with its rows in ``keep``; row numbers and masks count over all datasets, one after the
+    other.
+    """
     if isinstance(keep, pc.Expression):
         return [Subset(dataset, keep) for dataset in datasets]
     ends = np.cumsum([0, *map(filter_rows, datasets)]).tolist()

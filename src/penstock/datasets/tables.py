@@ -1,4 +1,4 @@
-"""`TableDataset`: this rank's share of Arrow, Parquet or JSON files that hold the samples themselves.
+"""`TableDataset`: one rank's rows of Arrow, Parquet or JSON lines files that contain the samples themselves.
 
 dataset = TableDataset("data/cifar10", split="train", columns=["img", "label"], seed=0)
 for batch in DataLoader(dataset, batch_size=256): ...      # {"img": tensor, "label": tensor}
@@ -43,37 +43,39 @@ Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class TableDataset(HasClasses, SourceDataset):
-    """The rows of tables: those of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """The rows of tables, split across ranks. A map-style dataset of one rank's samples in one mini-epoch.
 
     Args:
-        source: a folder of `huggingface/datasets`, any other with Arrow, Parquet or JSON lines files, the files
-            themselves, here or in a store; or an open `TableFiles` or `JsonFiles`.
-        split, columns, images, cache_bytes, storage: see `TableFiles`, and of JSON lines `JsonFiles`.
-        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
-            item is the sample, a dict of its columns.
+        source: a folder of `huggingface/datasets`, any other folder of Arrow, Parquet or JSON lines files, or the files
+            themselves, local or in a store; or an open `TableFiles` or `JsonFiles`.
+        split, columns, images, cache_bytes, storage: see `TableFiles`; for JSON lines, `JsonFiles`.
+        load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
+            By default the item is the sample: a dict of its columns.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`. ``shuffle="global"`` jumps anywhere, which costs nothing in Arrow files and in
-            Parquet a row group for each sample, as soon as they are more than ``cache_bytes``: there say
-            ``shuffle="block"``. Blocks are then as large as a row group, and as many of them are mixed as fit into half
-            of ``cache_bytes``, unless ``block_size`` and ``window`` say otherwise.
-        window_shards: of JSON lines in a store: how many files of a rank are mixed in the first epoch, see below.
+            `penstock.RankDataset`. ``shuffle="global"`` is random access. That is free for Arrow files. For Parquet,
+            each sample decodes a whole row group as soon as the row groups exceed ``cache_bytes``: use
+            ``shuffle="block"`` there. Its blocks are by default one row group each, and a window has as many blocks as
+            fit into half of ``cache_bytes``; ``block_size`` and ``window`` override this.
+        window_shards: for JSON lines in a store: the number of a rank's files that the first epoch mixes, see below.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
+        ConfigError, PartitionError: invalid arguments.
         DataFileError, DataFileIOError, StorageError: see `TableFiles`.
-        ImageError: (on access) an image that cannot be decoded; it names file and row.
+        ImageError: (on access) an image cannot be decoded; the message names file and row.
 
-    Rows of JSON lines are dicts of Python's objects, with the keys of their line or those of ``columns``, and batches
-    are made by the loader's ``collate_fn``. Nobody knows how many rows files of JSON lines in a store have: the first
-    batch comes once the first file is here, and the first epoch has the order that `ShardDataset` describes, with
-    ``len`` a `LengthUnknownError` until its end. ``TableDataset(JsonFiles(...))`` reads all of them before it begins.
+    A row of JSON lines is a dict of Python objects, with the keys of its line or the keys in ``columns``. The loader's
+    ``collate_fn`` makes the batches. The number of rows of JSON lines files in a store is unknown at first. The first
+    batch is ready when the first file has been downloaded; the first epoch has the order that `ShardDataset` describes,
+    and ``len`` raises `LengthUnknownError` until its end. To read all files before the start, use
+    ``TableDataset(JsonFiles(...))``.
 
-    Values are those of `penstock.tables.values`: numbers and arrays of the columns' own types, text, ``None``. With
-    Penstock's loader and no ``load`` or ``collate_fn`` batches are made whole: numbers that lie in mapped files in one
-    copy, from their pages into the memory that the batch is delivered in.
+    The values are the values of `penstock.tables.values`: numbers and arrays of the columns' own dtypes, text,
+    ``None``. With Penstock's loader, and without ``load`` or ``collate_fn``, whole batches are made at once. Numbers in
+    mapped files are copied once: from the pages of the files into the batch's memory.
 
-    Every row comes once an epoch, whatever the number of files, ranks and workers. The state is a few integers, and
-    loads on any number of ranks. Index ``i`` is the i-th sample of this rank; ``dataset.table[i]`` is the i-th on disk.
+    Each row occurs once per epoch, for any number of files, ranks and workers. The state is a few integers and can be
+    loaded on any number of ranks. Index ``i`` is the i-th sample of this rank; ``dataset.table[i]`` is row ``i`` on
+    disk.
     """
 
     makes_batches = True
@@ -101,26 +103,29 @@ class TableDataset(HasClasses, SourceDataset):
             "storage": storage,
         }
         self.table = _table(source, {name: value for name, value in given.items() if value is not None})
-        """The samples as they are on disk."""
+        """The samples, in the order of the files."""
         super().__init__(self.table, _plan(self.table, window_shards, share), load)
         self._ahead = RowsAhead()
         self.releases_gil = load is None
-        """Whether one process with threads makes batches: of Parquet, threads share what is decoded."""
+        """Whether threads of one process can make batches. For Parquet, the threads share the decoded row groups."""
         if not isinstance(self.table, TableFiles):
             self.makes_batches = self.releases_gil = False
             return
-        whole = not self.table.image_columns or self.table.images == "bytes"  # workers share the images of a batch
+        # With images to decode, workers share the images of a batch instead of making whole batches.
+        whole = not self.table.image_columns or self.table.images == "bytes"
         self.makes_batches = load is None and whole and type(self).makes_batches
 
     def class_names(self) -> list[str] | None:
-        """Return the names of the classes of the label's column, as `datasets` keeps them; None if there are none."""
+        """Return the class names of the label column, from the metadata that `datasets` writes; None without any."""
         return self.table.label_names() if isinstance(self.table, TableFiles) else None
 
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
     ) -> dict[str, Any]:
-        """The rows at several indices as a dict of columns: tensors that ``empty(shape, dtype)`` gives, lists of text,
-        and what the default collate function makes of anything else. See `penstock.sources.batched.BatchedDataset`.
+        """Return the rows at several indices as a dict of columns.
+
+        Numeric columns are tensors that ``empty(shape, dtype)`` allocates, text columns are lists, and other columns go
+        through torch's default collate function. See `penstock.sources.batched.BatchedDataset`.
         """
         rows = self._ahead.rows(self.plan.view(place), indices)
         table, batch = self._columns(), dict[str, Any]()
@@ -147,17 +152,17 @@ class TableDataset(HasClasses, SourceDataset):
         try:
             return default_collate(values)
         except Exception as error:
-            error.add_note(f"in the column {name!r}: it needs a load= or a collate_fn=, or leave it out with columns=")
+            error.add_note(f"in the column {name!r}: give load= or collate_fn=, or leave the column out with columns=")
             raise
 
     def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[ImageRecord]:
-        """Several samples as records of images, for `penstock.ImageDataset`. See `TableFiles.image_records`."""
+        """Return several samples as image records, for `penstock.ImageDataset`. See `TableFiles.image_records`."""
         return self._columns().image_records(self.rows(indices, place))
 
     def _columns(self) -> TableFiles:
-        """Return the table, which is one of columns."""
+        """Return the table if it has Arrow columns; raise ConfigError if it is JSON lines."""
         if not isinstance(self.table, TableFiles):
-            raise ConfigError(f"{self.table!r}: JSON lines have no columns of Arrow, which this asks for")
+            raise ConfigError(f"{self.table!r}: this needs Arrow columns, and JSON lines have none")
         return self.table
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
@@ -185,14 +190,14 @@ def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _T
     if isinstance(source, TableFiles | JsonFiles):
         if options:
             kind = type(source).__name__
-            raise ConfigError(f"{', '.join(options)} belong to {kind}(...), and this one is open already")
+            raise ConfigError(f"{', '.join(options)}: give these to {kind}(...); this one is already open")
         return source
     files = table_files(source, options.pop("split", None), options.get("storage"))
     names = [name for name, _ in files]
     if not are_json(names):
         return TableFiles.of(files, **options)
     if "images" in options:
-        raise ConfigError(f"{listed(names)}: images= is for Arrow and Parquet files, and these are JSON lines")
+        raise ConfigError(f"{listed(names)}: images= is for Arrow and Parquet files, but these are JSON lines")
     return (ArrivingLines if all(map(is_remote, names)) else JsonFiles).of(files, **options)
 
 

@@ -1,4 +1,4 @@
-"""`TokenizedDataset`: text tokenized on the fly, a batch at a time, over any map-style data set of text.
+"""`TokenizedDataset`: tokenize the text of any map-style dataset on the fly, one batch at a time.
 
 text = penstock.open("fineweb-*.parquet", columns=["text"], seed=0)
 tokens = TokenizedDataset(text, "tokenizer.json", append_eos="<|endoftext|>")
@@ -28,39 +28,42 @@ __all__ = ["TokenizedDataset"]
 
 
 class TokenizedDataset(Around, BatchedDataset):
-    """The samples of a data set of text, as tokens.
+    """The samples of a text dataset, as tokens.
 
     Args:
-        source: a map-style data set whose samples are text, or dicts with a column of text: one of ours, such as
-            `TableDataset`, or a user's, down to a list of strings.
+        source: a map-style dataset whose samples are text, or dicts with a text column: one of Penstock's, such as
+            `TableDataset`, or your own, even a list of strings.
         tokenizer: the path of a ``tokenizer.json`` of `tokenizers` or of a folder with one, a ``tokenizers.Tokenizer``,
-            a fast tokenizer of `transformers`, or any function from text to ids. What it says of padding and truncation
-            is left out.
-        column: that holds the text; ``"text"`` by default.
-        max_length: longer samples are cut to so many tokens, special ones and the end token included.
-        append_eos: the id or the text of a token to put behind each sample.
-        add_special_tokens: have the tokenizer add those that it adds by itself. A function decides by itself.
-        as_dict: items are dicts: the other columns of the sample, and ``input_ids``. By default they are the tokens.
-        load: ``load(item)`` makes the item of that, inside the scope of the sample's own `penstock.generator`.
+            a fast tokenizer of `transformers`, or any function from text to ids. Its padding and truncation settings
+            are ignored.
+        column: the name of the text column; ``"text"`` by default.
+        max_length: truncate samples to this number of tokens, including special tokens and the end token.
+        append_eos: the id or the text of a token to append to each sample.
+        add_special_tokens: let the tokenizer add its special tokens. Has no effect on a function.
+        as_dict: return dicts with the other columns of the sample, and ``input_ids``. By default an item is the tokens
+            alone.
+        load: ``load(item)`` converts the tokens, or the dict, to the item, in the scope of the sample's own
+            `penstock.generator`.
 
     Raises:
-        ConfigError: arguments that make no sense; `tokenizers` is not installed (``pip install 'penstock[text]'``); a
-            column that there is not, now where the source knows its columns, else on access.
-        DataFileIOError, DataFileError: a ``tokenizer.json`` that cannot be read; (on access) a sample without text.
+        ConfigError: invalid arguments; `tokenizers` is not installed (``pip install 'penstock[text]'``); an unknown
+            column (raised on access if the source does not know its columns).
+        DataFileIOError, DataFileError: a ``tokenizer.json`` cannot be read; (on access) a sample has no text.
 
-    Items are int64 tensors (tokens,) of different lengths, which the default collate function cannot put into one
-    tensor: pack them, or give a ``collate_fn``.
+    Items are int64 tensors (tokens,) of different lengths, so the default collate function cannot stack them: pack them
+    (`penstock.PackedDataset`), or give a ``collate_fn``.
 
-    Order: over a data set of ours it is the order, epoch, rank and state of that one (``tokens.set_epoch``, ``plan``,
-    ``state_dict`` are the source's). Over a user's data set it is a plain map-style data set, which a loader deals to
-    ranks as any other.
+    Order: over one of Penstock's datasets, order, epoch, rank and state are the source's (``tokens.set_epoch``,
+    ``plan`` and ``state_dict`` are its methods). Over your own dataset, this is a plain map-style dataset, which a
+    loader splits across ranks as usual.
 
-    Threads: a batch is encoded at once, by threads of `tokenizers` where this process was started as a program. In
-    worker processes, forked or not, they are not used: there workers are the parallelism, and threads of a parent do
-    not survive a fork. No environment variable is set. With ``TOKENIZERS_PARALLELISM=false`` there are no such threads.
+    Threads: a batch is encoded at once, by threads of `tokenizers`, in a process that was started as a program. Worker
+    processes do not use these threads: there, the workers are the parallelism, and a parent's threads do not survive a
+    fork. No environment variable is set. ``TOKENIZERS_PARALLELISM=false`` turns the threads off.
 
-    Cost: a megabyte of text takes 0.2 to 1 second of one core. Text that is read more than once is better tokenized
-    once, by ``penstock tokenize``, which `DocumentDataset` reads. Memory: one copy of the vocabulary in each process.
+    Cost: a megabyte of text takes 0.2 to 1 second on one core. If you read text more than once, tokenize it once with
+    ``penstock tokenize``, and read the result with `DocumentDataset`. Memory: one copy of the vocabulary in each
+    process.
 
     >>> dataset = TokenizedDataset(["ab", "abc"], lambda text: [ord(letter) for letter in text], append_eos=0)
     >>> dataset[1]
@@ -81,19 +84,19 @@ class TokenizedDataset(Around, BatchedDataset):
     ) -> None:
         if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
             raise ConfigError(
-                f"TokenizedDataset needs a data set with a length and samples by number, got {type(source).__name__}"
+                f"TokenizedDataset needs a dataset with __len__ and __getitem__, got {type(source).__name__}"
             )
         if load is not None and not callable(load):
             raise ConfigError(f"TokenizedDataset: load= takes a function, or None, got {load!r}")
         self.source = source
-        """What gives the text, with its order, place and state."""
+        """The dataset of the text, with its order, position and state."""
         self.column = column or COLUMN
         if getattr(source, "load", None) is None:
             check_column(getattr(getattr(source, "source", source), "columns", None), self.column)
         self.tokenizer = TextTokenizer(
             tokenizer, max_length=max_length, append_eos=append_eos, add_special_tokens=add_special_tokens
         )
-        """What makes the ids."""
+        """The tokenizer, with the options given here."""
         self.as_dict = as_dict
         self.load = load
 
@@ -102,14 +105,14 @@ class TokenizedDataset(Around, BatchedDataset):
 
     @property
     def pure(self) -> bool:
-        """Whether items depend on their sample and `penstock.generator` alone."""
+        """Whether items depend only on their sample and `penstock.generator`."""
         parts = self.own_items, self.tokenizer.is_pure, getattr(self.source, "pure", isinstance(self.source, list))
         return not parts[0] and all(parts[1:]) and (self.load is None or bool(getattr(self.load, "pure", False)))
 
     def __copy__(self) -> Self:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
-        # A copy goes its own way, see `SourceDataset`.
+        # A copy has its own position, see `SourceDataset`.
         made.source = copy.copy(self.source)
         return made
 
@@ -120,7 +123,7 @@ class TokenizedDataset(Around, BatchedDataset):
         return TokenizedDataset.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several items, encoded at once."""
+        """Return the items at several indices, encoded together."""
         keys = None
         if isinstance(self.source, SourceDataset) and not in_sample():
             keys = self.source.keys(indices)
@@ -129,21 +132,26 @@ class TokenizedDataset(Around, BatchedDataset):
     def load_samples(
         self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
     ) -> list[Any]:
-        """Return the items at several indices, each made in the scope of its key; at another place of the source than
-        the present one if that is given."""
+        """Return the items at several indices, each made in the scope of its key.
+
+        Args:
+            indices: of the source's samples.
+            keys: of the samples' generators; None to use the caller's scope.
+            place: the mini-epoch of the source that the indices belong to; by default the current one.
+        """
         return self._made(self._samples(indices, keys, place), indices, keys)
 
     @property
     def has_rows(self) -> bool:
-        """Whether items can be asked for by the rows of the text."""
+        """Whether `load_rows` can return items by row of the text."""
         return not self.own_items and has_rows(self.source)
 
     def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
-        """Return the items of rows, whatever the order. See `penstock.datasets.rows.load_rows`."""
+        """Return the items of rows, independent of the order. See `penstock.datasets.rows.load_rows`."""
         return self._made(load_rows(self.source, rows, keys), rows, keys)
 
     def _made(self, samples: list[Any], indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
-        """Return the items of samples."""
+        """Return the items of text samples."""
         texts = [text_of(sample, self.column, index) for sample, index in zip(samples, indices, strict=True)]
         with stage("tokenize"):
             items: list[Any] = [torch.from_numpy(ids) for ids in self.tokenizer.encode(texts)]

@@ -1,4 +1,4 @@
-"""`TokenDataset`: sequences of tokens of a fixed length for language models, out of memory-mapped files.
+"""`TokenDataset`: token sequences of a fixed length for language models, in memory-mapped files.
 
 dataset = TokenDataset("tokens-*.bin", 2049, stride=2048, dtype="uint16", seed=0)
 for batch in DataLoader(dataset, batch_size=64, num_workers=1):     # int64 (64, 2049)
@@ -30,42 +30,43 @@ Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class TokenDataset(SourceDataset):
-    """The sequences of one rank in one mini-epoch, as a map-style data set of exactly that length.
+    """Token sequences of a fixed length, split across ranks. A map-style dataset of one rank's sequences in one
+    mini-epoch.
 
     Args:
-        files: paths, patterns, braces (``"tokens-{000..099}.bin"``), ``::``, or a list of those. ``.npy`` files hold
-            one row of integers; all others integers of ``dtype`` and nothing else. Objects in a store are copied into
-            the local cache, whole, when the data set is made.
+        files: paths, patterns, braces (``"tokens-{000..099}.bin"``), ``::``, or a list of these. An ``.npy`` file holds
+            a one-dimensional array of integers; any other file holds integers of ``dtype`` and nothing else. Objects in
+            a store are downloaded whole into the local cache when you create the dataset.
         sequence_length: tokens in a sequence.
-        dtype: NumPy's type of the integers in raw files, such as "uint16", "<u2" or ``numpy.uint16``. ``.npy`` files
-            say it themselves.
-        stride: tokens from the beginning of a sequence to that of the next one; by default ``sequence_length``. Smaller
-            by one, sequences are inputs and targets of a model that predicts the next token.
-        end_token: by default sequences are packed: they run over the ends of documents, and what a file has left at its
-            end, less than a sequence, is left out. With the token that ends each document, every document begins a
-            sequence, long ones take several, and the last one is filled up with ``pad_token``. Where documents end is
-            found in one pass over the files when they are first opened, and kept in the user's cache. The type of every
-            file must be able to hold it.
-        pad_token: see there; an integer that ``token_type`` can hold.
-        token_type: type of the tensors: "int64", "int32", or any other that holds the files' type.
-        load: ``load(tokens)`` makes the item of a tensor (sequence_length,), inside the scope of the sequence's own
-            `penstock.generator`; by default an item is that tensor.
+        dtype: NumPy dtype of the integers in raw files, such as "uint16", "<u2" or ``numpy.uint16``. ``.npy`` files
+            contain their dtype.
+        stride: distance in tokens between the starts of consecutive sequences; by default ``sequence_length``. With a
+            stride of ``sequence_length - 1``, ``[:-1]`` and ``[1:]`` are inputs and targets of next-token prediction.
+        end_token: the last token of each document. Without it, sequences run across document boundaries, and the
+            incomplete sequence at the end of a file is left out. With it, each document begins a new sequence, long
+            documents take several, and the last one is padded with ``pad_token``. The ends of the documents are located
+            in one pass over the files when they are first opened, and stored in the user's cache. Each file's dtype
+            must be able to hold this token.
+        pad_token: the padding, see ``end_token``; an integer that ``token_type`` can hold.
+        token_type: dtype of the tensors: "int64", "int32", or any other that can hold the files' dtype.
+        load: ``load(tokens)`` converts a tensor (sequence_length,) to the item, in the scope of the sequence's own
+            `penstock.generator`. By default the item is the tensor.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`.
-        storage: how a store is reached, see `penstock.storage.Storage`.
+        storage: access to object stores, see `penstock.storage.Storage`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
-        DataFileIOError: a file that is missing, a folder, or that nobody may read.
-        DataFileError: one that is truncated, or holds something else.
-        DataFileChangedError: (on access) one that was truncated or written to since.
+        ConfigError, PartitionError: invalid arguments.
+        DataFileIOError: a file is missing, is a folder, or is not readable.
+        DataFileError: a file is truncated, or contains something else.
+        DataFileChangedError: (on access) a file was truncated or modified since it was opened.
         ShardIOError: no file matches a pattern.
 
-    Every sequence comes once an epoch, whatever the number of files, ranks and workers. The state is a few integers and
-    loads on any number of ranks. With Penstock's loader and no ``load`` or ``collate_fn`` a batch is written in one
-    copy, from the pages of the files into the memory that it is delivered in.
+    Each sequence occurs once per epoch, for any number of files, ranks and workers. The state is a few integers and can
+    be loaded on any number of ranks. With Penstock's loader, and without ``load`` or ``collate_fn``, a batch is written
+    in one copy: from the pages of the files into the batch's memory.
 
-    Memory does not depend on the number of tokens: files are mapped, and shared by all processes of a machine.
+    Memory use does not depend on the number of tokens: the files are mapped, and all processes of a machine share them.
     """
 
     releases_gil = True
@@ -96,7 +97,7 @@ class TokenDataset(SourceDataset):
             token_type=token_type,
             storage=storage,
         )
-        """The sequences as they are in the files."""
+        """The sequences, in file order."""
         super().__init__(self.tokens, SharePlan(self.tokens, **share), load)
         self._ahead = RowsAhead()
         self.makes_batches = load is None and type(self).makes_batches
@@ -111,8 +112,9 @@ class TokenDataset(SourceDataset):
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
     ) -> torch.Tensor:
-        """The sequences at several indices, (indices, sequence_length), written into the tensor that ``empty(shape,
-        dtype)`` gives. See `penstock.sources.batched.BatchedDataset`."""
+        """Return the sequences at several indices: a tensor (indices, sequence_length) that ``empty(shape, dtype)``
+        allocates. See `penstock.sources.batched.BatchedDataset`.
+        """
         rows = self._ahead.rows(self.plan.view(place), indices)
         out = empty((len(rows), self.tokens.length), self._type)
         with stage("read"):
@@ -121,11 +123,16 @@ class TokenDataset(SourceDataset):
 
 
 def integers(name: str) -> torch.dtype:
-    """Return the type of tensors of a name; ConfigError if there are none."""
+    """Return the torch dtype of an integer type's name.
+
+    Raises:
+        ConfigError: torch has no such integer type.
+    """
     try:
         kind = np.dtype(name)
         if kind.kind not in "iu":
             raise TypeError
         return torch.from_numpy(np.empty(0, kind)).dtype
-    except (TypeError, ValueError):  # ValueError: the other byte order
-        raise ConfigError(f"token_type must be a type of integers that tensors have, got {name!r}") from None
+    # torch raises ValueError for a non-native byte order.
+    except (TypeError, ValueError):
+        raise ConfigError(f"token_type= takes the name of an integer dtype of torch, got {name!r}") from None

@@ -1,4 +1,4 @@
-"""`VideoDataset`: clips of videos as rows: some frames from anywhere in a file, straight into the batch.
+"""`VideoDataset`: video clips, decoded from any position of a file straight into the batch.
 
 clips = VideoDataset("videos", frames=16, step=2, size=112)       # videos/<class>/*.mp4
 video, label = clips[0]                                          # uint8 tensor (16, 3, 112, 112), RGB; int
@@ -28,54 +28,57 @@ __all__ = ["VideoDataset"]
 
 
 class VideoDataset(ClipDataset):
-    """Clips of the files of video of this rank, as a map-style data set.
+    """Clips of video files, split across ranks; a map-style dataset.
 
     Args:
-        files: a folder of videos, or of folders of them, which are classes; a file, a pattern or an address in a store;
-            or a list of these, without classes. Of tar archives the members, with the label of ``.cls``, or a dict of
-            ``.json`` and ``.txt``, beside each.
-        frames: of a clip.
-        step: take every so manieth frame.
-        stride: clips begin at frames 0, stride, 2 * stride, ... of each file. None: each file is one clip, which begins
-            anywhere.
-        random_start: the clip of a file begins at a frame drawn from the sample's own `penstock.generator`, another one
-            in each epoch; or at the first. By default it is drawn unless there is a stride.
-        clips: rows that say which part of a file is a clip: dicts, a table of Arrow, columns by name, or a source of
-            dicts such as `penstock.TableFiles`; with ``path``, below ``files``, and if they are there ``start`` and
-            ``end`` in seconds. What else a row holds is its label: the value of ``label``, if that is all, else a dict.
-            A clip begins anywhere in this time where the whole of it fits, or at ``start``.
-        labels: of the files, in their order. By default the number of the folder that a file is in.
-        size: (height, width), or one int for both: frames are resized as a whole. None keeps that of the file.
+        files: a folder of videos, or a folder with one subfolder of videos per class; a file, a pattern or an address
+            in a store; or a list of these, without classes. For tar archives: their members; the label comes from the
+            ``.cls`` member of the same sample, or is a dict of its ``.json`` and ``.txt``.
+        frames: number of frames in a clip.
+        step: take every ``step``-th frame.
+        stride: clips begin at frames 0, stride, 2 * stride, ... of each file. None: each file yields one clip, at any
+            position.
+        random_start: whether the clip of a file begins at a random frame, drawn anew in each epoch from the sample's
+            own `penstock.generator`; otherwise it begins at the first frame. True by default, unless ``stride`` is
+            given.
+        clips: rows that define the clips: dicts, an Arrow table, columns by name, or a source of dicts such as
+            `penstock.TableFiles`. A row has ``path``, relative to ``files``, and optionally ``start`` and ``end`` in
+            seconds. The other columns are the label: the value of ``label`` if it is the only one, else a dict. A clip
+            begins at a random position at which it fits entirely between ``start`` and ``end``, or at ``start`` (see
+            ``random_start``).
+        labels: one label per file, in the order of the files. By default the number of the file's folder.
+        size: (height, width), or one int for both: whole frames are resized. None keeps the file's size.
         flip: mirror the clip left to right with probability 1/2.
-        transform: instead of ``size`` and ``flip``: a `penstock.images.transforms.Compose`, or a list of steps, as for
-            images. All frames of a clip get the same crop, the same flip, the same colours.
-        max_pixels: a frame of more is an error instead of a full memory.
-        index: the path of the index, which is made there if it is not (`penstock clips index`). It may be of
-            more files than these. By default it is in the cache.
-        storage: how files at remote addresses are reached.
-        progress: show a bar while files are indexed: True, False, or None for several on a terminal.
+        transform: instead of ``size`` and ``flip``: a `penstock.images.transforms.Compose`, or a list of transforms, as
+            for images. All frames of a clip get the same crop, flip and colours.
+        max_pixels: raise an error for a frame with more pixels, instead of exhausting memory.
+        index: the path of the index file; it is created if it does not exist (as by `penstock clips index`). It may
+            cover more files than these. By default it is in the cache.
+        storage: access to remote addresses.
+        progress: show a progress bar while files are indexed: True, False, or None to show it for several files on a
+            terminal.
         rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`.
 
     Raises:
-        ConfigError: arguments that make no sense, no videos in a folder, or PyAV is not installed.
-        DataFileError: ``index`` is that of other files.
+        ConfigError: invalid arguments, a folder without videos, or PyAV is not installed.
+        DataFileError: ``index`` is the index of other files.
         DataFileIOError: the index cannot be written.
         StorageError: a store does not answer.
-        ClipError: (on access) a file that is missing, damaged, or holds no video; it names the file.
-        ImageError: (on access) a transform that makes frames of one clip of different sizes.
-        DataFileChangedError: (on access) a file that was changed since it was indexed.
+        ClipError: (on access) a file is missing, is damaged or has no video; the message names the file.
+        ImageError: (on access) a transform returns different sizes for frames of one clip.
+        DataFileChangedError: (on access) a file was modified since it was indexed.
 
-    Items are ``(video, label)``: a uint8 tensor (frames, 3, height, width), RGB, contiguous, of another type where the
-    transform says so; and the label, or where there are none a dict of ``path``, ``frame`` and ``seconds`` at which the
-    clip begins. A file that is shorter than a clip repeats its last frame. Frames are turned as the file says, and they
-    are those that a player shows: what an edit list hides is no frame.
+    Items are ``(video, label)``. ``video`` is a contiguous uint8 tensor (frames, 3, height, width), RGB, unless the
+    transform returns another dtype. ``label`` is the label; without labels it is a dict of ``path``, and of ``frame``
+    and ``seconds`` at which the clip begins. A file shorter than a clip repeats its last frame. Frames are rotated as
+    the file says, and are the frames that a player shows: frames that an edit list hides do not count.
 
-    A loader with the default collate function has clips that all become the same size written where the batch is to be.
-    What a clip becomes depends on its record and key alone: on (seed, epoch, position).
+    With the default collate function, a loader writes clips of one size directly into the batch. The content of a clip
+    depends only on its record and its key: on (seed, epoch, position).
 
-    Cost: all files are read once, when they are indexed; 24 bytes of the index for each frame. A clip takes the groups
-    of pictures that hold its frames, from a disk or by ranges from a store. Memory: 32 bytes for each file, the frames
-    of a clip, and some open decoders for each thread.
+    Cost: creating the index reads all files once; the index has 24 bytes per frame. A clip reads the groups of pictures
+    that contain its frames, from a disk or with range requests from a store. Memory: 32 bytes per file, the frames of a
+    clip, and some open decoders per thread.
     """
 
     releases_gil = True
@@ -110,7 +113,7 @@ def _rule(frames: Any, step: Any, stride: Any, random_start: Any) -> FrameRule:
     given: dict[str, Any] = {"frames": frames, "step": step, "stride": 1 if stride is None else stride}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or not 0 < int(value) < 1 << 31:
-            raise ConfigError(f"{name} is a positive number of frames, not {value!r}")
+            raise ConfigError(f"{name}= takes a positive number of frames, got {value!r}")
     anywhere = check_start(random_start, stride)
     return FrameRule(int(frames), int(step), None if stride is None else int(stride), anywhere)
 
@@ -118,10 +121,10 @@ def _rule(frames: Any, step: Any, stride: Any, random_start: Any) -> FrameRule:
 def _loading(
     rule: FrameRule, size: Any, flip: bool, transform: Any, max_pixels: Any, storage: Storage | None
 ) -> Callable[[ClipIndex], LoadVideo]:
-    """What makes a ``load`` for an index."""
+    """Return a function that creates the ``load`` for an index."""
     check_pixels(max_pixels)
     if not isinstance(flip, bool) or isinstance(size, bool):
-        raise ConfigError(f"flip is True or False, and size a number of pixels or two, not {flip!r} and {size!r}")
+        raise ConfigError(f"flip= takes True or False, and size= one or two integers, got {flip!r} and {size!r}")
     try:
         from penstock.clips.decoder import MAX_PIXELS
         from penstock.clips.load_video import LoadVideo, chain_of

@@ -1,4 +1,4 @@
-"""The contents of a folder in words, for messages: "2 folders (a, b), in which there are 7 .txt files"."""
+"""Describe the contents of a folder for error messages: "2 folders (a, b), in which there are 7 .txt files"."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["contents", "count_images"]
 
 _SHOWN = 3
 _MOST = 10_000
-"""Entries that are looked at: a message may not take long."""
+"""The most entries to read, so that an error message does not take long."""
 
 
 def contents(path: str) -> str:
-    """Return what a folder holds, and what is in the folders in it; hidden files are left out."""
+    """Return a description of a folder and of its subfolders; hidden files are left out."""
     files, folders = _look(path)
     parts = [f"{counted(len(folders), 'folder')} ({_names(folders)})"] if folders else []
     parts += _kinds(files)
@@ -31,12 +31,12 @@ def contents(path: str) -> str:
 
 
 def count_images(path: str) -> int:
-    """Return how many images are in a folder itself."""
+    """Return the number of images in a folder, without its subfolders."""
     return sum(map(is_image, _look(path)[0]))
 
 
 def _look(path: str) -> tuple[list[str], list[str]]:
-    """Return the names of files and of folders."""
+    """Return the names of files and of folders in a folder."""
     with os.scandir(path) as entries:
         found = [(entry.name, entry.is_dir()) for entry in islice(entries, _MOST) if not entry.name.startswith(".")]
     return sorted(name for name, is_dir in found if not is_dir), sorted(name for name, is_dir in found if is_dir)

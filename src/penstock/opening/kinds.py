@@ -1,4 +1,4 @@
-"""What a source is, by its name and by what is there."""
+"""Identify the kind of a source by its name and contents."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "te
 
 @dataclass(frozen=True)
 class Found:
-    """What a source is.
+    """The kind of a source, and its files.
 
     Attributes:
         kind: "manifests", "shards", "tables", "documents", "a folder of images" ...
-        names: the files, or the folder; of a folder of shards or tokens the files in it.
-        listed: of a folder of images or arrays, the arguments of `Manifest.open` for the list of them.
+        names: the files, or the folder; for a folder of shards or tokens, the files in it.
+        listed: for a folder of images or arrays, the arguments of `Manifest.open` for the list of its files.
     """
 
     kind: str
@@ -48,16 +48,18 @@ class Found:
 
 
 def kind_of(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **options: Any) -> str:
-    """Return what `open` takes a source for, in words: "manifests", "shards", "tables", "a folder of images" ...
+    """Return the kind that `open` identifies for a source: "manifests", "shards", "tables", "a folder of images" ...
 
     Raises:
-        ConfigError: nothing that is known.
+        ConfigError: the kind is unknown.
     """
     return look_at(expand(source, options.get("storage")), options).kind
 
 
 def folder_manifest(path: str) -> dict[str, Any] | None:
-    """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; else None."""
+    """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; None for other
+    folders.
+    """
     from penstock.datasets.arrays import list_arrays
     from penstock.shards.pack import list_images
     from penstock.storage import cache_root
@@ -71,16 +73,22 @@ def folder_manifest(path: str) -> dict[str, Any] | None:
 
 
 def shards_in(path: str, endings: tuple[str, ...] = _TAR) -> list[str]:
-    """Return the shards in a folder, sorted, without hidden files: these are half-written, or another system's."""
+    """Return the shards in a folder, sorted, without hidden files, which are incomplete or belong to the operating
+    system.
+    """
     entries = (entry for entry in os.scandir(path) if not entry.name.startswith("."))
     return sorted(entry.path for entry in entries if entry.name.endswith(endings) and entry.is_file())
 
 
 def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
-    """Return what a source is, whose names are expanded.
+    """Return the kind and the files of a source.
+
+    Args:
+        names: the source, expanded.
+        options: the options of `open`.
 
     Raises:
-        ConfigError: nothing that is known, several kinds together, or an option of another type.
+        ConfigError: the kind is unknown, there are several kinds, or an option has the wrong type.
     """
     check_types(options)
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
@@ -89,17 +97,17 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
     if "manifests" in kinds and kinds <= {"manifests", "tables"}:
         kinds = {"tables"} if _hold_samples([name for name in names if _kind(name) == "manifests"], options) else kinds
     if len(kinds) > 1:
-        raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
+        raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} in one source; open them one by one")
     return Found(kinds.pop(), names)
 
 
 def said(names: list[str]) -> str:
-    """Return how messages name a source."""
+    """Return the names of a source for error messages."""
     return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _kind_of_tokens(name: str, options: Mapping[str, Any]) -> str | None:
-    """Return the kind of a file of tokens, which its options tell, or an index beside it; None for all others."""
+    """Return the kind of a token file, identified by the options or by an index beside it; None for all other files."""
     if "sequence_length" in options:
         return "tokens"
     if name.endswith(_TOKENS) and options.get("end_token") is not None:
@@ -118,8 +126,8 @@ def _kind(name: str) -> str:
     lower = name.lower().partition("?")[0]
     if scheme(name).startswith("grpc"):
         raise ConfigError(
-            f"{shown(name)}: the address of a metadata server. Open it with RankServerDataset({shown(name)!r}, ...), "
-            "and the name of the data set where the server has several"
+            f"{shown(name)}: this is the address of a metadata server. Open it with "
+            f"RankServerDataset({shown(name)!r}, ...); if the server has several datasets, add the name of one"
         )
     if lower.endswith(_TAR):
         return "shards"
@@ -134,7 +142,7 @@ def _kind(name: str) -> str:
     if lower.endswith((*VIDEO_ENDINGS, *SOUND_ENDINGS)) and not _is_folder(name):
         return "videos" if lower.endswith(VIDEO_ENDINGS) else "recordings"
     path = local_path(name)
-    # A data set on a hub, whose name may have dots in it.
+    # The name of a dataset on a hub may contain dots.
     if scheme(name) == "hf" and lower.count("/") <= 4:
         return "tables"
     if path is None and "." not in lower.rpartition("/")[2]:
@@ -144,24 +152,26 @@ def _kind(name: str) -> str:
             return "documents"
         raise ConfigError(f"{shown(name)}: there is no such file or folder{_where(path)}")
     if path is not None and os.path.isdir(path):
-        raise ConfigError(f"{shown(name)}: a folder among several sources; open folders one by one")
+        raise ConfigError(f"{shown(name)}: this is a folder among several sources; open folders one by one")
     if is_image(lower):
         raise ConfigError(
-            f"{shown(name)}: a single image. Give the folder that holds a folder of images for each class, or a list "
+            f"{shown(name)}: this is a single image. Give a folder with one subfolder of images per class, or a list "
             "with a line `path label` for each image"
         )
     raise ConfigError(
-        f"{shown(name)}: neither a manifest or table ({', '.join([*_TEXT, *EXTENSIONS])}, "
-        ".jsonl.zst, .jsonl.gz), a tar shard (.tar, .tar.gz, .tgz, "
-        "...), NumPy files (.npy), a video or recording (.mp4, .mkv, .flac, .wav, ...), an MDS folder (index.json in "
-        "it), nor a folder with one folder of images for each class; for a manifest with another name use "
-        "Manifest.open(..., format='text'), for files of tokens say dtype=, and sequence_length= or end_token="
+        f"{shown(name)}: unknown kind of data. Known are a manifest or table ({', '.join([*_TEXT, *EXTENSIONS])}, "
+        ".jsonl.zst, .jsonl.gz), tar shards (.tar, .tar.gz, .tgz, "
+        "...), NumPy files (.npy), videos and recordings (.mp4, .mkv, .flac, .wav, ...), an MDS folder (with "
+        "index.json), and a folder with one subfolder of images per class. For a manifest with another name use "
+        "Manifest.open(..., format='text'); for token files give dtype=, and sequence_length= or end_token="
     )
 
 
 def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
-    """Whether files of columns hold the samples themselves: they do not name files and their labels, and nothing was
-    said of how to read them as a manifest."""
+    """Return whether tables contain the samples themselves.
+
+    They do if they have no columns of paths and labels, and no option says to read them as a manifest.
+    """
     name, given = names[0], options.keys() & READS_MANIFESTS
     kind = format_of(name.partition("?")[0])
     if kind not in ("parquet", "arrow", "jsonl") or given:
@@ -179,8 +189,10 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
 
 
 def _first_keys(names: list[str], storage: Storage | None) -> set[str]:
-    """Return the keys of the first row of files of JSON lines; of a file that is not there those of a manifest, which
-    says so."""
+    """Return the keys of the first row of JSON lines files.
+
+    For a missing file, return the keys of a manifest, because `Manifest.open` then raises the error.
+    """
     from penstock.tables.json_files import first_keys
 
     for name in names:
@@ -202,8 +214,8 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
     shards, compressed = shards_in(path), shards_in(path, _COMPRESSED)
     if shards and compressed:
         raise ConfigError(
-            f"{path}: shards and compressed shards together ({os.path.basename(compressed[0])}); give one kind of "
-            f"them, such as {os.path.join(path, '*.tar')!r}"
+            f"{path}: the folder has both plain and compressed shards ({os.path.basename(compressed[0])}); give one "
+            f"kind, such as {os.path.join(path, '*.tar')!r}"
         )
     if shards or compressed:
         return Found("shards" if shards else "compressed shards", shards or compressed)
@@ -220,8 +232,8 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
         if (kind := _kind_of_clips(path)) is not None:
             return Found(kind, [path])
         raise ConfigError(
-            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), {NAME}, {LEROBOT_INFO} (LeRobot), "
-            "*.tar, *.arrow, *.parquet, *.npy, videos or recordings, or images in one folder for each "
+            f"{path}: {contents(path)}. `open` needs a folder with index.json (MDS), {NAME}, {LEROBOT_INFO} (LeRobot), "
+            "*.tar, *.arrow, *.parquet, *.npy, videos or recordings, or with one subfolder of images per "
             f"class.{_instead(path)}"
         )
     if "classes" in listed:
@@ -230,7 +242,9 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
 
 
 def _kind_of_clips(path: str) -> str | None:
-    """Return what a folder, or the first of its folders that holds some, has: videos or recordings."""
+    """Return "videos" or "recordings" for a folder that contains such files, by its first subfolder with any; else
+    None.
+    """
     for _, folders, names in os.walk(path, followlinks=True):
         folders.sort()
         for kind, endings in (("videos", VIDEO_ENDINGS), ("recordings", SOUND_ENDINGS)):
@@ -245,28 +259,28 @@ def _is_folder(name: str) -> bool:
 
 
 def _where(path: str) -> str:
-    """Say of a relative path where it was looked for."""
+    """Return the folder in which a relative path was looked up, for error messages."""
     if path.startswith("~"):
-        return " ('~' is not expanded: give the whole path)"
+        return " ('~' is not expanded: give the full path)"
     return "" if os.path.isabs(path) else f" in {os.getcwd()}"
 
 
 def _instead(path: str) -> str:
-    """Say what to give for images without folders of classes, or for files of other kinds."""
+    """Return a suggestion for images without class folders, or for files of other kinds."""
     if count_images(path):
         return (
-            f" Images without a folder for each class need a list with a line `path label` for each: "
+            f" For images without class folders, give a list with a line `path label` for each image: "
             f"ps.open('train.txt', root={path!r}, size=...)"
         )
     return " For files of other kinds give a list of them: ps.open('train.txt', root=..., load=ps.LoadBytes())"
 
 
 def _check_splits(path: str, classes: list[str]) -> None:
-    """Raise if the folders are those of splits, with the folders of the classes in them."""
+    """Raise ConfigError if the folders are splits that contain the class folders."""
     if not {name.lower() for name in classes} <= _SPLITS:
         return
     if any(entry.is_dir() for name in classes for entry in os.scandir(os.path.join(path, name))):
         raise ConfigError(
-            f"{path}: its folders {', '.join(classes)} are splits, and the classes are in them: open one of them, such "
-            f"as {os.path.join(path, classes[0])!r}"
+            f"{path}: its subfolders {', '.join(classes)} are splits, which contain the class folders: open one split, "
+            f"such as {os.path.join(path, classes[0])!r}"
         )

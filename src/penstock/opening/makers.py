@@ -1,4 +1,4 @@
-"""From a source whose kind is known to its data set."""
+"""Create the dataset of a source whose kind is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_MANIFEST = ACCEPTED["manifests"] - ACCEPTED["a folder of images"] | {"progre
 
 
 def make(found: Found, options: dict[str, Any]) -> Dataset[Any]:
-    """Return the data set of a source; with one of the options `IMAGES` its images, decoded."""
+    """Return the dataset of a source; with any of the options in `IMAGES`, an `ImageDataset` over it."""
     how = {name: options.pop(name) for name in IMAGES & options.keys()} if found.kind in OF_IMAGES else {}
     return _images(found, options, how) if how else _MAKERS[found.kind](found, options)
 
@@ -31,7 +31,9 @@ def _images(found: Found, options: dict[str, Any], how: dict[str, Any]) -> Image
     from penstock.datasets import ImageDataset
 
     if found.kind == "shards" and how.get("row"):
-        raise ConfigError(f"{said(found.names)}: row= is for sources with rows, and samples of shards have keys")
+        raise ConfigError(
+            f"{said(found.names)}: row= needs row numbers, but samples of shards have keys: leave row= out"
+        )
     if found.kind == "MDS folders":
         options["images"] = "bytes"
     source: Any = _MAKERS[found.kind](found, options)
@@ -41,15 +43,17 @@ def _images(found: Found, options: dict[str, Any], how: dict[str, Any]) -> Image
 
 
 def _check_columns(table: Any, found: Found, how: Collection[str]) -> None:
-    """Refuse tables without images, and those whose label nobody knows, before the first batch does."""
+    """Raise ConfigError now, not at the first batch, for a table without an image column, or with an unclear label
+    column.
+    """
     from penstock.tables.image_columns import label_column
 
     if not getattr(table, "image_columns", None):
         columns, options = ", ".join(table.columns), ", ".join(f"{name}=" for name in how)
         raise ConfigError(
-            f"{said(found.names)}: tables without a column of images, and {options} decode images. The columns are "
-            f"{columns}; one of images is an Image of `datasets`, or a struct of bytes and path. Leave {options} out, "
-            "and give load= to decode in your own way"
+            f"{said(found.names)}: {options} decode images, but these tables have no image column. The columns are "
+            f"{columns}. An image column has the type Image of `datasets`, or is a struct of bytes and path. Leave "
+            f"{options} out, and give load= to decode the images yourself"
         )
     label_column(table.columns, table.image_columns[0])
 
@@ -96,16 +100,16 @@ def _mds(found: Found, options: dict[str, Any]) -> Dataset[Any]:
 
     if len(found.names) > 1:
         raise ConfigError(
-            f"{said(found.names)}: several MDS folders; open them one by one, and put them into a Mixture"
+            f"{said(found.names)}: several MDS folders; open them one by one, and combine them in a Mixture"
         )
     try:
         return MDSDataset(found.names[0], **options)
     except StorageNotFoundError as error:
         raise StorageNotFoundError(
-            f"{said(found.names)}: an address without the ending of a file is that of an MDS folder, and there is no "
-            "index.json in it. Images in folders of classes are found on a local disk only; for images in a store give "
-            f"a list of them, ps.open('train.txt', root=..., size=...), or shards. LeRobot data sets are read from "
-            f"a local folder ({error})"
+            f"{said(found.names)}: an address without a file extension is opened as an MDS folder, but it has no "
+            "index.json. Folders with one subfolder of images per class must be on a local disk. For images in a store "
+            "give a list of their paths, ps.open('train.txt', root=..., size=...), or shards. LeRobot datasets must be "
+            f"in a local folder ({error})"
         ) from error
 
 
@@ -151,7 +155,7 @@ def _folder_or_files(names: list[str]) -> Any:
 
 
 def _as_they_are(names: list[str]) -> list[str | Path]:
-    """Names that are not expanded a second time."""
+    """Return the names as paths and addresses that are not expanded a second time."""
     return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
 
 

@@ -1,6 +1,6 @@
-"""The options of `penstock.open` by the kind of source, as types for editors and as names for the check at run time.
+"""The options of `penstock.open` by kind of source: as types for editors, and as names for the check at run time.
 
-`tests/opening/test_options.py` compares them with the signatures of what they are handed to.
+`tests/opening/test_options.py` compares them with the signatures of the classes that receive them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 class SharedOptions(ShareOptions, total=False):
-    """Options that several kinds of source take, so that they do not tell which one it is."""
+    """Options that several kinds of source take, so they do not identify the kind."""
 
     load: Callable[[Any], Any] | None
     storage: Storage | None
@@ -70,7 +70,7 @@ class SharedOptions(ShareOptions, total=False):
 
 
 class FolderOptions(ShareOptions, total=False):
-    """Options of a folder of images or of arrays: see `penstock.RankDataset`."""
+    """Options of a folder of images or arrays: see `penstock.RankDataset`."""
 
     load: Callable[[Any], Any] | None
     preload: bool
@@ -78,7 +78,7 @@ class FolderOptions(ShareOptions, total=False):
 
 
 class ManifestOptions(FolderOptions, total=False):
-    """Options of text, CSV, JSONL, Parquet or Arrow files that name samples: see `penstock.Manifest.open`."""
+    """Options of text, CSV, JSONL, Parquet or Arrow files with the paths of samples: see `penstock.Manifest.open`."""
 
     format: str
     root: Source | None
@@ -134,7 +134,7 @@ class MDSOptions(ShareOptions, total=False):
 
 
 class TableOptions(ShareOptions, total=False):
-    """Options of Arrow and Parquet files that hold the samples: see `penstock.TableDataset`."""
+    """Options of Arrow and Parquet files that contain the samples: see `penstock.TableDataset`."""
 
     split: str | None
     columns: Sequence[str] | None
@@ -154,7 +154,7 @@ class ArrayOptions(ShareOptions, total=False):
 
 
 class TokenOptions(ShareOptions, total=False):
-    """Options of files of tokens: see `penstock.TokenDataset`."""
+    """Options of token files: see `penstock.TokenDataset`."""
 
     sequence_length: Required[int]
     dtype: npt.DTypeLike | None
@@ -167,7 +167,7 @@ class TokenOptions(ShareOptions, total=False):
 
 
 class DocumentOptions(ShareOptions, total=False):
-    """Options of documents of tokens: see `penstock.DocumentDataset`."""
+    """Options of tokenized documents: see `penstock.DocumentDataset`."""
 
     dtype: npt.DTypeLike | None
     end_token: int | None
@@ -177,7 +177,7 @@ class DocumentOptions(ShareOptions, total=False):
 
 
 class ClipOptions(ShareOptions, total=False):
-    """Options that clips of videos and of sound have in common."""
+    """The common options of video and audio clips."""
 
     random_start: bool | None
     clips: Any
@@ -200,7 +200,7 @@ class VideoOptions(ClipOptions, total=False):
 
 
 class AudioOptions(ClipOptions, total=False):
-    """Options of recordings: see `penstock.AudioDataset`."""
+    """Options of audio recordings: see `penstock.AudioDataset`."""
 
     seconds: float | None
     sample_rate: int | None
@@ -210,7 +210,7 @@ class AudioOptions(ClipOptions, total=False):
 
 
 class LeRobotOptions(ShareOptions, total=False):
-    """Options of LeRobot data sets: see `penstock.LeRobotDataset`."""
+    """Options of LeRobot datasets: see `penstock.LeRobotDataset`."""
 
     episodes: Sequence[int] | None
     columns: Sequence[str] | None
@@ -225,7 +225,7 @@ class LeRobotOptions(ShareOptions, total=False):
 
 
 class ImageOptions(ShareOptions, total=False):
-    """What images become (see `penstock.LoadImage`), and how their source is read."""
+    """Options of decoded images (see `penstock.LoadImage`), and of their source."""
 
     size: int | tuple[int, int] | None
     flip: bool
@@ -274,15 +274,15 @@ ACCEPTED: dict[str, frozenset[str]] = {
     "tokens": _names(TokenOptions),
     "videos": _names(VideoOptions),
 }
-"""The options that each kind of source takes, beside those of `IMAGES` for the kinds in `OF_IMAGES`."""
+"""The options of each kind of source; the kinds in `OF_IMAGES` also take the options in `IMAGES`."""
 IMAGES = frozenset({"size", "flip", "row", "transform", "target", "max_pixels", "index"})
-"""The options that decode images. Any of them makes an `ImageDataset` of the kinds in `OF_IMAGES`."""
+"""The options that decode images. With any of them, a source of a kind in `OF_IMAGES` becomes an `ImageDataset`."""
 OF_IMAGES = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
-"""The kinds that may hold images."""
+"""The kinds of source that can contain images."""
 READS_MANIFESTS = frozenset(
     {"label", "format", "header", "blank", "comment", "classes", "cache_dir", "progress", "root"}
 )
-"""The options that say of a file of columns that it is a manifest."""
+"""The options that make a table a manifest."""
 
 _ITEMS = ("load", "decode", "images")
 _PATH = (str, os.PathLike)
@@ -291,12 +291,12 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "root": (_PATH, "a folder or an address, as str or Path"),
     "format": ((str,), "the name of a format, such as 'csv', or 'auto'"),
     "label": ((str,), "a type such as 'int' or 'float', or None"),
-    "comment": ((str,), "the characters that begin a comment, such as '#'"),
+    "comment": ((str,), "the characters that start a comment, such as '#'"),
     "images": ((str,), "'rgb', 'pil' or 'bytes'"),
     "validate_hash": ((str,), "the name of a hash, such as 'xxh64'"),
-    "token_type": ((str,), "a type of integers, such as 'int64'"),
+    "token_type": ((str,), "an integer dtype, such as 'int64'"),
     **dict.fromkeys(("sequence_length", "end_token", "pad_token"), ((Integral,), "an integer")),
-    "stride": ((Real,), "an integer, or of sound a number of seconds"),
+    "stride": ((Real,), "an integer, or for audio a number of seconds"),
     "max_pixels": ((Integral,), "a number of pixels"),
     "window_shards": ((Integral,), "a number of shards or files"),
     "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
@@ -307,15 +307,15 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
     "classes": ((list, tuple), "a list of names"),
 }
-"""Options beside those of `ShareOptions`, and what they take; None is always the default."""
+"""Options other than `ShareOptions`: their types, and a description for errors. None always means the default."""
 _FUNCTIONS = ("load", "target", "handler")
 
 
 def check_types(options: Mapping[str, Any]) -> None:
-    """Refuse values of another type before anybody stumbles over them.
+    """Check the types of options, before they cause confusing errors elsewhere.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: an option has the wrong type.
     """
     for name, (kinds, what) in _TYPES.items():
         value = options.get(name)
@@ -351,29 +351,29 @@ def _check_folder(value: Any) -> None:
 
 
 def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that this kind of source does not take.
+    """Raise ConfigError for an option that this kind of source does not take.
 
     Args:
-        kind: of the source.
-        source: how messages name it.
-        options: as they were given.
+        kind: the kind of the source.
+        source: the name of the source in messages.
+        options: the options of `open`.
 
     Raises:
-        ConfigError: it names the option, the kinds that take it, and those that this kind takes.
+        ConfigError: names the option, the kinds that take it, and the options of this kind.
     """
     given = sorted(options.keys() & IMAGES)
     if given and kind in OF_IMAGES:
         for name in _ITEMS:
             if options.get(name) is not None and name in ACCEPTED[kind]:
                 raise ConfigError(
-                    f"{source}: {name}= makes items in its own way, and {given[0]}= decodes images: give one of them"
+                    f"{source}: {name}= and {given[0]}= both define how images are decoded: give one of them"
                 )
     if kind == "arrays":
         _check_files_of_labels(options.get("labels"))
     accepted = ACCEPTED[kind] | (IMAGES if kind in OF_IMAGES else set())
     for name in options:
         if name not in accepted:
-            raise ConfigError(f"{source}: {_phrase(kind)} have no {name}=: {_instead(kind, name, accepted)}")
+            raise ConfigError(f"{source}: {_phrase(kind)} do not take {name}=: {_instead(kind, name, accepted)}")
 
 
 def _check_files_of_labels(labels: Any) -> None:
@@ -382,14 +382,14 @@ def _check_files_of_labels(labels: Any) -> None:
         raise ConfigError(f"{wanted}, got {labels!r}")
     for label in labels if isinstance(labels, list | tuple) else ():
         if not isinstance(label, _PATH):
-            raise ConfigError(f"{wanted}, got a list with {label!r} in it")
+            raise ConfigError(f"{wanted}, got a list that contains {label!r}")
 
 
 def _instead(kind: str, name: str, accepted: frozenset[str]) -> str:
-    """Say what somebody may have meant by an option that this kind does not take, and what it does take."""
+    """Return suggestions for an option that this kind does not take, and the options that it takes."""
     hints = []
     if name in IMAGES - {"index"} and kind == "compressed shards":
-        hints.append(f"they are a stream, which takes load=penstock.LoadImage({name}=...)")
+        hints.append(f"they are a stream: give load=penstock.LoadImage({name}=...)")
     elif name in IMAGES:
         hints.append(f"it is for {_listing(map(_phrase, OF_IMAGES))}")
     elif others := [_phrase(other) for other, names in ACCEPTED.items() if name in names]:
@@ -404,15 +404,15 @@ def _instead(kind: str, name: str, accepted: frozenset[str]) -> str:
 
 
 _OF_LOADERS = inspect.signature(DataLoader).parameters.keys() - {"dataset", "shuffle"}
-"""Options of torch's loader, which somebody may look for here."""
+"""Options of torch's DataLoader, which users may give here by mistake."""
 
 _PHRASES = {
     "a folder of arrays": "folders of arrays",
     "a folder of images": "folders of images",
     "arrays": "rows of NumPy files",
-    "documents": "documents of tokens",
+    "documents": "tokenized documents",
     "shards": "tar shards",
-    "tokens": "files of tokens",
+    "tokens": "token files",
 }
 
 

@@ -1,4 +1,4 @@
-"""`open`, with a signature for each kind of source: editors complete options, type checkers know the result."""
+"""`open`, with one signature per kind of source: editors complete the options, and type checkers know the result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = ["open"]
 Source = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-# The first signature has the options that several kinds take: they do not tell which one it is.
+# The first signature has the options that several kinds take, so they do not identify the kind.
 @overload
 def open(source: Source, **options: Unpack[SharedOptions]) -> SourceDataset | Any: ...
 @overload
@@ -67,7 +67,7 @@ def open(source: Source, **options: Unpack[ArrayOptions]) -> ArrayDataset: ...
 def open(source: Source, **options: Unpack[TokenOptions]) -> TokenDataset: ...
 @overload
 def open(source: Source, **options: Unpack[DocumentOptions]) -> DocumentDataset: ...
-# Its options are those of a source and of `LoadImage`: only with one of these nothing before it fits.
+# Takes the options of a source and of `LoadImage`. Options of `LoadImage` fit no signature before this one.
 @overload
 def open(source: Source, **options: Unpack[ImageOptions]) -> ImageDataset: ...
 @overload
@@ -77,23 +77,24 @@ def open(source: Source, **options: Unpack[AudioOptions]) -> AudioDataset: ...
 @overload
 def open(source: Source, **options: Unpack[LeRobotOptions]) -> LeRobotDataset: ...
 def open(source: Source, **options: Any) -> Any:
-    """Return the data set for a source, by its name and by what is there.
+    """Return the dataset for a source. The kind of dataset follows from the source's name and contents.
 
     Args:
-        source: a path or an address; see above. Shards, manifests and the like may be several (a list, braces,
-            patterns, ``::``).
-        options: of that data set; of a manifest also those of `Manifest.open`. Where the source holds images, any
-            option of `LoadImage` (``size``, ``transform``, ``flip``, ``target``, ``row``, ``max_pixels``,
-            ``index``) makes an `ImageDataset`: items are ``(image, label)``, and ``dataset.classes[label]`` is the name
-            of the class where the source says it. ``size=None`` keeps the size of each file.
+        source: a path or an address; see `penstock.opening` for all kinds. For several files, such as shards or
+            manifests, give a list, braces, patterns or ``::``.
+        options: the options of the dataset, and for a manifest also the options of `Manifest.open`. If the source
+            contains images, any option of `LoadImage` (``size``, ``transform``, ``flip``, ``target``, ``row``,
+            ``max_pixels``, ``index``) returns an `ImageDataset`: items are ``(image, label)``, and
+            ``dataset.classes[label]`` is the name of the class, if the source has class names. ``size=None`` keeps the
+            size of each file.
 
     Raises:
-        ConfigError: nothing that is known, or an option that this kind of source does not take. The message says what
-            was looked for, and what it takes.
-        PenstockError: what the data set raises.
+        ConfigError: the kind of source is unknown, or does not take an option. The message says which kinds and options
+            there are.
+        PenstockError: the errors of the dataset.
 
-    The labels of a folder of images, of videos or of recordings are the places of their folders in the order of their
-    names; hidden folders and files of images are left out.
+    For a folder of images, videos or recordings by class, a label is the index of the class folder in the sorted list
+    of class folders. Hidden folders and hidden image files are ignored.
     """
     found = look_at(expand(source, options.get("storage")), options)
     check_options(found.kind, said(found.names), options)

@@ -106,5 +106,5 @@ def test_what_a_command_does_not_tell_another_one_does(folders: Path, command: s
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_of_nothing(folders: Path, command: str) -> None:
-    with pytest.raises(ConfigError, match=r"an empty folder\. To be opened it needs"):
+    with pytest.raises(ConfigError, match=r"an empty folder\. `open` needs"):
         report(command, folders / "nothing")

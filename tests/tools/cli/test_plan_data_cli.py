@@ -167,7 +167,7 @@ def test_expressions() -> None:
         (("--stop", "all"), "give --source NAME=ROWS"),
         (("--source", "a=10", "--keep", "b=3"), "no source of that name"),
         (("--source", "a=10", "--keep", "a=11"), "has 10 rows"),
-        (("--source", "a=10", "--keep", "a=b > 3"), "these data have none"),
+        (("--source", "a=10", "--keep", "a=b > 3"), "this data has no columns"),
         (("--source", "a=0"), "--source a=...: a is empty, .*: leave it out"),
         (("--source", "a=10", "--source", "b=0", "--weights", "a=1,b=1"), "b is empty, .*: leave it out"),
         (("--source", "a=10", "--keep", "a=0%"), "--keep a=0%: a is empty, .* its 10 rows is kept: keep some"),
@@ -176,7 +176,7 @@ def test_expressions() -> None:
         (("--source", "a=10", "--weights", "a=1,a=2"), "a has two weights"),
         (("--source", "a=10", "--batch-size", 0), "--batch-size must be positive, got 0"),
         (("{}:mixture", "--ranks", 0), "--ranks must be positive, got 0"),
-        (("--source", "a=10", "--weights", "5:a=1"), "a schedule is of mode='proportion'"),
+        (("--source", "a=10", "--weights", "5:a=1"), "a schedule needs mode='proportion'"),
         (("--source", "a=10", "--html", "nowhere/a.html"), "there is no folder"),
     ],
 )
