@@ -99,6 +99,7 @@ JOBS = [
     Job("tables", "tables", None, 0, "", 3),
     Job("text", "text", None, 0, "", 12),
     Job("tokenizing", "tokenizing", None, 0, "", 10),
+    Job("programs", "programs", None, 0, "--repeat 3", 12, "imagenet-sample"),
     Job("startup", "startup", "--repeat 5", 0.3, "", 0.5),
 ]
 

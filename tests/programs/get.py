@@ -3,7 +3,7 @@
     python tests/programs/get.py FOLDER
     PENSTOCK_TEST_PROGRAMS=FOLDER PENSTOCK_TEST_FULL=1 python -m pytest tests/programs
 
-Of a repository only the parts that are needed are fetched: 20 MB in all, and 30 MB of libraries.
+Of a repository only the parts that are needed are fetched: 20 MB in all, and 50 MB of libraries.
 """
 
 from __future__ import annotations

@@ -110,6 +110,7 @@ PROGRAMS = {
             ("train.py", "timm"),
             (
                 *("train.py", "--data-dir", "{data}/folders", "--model", "test_vit", "--img-size", "224"),
+                *("--model-kwargs", "patch_size=56"),
                 *("--num-classes", str(CLASSES), "--val-split", "val", "--epochs", "{epochs}"),
                 *("--batch-size", str(BATCH), "--workers", str(WORKERS), "--lr", "0.01"),
                 *("--warmup-epochs", "0", "--log-interval", "1", "--seed", "1", "--device", "cpu", "--output", "out"),
@@ -124,7 +125,11 @@ PROGRAMS = {
             ("examples/cv_example.py", "--data_dir", "{data}/named", "--cpu"),
             r"^loss (\S+)",
             prepared=(
-                Edit("examples/cv_example.py", '"resnet50d", pretrained=True,', '"test_resnet",'),
+                Edit(
+                    "examples/cv_example.py",
+                    '"resnet50d", pretrained=True,',
+                    '"test_vit", img_size=224, patch_size=56,',
+                ),
                 Edit("examples/cv_example.py", '"num_epochs": 3,', '"num_epochs": {epochs},'),
                 Edit("examples/cv_example.py", '"batch_size": 64,', f'"batch_size": {BATCH},'),
                 Edit(
