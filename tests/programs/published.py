@@ -123,7 +123,7 @@ PROGRAMS = {
             "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
             ("examples/cv_example.py",),
             ("examples/cv_example.py", "--data_dir", "{data}/named", "--cpu"),
-            r"^loss (\S+)",
+            r"^loss ([\d.e-]+)",
             prepared=(
                 Edit(
                     "examples/cv_example.py",
@@ -172,7 +172,7 @@ PROGRAMS = {
             "c537bca68d96cbedcee6c22cfd693dfecdb54752",
             ("torchtitan",),
             (str(HERE / "torchtitan_loop.py"), "{data}/text", "--epochs", "{epochs}"),
-            r"^loss (\S+)",
+            r"^loss ([\d.e-]+)",
             batch=4,
         ),
     )

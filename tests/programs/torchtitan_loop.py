@@ -8,6 +8,7 @@ python torchtitan_loop.py DATA --load step.pt   go on from there
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             state = loader.state_dict()
-            print("loss", loss.item(), flush=True)
+            # At once, on a line of its own: the worker logs to the same pipe.
+            sys.stdout.write(f"\nloss {loss.item()}\n")
             if options.save and step == STOP:
                 torch.save({"model": model.state_dict(), "loader": state}, options.save)
                 return
