@@ -245,7 +245,7 @@ def test_wrong_files(folder: Path, tmp_path: Path) -> None:
 def test_an_index_of_videos_is_none_of_sound(folder: Path, tmp_path: Path) -> None:
     film = write_video(tmp_path / "a.mp4", 5)
     ps.VideoDataset([film], index=tmp_path / "clips")
-    with pytest.raises(DataFileError, match="is no index of recordings"):
+    with pytest.raises(DataFileError, match="is not an index of recordings"):
         ps.AudioDataset([film], index=tmp_path / "clips")
 
 

@@ -165,14 +165,14 @@ class TestWindows:
     @pytest.mark.parametrize(
         ("windows", "words"),
         [
-            ({"action": [0.05]}, r"has 0.05 s, which is no whole number of frames of 1/10 s"),
-            ({"action": []}, "one at least"),
-            ({"action": 0.1}, "is a list of seconds"),
-            ({"action": ["0.1"]}, "is a list of seconds"),
-            ({"action": [float("nan")]}, "is a list of seconds"),
-            ({"acton": [0.1]}, "names 'acton', and .* has .*action"),
+            ({"action": [0.05]}, r"has 0.05 s, not a whole number of frames of 1/10 s"),
+            ({"action": []}, "non-empty list"),
+            ({"action": 0.1}, "must be a non-empty list of seconds"),
+            ({"action": ["0.1"]}, "must be a non-empty list of seconds"),
+            ({"action": [float("nan")]}, "must be a non-empty list of seconds"),
+            ({"acton": [0.1]}, "contains 'acton', but the features of .* are .*action"),
             ({"note": [0.1]}, "names 'note', which is text"),
-            ([0.1], "a dict of lists of seconds"),
+            ([0.1], "a dict of feature to list of seconds"),
         ],
     )
     def test_wrong_ones(self, written: Written, windows: Any, words: str) -> None:
@@ -221,14 +221,14 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"episodes": [5]}, "has no episode 5: there are 5"),
+            ({"episodes": [5]}, "has no episode 5: it has 5 episodes"),
             ({"episodes": [-1]}, "has no episode -1"),
-            ({"episodes": []}, "there is no frame in episodes="),
+            ({"episodes": []}, "have no frames"),
             ({"episodes": ["1"]}, "a list of numbers, got '1' in it"),
             ({"episodes": 3}, "a list of numbers, got 3"),
             ({"episodes": "0:3"}, "a list of numbers, got '0:3'"),
             ({"columns": "action"}, "a list of names"),
-            ({"columns": ["acton"]}, "names 'acton', and .* has .*action"),
+            ({"columns": ["acton"]}, "contains 'acton', but the features of .* are .*action"),
             ({"tolerance_s": 0}, "a positive number of seconds"),
             ({"tolerance_s": "1"}, "a positive number of seconds"),
             ({"size": 0}, "size must be positive"),
@@ -283,7 +283,7 @@ class TestPictures:
         root = copy_of(written, tmp_path)
         for said in ({"info": {"is_depth_map": True}}, {"video_info": {"video.is_depth_map": True}}):
             change_info(root, lambda info, said=said: info["features"][WRIST].update(said))
-            with pytest.raises(ConfigError, match=rf"'{WRIST}' is a map of depths.*columns=\[.*action"):
+            with pytest.raises(ConfigError, match=rf"'{WRIST}' is a depth map.*columns=\[.*action"):
                 opened(root)
             assert WRIST not in opened(root, columns=["action", TOP])[0]
 
@@ -450,11 +450,11 @@ class TestWrongFiles:
         ("text", "words"),
         [
             ("{", r"info\.json is not JSON"),
-            ("[]", r"info\.json holds no JSON object"),
+            ("[]", r"info\.json is not a JSON object"),
             ("{}", "codebase_version is None"),
             ('{"codebase_version": "new"}', "codebase_version is 'new'"),
-            ('{"codebase_version": "v3.0"}', "fps is a positive number, not None"),
-            ('{"codebase_version": "v3.0", "fps": 0}', "fps is a positive number, not 0"),
+            ('{"codebase_version": "v3.0"}', "fps must be a positive number, not None"),
+            ('{"codebase_version": "v3.0", "fps": 0}', "fps must be a positive number, not 0"),
             ('{"codebase_version": "v3.0", "fps": 10}', "names no features"),
             ('{"codebase_version": "v3.0", "fps": 10, "features": {"a": 1}}', "'a' has no dtype"),
         ],
@@ -468,7 +468,7 @@ class TestWrongFiles:
     def test_info_that_names_no_files(self, written: Written, tmp_path: Path) -> None:
         root = copy_of(written, tmp_path)
         change_info(root, lambda info: info.update(data_path="data/{episode_chunk}/{episode_index}.parquet"))
-        with pytest.raises(DataFileError, match=r"data_path is .*, which names no file"):
+        with pytest.raises(DataFileError, match=r"data_path is .*, not a template of a path"):
             opened(root)
         change_info(root, lambda info: info["features"].pop("index"))
         with pytest.raises(DataFileError, match="has no feature 'index'"):
@@ -502,7 +502,7 @@ class TestWrongFiles:
             (EPISODES, with_values("episode_index", [1, 0]), "do not follow one another"),
             (EPISODES, with_values("episode_index", [9]), "are not numbered from 0 on"),
             (EPISODES, with_values("dataset_to_index", [6]), "do not follow one another"),
-            (EPISODES, with_values("dataset_to_index", [None]), "without some of their numbers"),
+            (EPISODES, with_values("dataset_to_index", [None]), "missing or invalid numbers"),
             (f"{DATA}.parquet", lambda table: table.slice(0, 11), "has 11 rows, and meta/episodes says 12"),
             (f"{DATA}.parquet", without("action"), "'action'"),
         ],
@@ -540,7 +540,7 @@ class TestWrongFiles:
         root = copy_of(written, tmp_path)
         rewrite(root / f"{DATA}.parquet", with_values(STILL, [{"bytes": None, "path": None}]))
         dataset = opened(root, columns=[STILL])
-        with pytest.raises(ImageError, match=rf"{DATA}\.parquet, row 0: there is no image"):
+        with pytest.raises(ImageError, match=rf"{DATA}\.parquet, row 0: the image is missing"):
             dataset[0]
         assert dataset[1][STILL].shape == (3, HEIGHT, WIDTH)
 
@@ -555,7 +555,7 @@ class TestWrongFiles:
     def test_statistics(self, written: Written, tmp_path: Path) -> None:
         root = copy_of(written, tmp_path)
         (root / "meta/stats.json").write_text('{"action": 3}')
-        with pytest.raises(DataFileError, match=r"stats\.json holds no numbers"):
+        with pytest.raises(DataFileError, match=r"stats\.json does not map features to numbers"):
             _ = opened(root).meta.stats
         (root / "meta/stats.json").unlink()
         assert opened(root).meta.stats == {}
@@ -567,10 +567,10 @@ class TestVideos:
         rewrite(root / EPISODES, with_values(f"videos/{TOP}/from_timestamp", [0.0, 0.74]))
         dataset = opened(root, columns=[TOP])
         assert dataset[6][TOP].shape == (3, HEIGHT, WIDTH)
-        where = rf"videos/{TOP}/chunk-000/file-000\.mp4', episode 1: at 0\.840000 s"
-        with pytest.raises(ClipError, match=f"{where} there is no frame; the nearest is at 0.8") as raised:
+        where = rf"videos/{TOP}/chunk-000/file-000\.mp4', episode 1: no frame at 0\.840000 s"
+        with pytest.raises(ClipError, match=rf"{where}\. The nearest is at 0\.8") as raised:
             dataset[8]
-        assert raised.value.__notes__ == [f"of the feature {TOP!r}"]
+        assert raised.value.__notes__ == [f"while the feature {TOP!r} was loaded"]
         assert opened(root, columns=[TOP], tolerance_s=0.05)[8][TOP].shape == (3, HEIGHT, WIDTH)
 
     def test_a_video_that_is_too_short(self, written: Written, tmp_path: Path) -> None:
@@ -578,9 +578,7 @@ class TestVideos:
         name = f"videos/{TOP}/chunk-000/file-001.mp4"
         shutil.copy(root / f"videos/{WRIST}/chunk-001/file-000.mp4", root / name)
         dataset = opened(root, columns=[TOP])
-        with pytest.raises(
-            ClipError, match=rf"{name}', episode 4: at 0\.\d+ s there is no frame; the nearest is at 0\.5"
-        ):
+        with pytest.raises(ClipError, match=rf"{name}', episode 4: no frame at 0\.\d+ s\. The nearest is at 0\.5"):
             dataset[N - 1]
 
     @pytest.mark.parametrize("executor", EXECUTORS)

@@ -138,11 +138,11 @@ def test_resume(folder: Path) -> None:
 def test_a_time_without_frames(folder: Path) -> None:
     rows = [{"path": "a.mp4", "start": 50.0, "end": 60.0}, {"path": "missing.mp4"}]
     dataset = ps.VideoDataset(folder, clips=rows, frames=2, shuffle="none")
-    with pytest.raises(ClipError, match=r"a\.mp4.* has no frame in the time of row 0"):
+    with pytest.raises(ClipError, match=r"a\.mp4.* has no frame in the time range of row 0"):
         dataset[0]
     with pytest.raises(ClipError, match=r"missing\.mp4"):
         dataset[1]
-    with pytest.raises(ClipError, match="has no sound in the time of row 0"):
+    with pytest.raises(ClipError, match="has no audio in the time range of row 0"):
         ps.AudioDataset(folder, clips=[{"path": "a.flac", "start": 9}])[0]
 
 
@@ -181,7 +181,7 @@ def test_rows_need_not_have_the_same_keys(folder: Path) -> None:
             {"caption": row.get("caption"), "speaker": row.get("speaker")} for row in order
         ]
     for wrong in ({"path": ["a.mp4"], "start": [1, 2]}, [{"path": "a.mp4", "x": 1}, {"path": "a.mp4", "x": "word"}]):
-        with pytest.raises(ConfigError, match="clips=: its columns are no table"):
+        with pytest.raises(ConfigError, match="clips=: the columns cannot become an Arrow table"):
             ps.VideoDataset(folder, clips=wrong)
 
 

@@ -78,11 +78,11 @@ def test_an_archive_that_was_changed_or_is_none(bucket: Path, tmp_path: Path) ->
     with pytest.raises(DataFileChangedError):
         dataset[0]
     (tmp_path / "no.tar").write_text("no archive " * 100)
-    with pytest.raises(ClipError, match=r"no\.tar' is no tar archive"):
+    with pytest.raises(ClipError, match=r"no\.tar' is not a tar archive"):
         ps.VideoDataset(tmp_path / "no.tar")
     with ps.TarWriter(str(tmp_path / "none.tar")) as writer:
         writer.write({"__key__": "a", "txt": "b"})
-    with pytest.raises(ConfigError, match="hold no member of this kind"):
+    with pytest.raises(ConfigError, match="contain no member of this kind"):
         ps.VideoDataset(tmp_path / "none.tar")
 
 
@@ -133,5 +133,5 @@ def test_a_list_of_folders_of_archives(bucket: Path) -> None:
 
 def test_archives_beside_files(bucket: Path, tmp_path: Path) -> None:
     write_video(bucket / "a.mp4")
-    with pytest.raises(ConfigError, match=r"holds tar archives, and beside them .*a\.mp4"):
+    with pytest.raises(ConfigError, match=r"contains tar archives, and beside them .*a\.mp4"):
         ps.VideoDataset(bucket)

@@ -138,7 +138,7 @@ def test_an_index_on_a_full_disk(tmp_path: Path, full: Path, monkeypatch: pytest
     assert "cache_dir" not in str(raised.value)
     assert list(full.iterdir()) == []
     monkeypatch.setenv("XDG_CACHE_HOME", str(full))
-    with pytest.raises(DataFileIOError, match="index= where it is to be"):
+    with pytest.raises(DataFileIOError, match="pass another path with index="):
         ps.VideoDataset(tmp_path / "long.mp4")
     assert [path for path in full.rglob("*") if path.is_file() and path.stat().st_size] == []
     assert len(ps.VideoDataset(tmp_path / "long.mp4", index=tmp_path / "clips.index", stride=100)) == 80

@@ -1,1 +1,1 @@
-"""Video as rows: where the packets of a file lie, and the frames of a clip from no more of them than it takes."""
+"""Clips of video and audio files as samples: an index of packets, and decoding of only the packets a clip needs."""

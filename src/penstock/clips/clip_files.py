@@ -1,4 +1,4 @@
-"""`ClipFiles`: clips of files of video or sound as rows, by numbers alone: which frames or samples of which file."""
+"""`ClipFiles`: a source whose rows are clips of video or audio files: ranges of frames or samples."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from penstock.order.permutation import Indices, normalise
 
 __all__ = ["ClipFiles", "ClipRecord", "FrameRule", "Measures", "Rule", "SoundRule"]
 
-_ROUNDED = 0.0006  # seconds by which the time of a frame may differ from what is meant
+_ROUNDED = 0.0006  # seconds by which a container may round the time of a frame
 
 
 class Measures(NamedTuple):
-    """How long files are, and their clips: int64, a number for each file.
+    """Lengths of files and of their clips, in frames or samples at the requested rate: int64, one per file.
 
     Attributes:
-        lengths: frames, or samples at the rate that is asked for.
-        spans: from the first of a clip to behind its last.
-        strides: from the beginning of a clip to that of the next; None: one clip of each file.
+        lengths: length of each file.
+        spans: length of a clip, gaps between its frames included.
+        strides: distance between the starts of consecutive clips; None: one clip per file.
     """
 
     lengths: Ints
@@ -35,30 +35,30 @@ class Measures(NamedTuple):
 
 
 class Rule(Protocol):
-    """Which part of a file is a clip. Two that are equal, and have one ``repr``, make the same rows."""
+    """Decides which part of a file is a clip. Rules with equal ``repr`` yield the same rows."""
 
     @property
     def random_start(self) -> bool:
-        """Whether the one clip of a file begins anywhere in it, or at its beginning."""
+        """Whether the only clip of a file begins at a random position; if not, at its start."""
 
     def measure(self, index: ClipIndex) -> Measures:
-        """Return how long the files of an index are, and their clips."""
+        """Return the lengths of an index's files and of their clips."""
 
     def span(self, index: ClipIndex, file: int) -> int | None:
-        """Return the frames or samples of a clip of a file, from the first to behind the last; None: all of it."""
+        """Return the length of a file's clip in frames or samples, gaps included; None: the whole file."""
 
     def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
-        """Return the first frame or sample of a file between two times in seconds, and the one behind the last."""
+        """Return the range [first, end) of frames or samples between two times of a file in seconds."""
 
 
 class FrameRule(NamedTuple):
-    """Which frames are a clip.
+    """Decides which frames are a clip.
 
     Attributes:
-        frames: of a clip.
-        step: from one frame of a clip to the next.
-        stride: frames from the beginning of a clip to that of the next; None: one clip of each file.
-        random_start: whether the one clip of a file begins anywhere in it, or at its first frame.
+        frames: number of frames of a clip.
+        step: distance between the frames of a clip.
+        stride: frames between the starts of consecutive clips; None: one clip per file.
+        random_start: whether the only clip of a file begins at a random frame; if not, at the first.
     """
 
     frames: int
@@ -67,21 +67,21 @@ class FrameRule(NamedTuple):
     random_start: bool
 
     def measure(self, index: ClipIndex) -> Measures:
-        """Return how long the files of an index are, and their clips, in frames."""
+        """Return the lengths of an index's files and of their clips, in frames."""
         spans = np.full(len(index), self.span(index, 0), np.int64)
         strides = None if self.stride is None else np.full(len(index), self.stride, np.int64)
         return Measures(index.lengths, spans, strides)
 
     def span(self, index: ClipIndex, file: int) -> int:
-        """Return the frames from the first of a clip to behind its last."""
+        """Return the length of a clip in frames, gaps included."""
         return (self.frames - 1) * self.step + 1
 
     def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
-        """Return the frames of a file that are shown between two times in seconds."""
+        """Return the range [first, end) of frames between two times of a file in seconds."""
         if not index.lengths[file]:
             return 0, 0
         times = index.packets(file).times
-        # A time that somebody has computed may be one of a frame, which the file has rounded: to 1 ms in Matroska.
+        # The given times may be exact times of frames, but the file has rounded ones: to 1 ms in Matroska.
         near = min(_ROUNDED, (times[-1] - times[0]) / (4 * len(times)))
         origin = index.coding(file).origin - near
         begin, stop = np.searchsorted(times, [origin + start, origin + end])
@@ -89,13 +89,13 @@ class FrameRule(NamedTuple):
 
 
 class SoundRule(NamedTuple):
-    """Which samples are a clip.
+    """Decides which samples are a clip.
 
     Attributes:
-        seconds: of a clip; None: all of the file.
-        rate: samples per second that are wanted; None: those of the file.
-        stride: seconds from the beginning of a clip to that of the next; None: one clip of each file.
-        random_start: whether the one clip of a file begins anywhere in it, or at its beginning.
+        seconds: length of a clip; None: the whole file.
+        rate: the requested samples per second; None: the file's own rate.
+        stride: seconds between the starts of consecutive clips; None: one clip per file.
+        random_start: whether the only clip of a file begins at a random sample; if not, at the first.
     """
 
     seconds: float | None
@@ -104,7 +104,7 @@ class SoundRule(NamedTuple):
     random_start: bool
 
     def measure(self, index: ClipIndex) -> Measures:
-        """Return how long the files of an index are, and their clips, in samples at the rate that is wanted."""
+        """Return the lengths of an index's files and of their clips, in samples at the requested rate."""
         own = np.maximum(np.array([rate or 0 for rate in index.column("rate")], np.int64), 1)
         rates = own if self.rate is None else np.full(len(index), self.rate, np.int64)
         lengths = index.lengths * rates // own
@@ -112,14 +112,14 @@ class SoundRule(NamedTuple):
         return Measures(lengths, spans, None if self.stride is None else _samples(self.stride, rates))
 
     def span(self, index: ClipIndex, file: int) -> int | None:
-        """Return the samples of a clip of a file, at the rate that is wanted; None: all of it."""
+        """Return the length of a file's clip in samples at the requested rate; None: the whole file."""
         if self.seconds is None:
             return None
         own = index.coding(file).rate if index.lengths[file] else 1
         return max(1, round(self.seconds * (self.rate or own)))
 
     def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
-        """Return the samples of a file, at the rate that is wanted, between two times in seconds."""
+        """Return the range [first, end) of samples, at the requested rate, between two times of a file in seconds."""
         length, own = int(index.lengths[file]), index.coding(file).rate if index.lengths[file] else 1
         rate = self.rate or own
         whole = length * rate // own
@@ -132,16 +132,16 @@ def _samples(seconds: float, rates: Ints) -> Ints:
 
 
 class ClipRecord(NamedTuple):
-    """A row: where a clip may begin, in which file.
+    """A row: a file, and the range of positions where the clip may begin.
 
     Attributes:
-        row: its number among all.
-        path: of the file.
-        file: its number in the index.
+        row: its number in the source.
+        path: path or URL of the file.
+        file: number of the file in the index.
         first, last: the first and the last frame or sample at which the clip may begin.
-        span: from the first of the clip to behind its last.
-        end: the length of the file, or where the clip must end.
-        label: of the file; None if nobody said any.
+        span: length of the clip, gaps included.
+        end: length of the file, or the position where the clip must end.
+        label: label of the file; None if there is none.
     """
 
     row: int
@@ -158,21 +158,21 @@ class ClipFiles:
     """The clips of some files.
 
     Args:
-        index: of the files.
-        rule: which clips they have.
-        labels: of the files, in their order; None for none.
+        index: the index of the files.
+        rule: decides which parts of a file are clips.
+        labels: a label per file, in order; None for no labels.
 
     Raises:
-        ConfigError: labels for another number of files.
+        ConfigError: the number of labels differs from the number of files.
 
-    Memory: up to 32 bytes for each file, whatever their length, and the labels.
+    Memory: up to 32 bytes per file, independent of its length, and the labels.
     """
 
     fork_safe = True
 
     def __init__(self, index: ClipIndex, rule: Rule, labels: Sequence[Any] | None = None) -> None:
         if labels is not None and len(labels) != len(index):
-            raise ConfigError(f"{len(labels)} labels for {len(index)} files: give one for each")
+            raise ConfigError(f"{len(labels)} labels for {len(index)} files: pass one label per file")
         self.index, self.rule, self.labels = index, rule, labels
         self._measures = measures = rule.measure(index)
         if measures.strides is None:
@@ -192,17 +192,17 @@ class ClipFiles:
 
     @property
     def lengths(self) -> Ints:
-        """The frames or samples of each row, int64."""
+        """The number of frames or samples of each row, int64."""
         spans, ends = self._measures.spans, self._ends
         return np.repeat(spans, np.diff(ends, prepend=0))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the rows: what the files hold, their labels, and which part of them is a clip."""
+        """A hash of the files' contents, their labels and the rule."""
         return self._prefix(len(self.index))
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether files with this fingerprint have since got more files behind them."""
+        """Return whether these files are the ones with this fingerprint, with further files appended."""
         files = np.flatnonzero(self._ends == rows)
         return any(self._prefix(int(file) + 1) == fingerprint for file in files)
 
@@ -215,7 +215,7 @@ class ClipFiles:
         return digest.hexdigest()
 
     def records(self, rows: Indices) -> list[ClipRecord]:
-        """Return the records of some rows, in this order."""
+        """Return the records of the given rows, in this order."""
         numbers = normalise(rows, len(self))
         files = np.searchsorted(self._ends, numbers, side="right")
         begins = np.where(files > 0, self._ends[files - 1], 0)

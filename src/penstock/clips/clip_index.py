@@ -1,8 +1,8 @@
-"""`ClipIndex`: the packets of many files of video or sound, in one Arrow file that all processes map.
+"""`ClipIndex`: the packets of many video or audio files, in one Arrow file that all processes map.
 
-    one row for each file: name, size, version, how it is coded, and lists of its packets: at, size, ...
+    one row per file: name, size, version, coding, and lists of its packets: at, size, ...
 
-A file that cannot be read, or holds no video, has a row with what is wrong with it. `penstock.clips.indexing` makes it.
+The row of an unreadable file contains the error message. `penstock.clips.indexing` builds the index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["FILES_OF_BATCH", "INDEX_VERSION", "SOUND", "VIDEO", "ClipIndex", "Ki
 
 INDEX_VERSION = 4
 FILES_OF_BATCH = 256
-"""Rows of a record batch: that of a row follows from its number."""
+"""Rows of each record batch, so that a row's batch follows from its number."""
 
 _TYPES: dict[str, pa.DataType] = {
     "str": pa.string(),
@@ -39,14 +39,14 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 class Kind(NamedTuple):
-    """What an index is of.
+    """The kind of an index: video or audio.
 
     Attributes:
-        name: in words.
-        coding: a data class of what a decoder has to know of a file.
-        table: a named tuple of arrays, of the packets of a file, which has their `length` and `digest`.
-        types: of the arrays.
-        scan: the module whose ``scan`` makes both of a file's bytes.
+        name: the noun for its files, for messages.
+        coding: a dataclass with the parameters that a decoder needs.
+        table: a named tuple of arrays with the packets of a file, and the methods `length` and `digest`.
+        types: dtypes of the arrays.
+        scan: the module whose ``scan`` computes both from a file's bytes.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of an index: of each file what is known of it, its coding, its packets."""
+        """The columns of an index: name and version of each file, its coding, its packets."""
         return pa.schema(
             [
                 ("name", pa.binary()),
@@ -81,10 +81,10 @@ SOUND = Kind("recordings", SoundCoding, SoundPackets, (np.int64, np.uint32, np.i
 
 
 def check_is_index(path: str | os.PathLike[str], kind: Kind) -> None:
-    """Refuse what is no index of this kind, of any version.
+    """Check that a file is an index of this kind, of any version.
 
     Raises:
-        DataFileError: it is something else.
+        DataFileError: it is not.
     """
     try:
         with pa.memory_map(os.fspath(path)) as file:
@@ -92,27 +92,27 @@ def check_is_index(path: str | os.PathLike[str], kind: Kind) -> None:
     except (pa.ArrowException, OSError):
         said = b""
     if not said.startswith(kind.name.encode() + b" "):
-        raise DataFileError(f"{os.fspath(path)} is no index of {kind.name}: it is not overwritten")
+        raise DataFileError(f"{os.fspath(path)} is not an index of {kind.name}, so it is not overwritten")
 
 
 class ClipIndex:
-    """What is known of the files of an index.
+    """An open index of media files.
 
     Args:
-        path: of the index.
-        kind: what it is of.
-        root: what comes before the names of the files.
-        exact: whether the files must have the versions that were looked at; if not, their sizes are enough.
-        addresses: of the files, where these are not their names: they are signed.
-        rows: of the index, for each file; None: all of them, in their order.
-        identity: what `identity` was, if it must be this index.
+        path: path of the index.
+        kind: its kind.
+        root: the prefix of all file names.
+        exact: whether each file must have the version that was indexed; if False, only the size must match.
+        addresses: URLs of the files, if they have signatures, which names lack.
+        rows: the row of the index for each file; None: all rows, in their order.
+        identity: the expected `identity`; None accepts any.
 
     Raises:
-        DataFileError: it is none, or damaged, or of another version.
+        DataFileError: it is not an index, or damaged, or of another version.
         DataFileIOError: it cannot be read.
         DataFileChangedError: it has another identity.
 
-    Memory: 8 bytes for each file, and the addresses; the rest is mapped. Safe in threads; a pickle is a handle.
+    Memory: 8 bytes per file, and the addresses; the rest is mapped. Safe in threads; a pickle contains only the path.
     """
 
     def __init__(
@@ -138,17 +138,17 @@ class ClipIndex:
             for batch in self._batches:
                 batch.validate(full=True)
         except (pa.ArrowException, OSError) as error:
-            raise DataFileError(f"{self.path} is no index of {kind.name}, or is damaged: {error}") from error
+            raise DataFileError(f"{self.path} is not an index of {kind.name}, or is damaged: {error}") from error
         if not opened.schema.equals(kind.schema, check_metadata=True):
-            raise DataFileError(f"{self.path} is no index of {kind.name} of this version; make it again")
+            raise DataFileError(f"{self.path} is not an index of {kind.name} of this version: build it again")
         if any(len(batch) != FILES_OF_BATCH for batch in self._batches[:-1]):
-            raise DataFileError(f"{self.path} is damaged: make it again")
+            raise DataFileError(f"{self.path} is damaged: build it again")
         columns = [batch.column("length").to_numpy() for batch in self._batches]
         lengths = np.concatenate([np.zeros(0, np.int64), *columns])
         self.lengths: Ints = lengths if rows is None else lengths[rows]
-        """Frames or samples of each file, int64; 0 for one with an error."""
+        """Frames or samples of each file, int64; 0 for a file with an error."""
         if identity is not None and identity != self.identity:
-            raise DataFileChangedError(f"{self.path} was made again for other files: open the data set again")
+            raise DataFileChangedError(f"{self.path} was built again for other files: open the dataset again")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -159,42 +159,42 @@ class ClipIndex:
 
     @cached_property
     def identity(self) -> str:
-        """Which files it is of, in which order, and what they hold."""
+        """A hash of the names, their order and the contents of the files."""
         digest = xxhash.xxh3_128()
         for name in ("name", "length", "digest"):
             digest.update(repr(self.column(name)).encode())
         return digest.hexdigest()
 
     def column(self, name: str) -> list[Any]:
-        """Return what one column says of all files."""
+        """Return the values of a column for all files."""
         values = [value for batch in self._batches for value in batch.column(name).to_pylist()]
         return values if self.rows is None else [values[row] for row in self.rows.tolist()]
 
     def path_of(self, file: int) -> str:
-        """Return the path or address of a file."""
+        """Return the path or URL of a file."""
         if self.addresses is not None:
             return self.addresses[file]
         return self.root + os.fsdecode(self._get("name", file).as_py())
 
     def is_of(self, file: int, source: Bytes) -> bool:
-        """Return whether this is what a file held when it was looked at."""
+        """Return whether a file is the same as when it was indexed."""
         same = source.size == self._get("nbytes", file).as_py()
         return same and (not self.exact or source.fingerprint == self._get("version", file).as_py())
 
     def error(self, file: int) -> str:
-        """Return what is wrong with a file; empty if nothing is."""
+        """Return the error message of a file; empty if it has none."""
         return str(self._get("error", file).as_py())
 
     def coding(self, file: int) -> Any:
-        """Return how a file is coded."""
+        """Return the coding of a file."""
         return self.kind.coding(*(self._get(field.name, file).as_py() for field in fields(self.kind.coding)))
 
     def packets(self, file: int) -> Any:
-        """Return the packets of a file, mapped."""
+        """Return the packets of a file, as views of the mapped index."""
         try:
             self._file.check()
         except ManifestChangedError as error:
-            raise DataFileChangedError(f"{self.path} was changed while it was open: open the data set again") from error
+            raise DataFileChangedError(f"{self.path} was changed while it was open: open the dataset again") from error
         return self.kind.table(*(self._get(name, file).values.to_numpy() for name in self.kind.table._fields))
 
     def _get(self, name: str, file: int) -> Any:

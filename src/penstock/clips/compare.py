@@ -1,7 +1,7 @@
-"""Ways to read clips of videos, measured on the user's files: this library's, and those of PyAV and torchcodec.
+"""Measures how fast this library, PyAV and torchcodec read video clips from the user's files.
 
-All of them make the same: uint8 (frames, 3, height, width), contiguous, from the same frames of the same files, on one
-thread. The others open the file for each clip, as their data sets do.
+All return the same: uint8 (frames, 3, height, width), contiguous, from the same frames of the same files, on one
+thread. PyAV and torchcodec open the file for each clip, as their datasets do.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OURS = "penstock"
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found.
+    """The result of a comparison.
 
     Attributes:
-        files: with frames enough.
-        left_out: files that hold no video, or are too short.
-        clips_per_second: of each way, a value for each round.
-        missing: ways of which the library is not installed.
+        files: number of files with enough frames.
+        left_out: number of files without video, or with too few frames.
+        clips_per_second: by reader, a value for each round.
+        missing: readers whose library is not installed.
     """
 
     files: int
@@ -48,7 +48,7 @@ class Measured:
 
 
 def by_pyav(path: str, times: Sequence[float]) -> torch.Tensor:
-    """Open the file, seek to the key before the first frame, and decode on."""
+    """Open the file, seek to the key frame before the first frame, and decode from there."""
     with av.open(path) as container:
         stream: Any = container.streams.best("video")
         stream.thread_count = 1
@@ -64,7 +64,7 @@ def by_pyav(path: str, times: Sequence[float]) -> torch.Tensor:
 
 
 def by_torchcodec(path: str, numbers: Sequence[int]) -> torch.Tensor:
-    """Make a decoder of the file, and ask it for the frames."""
+    """Create a decoder for the file and get the frames."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(path, num_ffmpeg_threads=1)
@@ -84,17 +84,17 @@ def compare(
     rounds: int = 3,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Measured:
-    """Measure all ways in turn, so that a noisy moment hits every one alike.
+    """Measure all readers in turn, so that noise affects all of them alike.
 
     Args:
-        paths: of local files.
-        frames, step: of a clip.
-        clips: in a round, at random starts, the same for all.
-        rounds: how often each way reads all of them.
-        progress: called with the rounds that are done, and how many there are.
+        paths: local files.
+        frames, step: number and distance of a clip's frames.
+        clips: number of clips per round; their random starts are the same for all readers.
+        rounds: how often each reader reads all clips.
+        progress: called with the number of finished rounds and of all rounds.
 
     Raises:
-        ClipError: no file has frames enough.
+        ClipError: no file has enough frames.
     """
     index = open_index(list(paths), kind=VIDEO, progress=False)
     rule = FrameRule(frames, step, None, False)
@@ -134,6 +134,6 @@ def compare(
 def _has_torchcodec() -> bool:
     try:
         from torchcodec.decoders import VideoDecoder
-    except (ImportError, OSError, RuntimeError):  # without the FFmpeg that it wants
+    except (ImportError, OSError, RuntimeError):  # its FFmpeg is missing
         return False
     return VideoDecoder is not None

@@ -1,7 +1,7 @@
-"""`CodecDecoder`: packets to frames, without a container; and those of a thread, which stay open from clip to clip.
+"""`CodecDecoder`: decodes packets to frames without a container. Each thread reuses its decoders for later clips.
 
-A packet is given to the decoder with its number in place of a time, and the frame comes back with it: so frames are
-known by their packets, whatever their times are, missing, doubled or wrong.
+Each packet carries its number as its timestamp, and the decoder returns the number with the frame. So each frame is
+matched to its packet even if the timestamps of the file are missing, duplicate or wrong.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from penstock.errors import ClipError
 __all__ = ["MAX_PIXELS", "CodecDecoder", "coded", "decoder_for"]
 
 MAX_PIXELS = 2**26
-"""Of a frame that is decoded unless another limit is given: 67 million, twice those of 8K."""
+"""The default limit for the pixels of a frame: 67 million, twice as many as 8K."""
 
-_NAMES = {"av1": "libdav1d"}  # what FFmpeg calls av1 decodes on graphics cards alone
-_OPEN = 4  # decoders of a thread, each with its frames of reference: 1080p about 50 MB
+# FFmpeg's own "av1" decoder needs a GPU.
+_NAMES = {"av1": "libdav1d"}
+_OPEN = 4  # decoders per thread, each with its reference frames: about 50 MB for 1080p
 _SKIPS = ("h264", "mpeg4", "mpeg2video")
-"""Codecs of which frames that no other one needs are passed over. Those of HEVC's temporal layers would be, too, but
-its decoder then shows others at another place."""
+"""Codecs whose non-reference frames may be skipped. Skipping HEVC's temporal layers changes the order of its other
+frames."""
 
 
 class CodecDecoder:
-    """A decoder of packets that are coded in one way.
+    """A decoder for packets with one coding.
 
     Args:
-        coding: what it has to know.
-        max_pixels: of a frame; more are an error.
+        coding: the parameters of the decoder.
+        max_pixels: the most pixels of a frame; more are an error.
 
     Raises:
         ClipError: FFmpeg has no such decoder.
@@ -51,16 +52,16 @@ class CodecDecoder:
             context.codec_tag = coding.tag
         context.width, context.height = coding.width, coding.height
         context.color_range, context.colorspace = coding.colour_range, coding.colour_space
-        # With more threads a decoder holds frames back, and they do not live on in a fork.
+        # With more threads a decoder delays frames, and threads do not survive a fork.
         context.thread_count = 1
-        # Streams that do not say how many frames are held back for their order: as many as the standard allows.
+        # If a stream does not state its reorder delay, assume the maximum of the standard.
         context.options = {"max_pixels": str(max_pixels), "strict": "1"}
         self._context = context
         self._skips = coding.codec in _SKIPS
 
     @classmethod
     def of_stream(cls, stream: Any) -> CodecDecoder:
-        """Return the decoder that a container has for a stream of its own."""
+        """Return a decoder that uses the codec context of a container's stream."""
         made = cls.__new__(cls)
         made._context, made._skips = stream.codec_context, False
         return made
@@ -68,12 +69,12 @@ class CodecDecoder:
     def frames(
         self, packets: Iterable[tuple[int, Packet[Any]]], wanted: set[int] | None = None, *, tolerant: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the frames of packets, each with the packet's number, in the order in which they are shown.
+        """Yield (packet number, frame) in display order.
 
         Args:
-            packets: (number, packet), in the order of decoding, beginning with a key.
-            wanted: frames of others are not shown, and not decoded where no other one needs them.
-            tolerant: go on behind packets that are damaged.
+            packets: (number, packet), in decoding order, from a key frame on.
+            wanted: packets whose frames are needed; other frames may be missing from the output.
+            tolerant: skip damaged packets.
 
         Raises:
             av.error.FFmpegError: damaged data.
@@ -96,13 +97,13 @@ class CodecDecoder:
             yield frame.pts, frame
 
     def decode(self, packets: Iterable[tuple[int, Packet[Any]]], wanted: set[int]) -> dict[int, Any]:
-        """Return the wanted frames of packets by their numbers. Raises as `frames` does."""
+        """Return the wanted frames by packet number. Raises as `frames` does."""
         return {number: frame for number, frame in self.frames(packets, wanted) if number in wanted}
 
 
 def coded(data: bytes | memoryview, *, key: bool = True) -> Packet[Any]:
-    """Return a packet of these bytes. Some decoders have to know whether it is a key."""
-    # One made of bytes would lack the padding behind them, which decoders read.
+    """Return a packet with these bytes. Some decoders must know whether it is a key frame."""
+    # A packet built from bytes would lack the padding at the end, which decoders read.
     packet = Packet(len(data))
     packet.update(cast(bytes, data))
     packet.is_keyframe = key
@@ -118,12 +119,12 @@ _open = _Open()
 
 
 def decoder_for(coding: Coding, max_pixels: int, *, anew: bool = False) -> CodecDecoder:
-    """Return a decoder of this thread, which stays open until some others were needed since.
+    """Return a decoder of this thread. The most recently used decoders stay open.
 
     Args:
-        coding: of the packets.
-        max_pixels: of a frame.
-        anew: make a new one: what one has kept of the clips before is in doubt.
+        coding: the parameters of the decoder.
+        max_pixels: the most pixels of a frame.
+        anew: create a new decoder, because the state of the open one may be corrupt.
 
     Raises:
         ClipError: FFmpeg has no such decoder.

@@ -1,5 +1,6 @@
-"""Which files of video or sound are meant: a folder of them, or of folders that are classes; a list, a pattern. Or the
-folder is a data set of LeRobot.
+"""Find the video or audio files of a folder, of folders that are classes, of a list or of a pattern.
+
+It also recognises the folder of a LeRobot dataset.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ SOUND_ENDINGS = (
 )
 
 LEROBOT_INFO = os.path.join("meta", "info.json")
-"""The file that says that a folder is a data set of LeRobot, and of which version."""
+"""The file that marks a LeRobot dataset and states its version."""
 
 
 class Found(NamedTuple):
-    """Files, and the classes that they are in.
+    """Files with their classes.
 
     Attributes:
-        paths: and addresses.
-        classes: names of the folders that are classes, sorted; empty where there are none.
-        labels: the number of the class of each path, or what lies beside it in an archive; empty where there are none.
+        paths: paths and URLs.
+        classes: names of the class folders, sorted; empty without classes.
+        labels: the class number of each path, or its label from the archive; empty if there are none.
     """
 
     paths: list[str]
@@ -47,17 +48,17 @@ class Found(NamedTuple):
 
 
 def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = None) -> Found:
-    """Return the files that are meant.
+    """Return the files that an argument refers to.
 
     Args:
-        files: a folder of files, or of folders of them, which are classes; a file, a pattern, an address in a store; or
-            a list of these, in which there are no classes. Of tar archives, and of a folder of those, the members.
-        endings: of the names of those in folders, in small letters.
-        storage: how stores are reached, for patterns.
+        files: a folder of files or of class folders; a file, a pattern, a URL; or a list of these, which has no
+            classes. Tar archives, and folders of them, yield their members.
+        endings: extensions of files in folders, in lower case.
+        storage: access to object stores, for patterns.
 
     Raises:
-        ConfigError: a folder without such files, or with some beside folders of classes; or nothing is named.
-        ShardIOError, StorageNotFoundError: a pattern that nothing matches.
+        ConfigError: a folder without such files, or with files beside class folders; or an empty list.
+        ShardIOError, StorageNotFoundError: nothing matches a pattern.
     """
     if _is_folder(files):
         archives = _archives_in(os.fspath(files), endings)
@@ -65,19 +66,21 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
     if isinstance(files, str | os.PathLike | bytes) or not isinstance(files, Iterable):
         names = expand(files, storage)
         if len(names) == 1 and not _is_there(names[0]):
-            raise ConfigError(f"{names[0]} does not exist: give a folder, a file, a pattern, or a list of these")
+            raise ConfigError(f"{names[0]} does not exist: pass a folder, a file, a pattern, or a list of these")
     else:
         names = [name for one in files for name in _listed(one, endings, storage)] or expand(files, storage)
     archives = [name for name in names if _is_archive(name)]
     if len(archives) == len(names):
         return _in_archives(names, endings, storage)
     if archives:
-        raise ConfigError(f"{shown(archives[0])!r} is a tar archive, and others are none: give a list of either")
+        raise ConfigError(
+            f"{shown(archives[0])!r} is a tar archive, and other files are not: pass a list of only one kind"
+        )
     return Found(names, [], [])
 
 
 def _listed(one: Any, endings: tuple[str, ...], storage: Storage | None) -> list[str]:
-    """The files, or archives, that an element of a list means."""
+    """Return the files or archives of one list element."""
     if not _is_folder(one):
         return expand(one, storage)
     return _archives_in(os.fspath(one), endings) or _in_folder(os.fspath(one), endings).paths
@@ -88,22 +91,22 @@ def _is_folder(one: Any) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def _archives_in(folder: str, endings: tuple[str, ...]) -> list[str]:
-    """The tar archives in a folder.
+    """Return the tar archives in a folder.
 
     Raises:
-        ConfigError: other files of this kind are beside them.
+        ConfigError: the folder contains media files, too.
     """
     archives = sorted(entry.path for entry in os.scandir(folder) if entry.name.lower().endswith(".tar"))
     beside = next(_walk(folder, endings), None) if archives else None
     if beside is not None:
         raise ConfigError(
-            f"{folder} holds tar archives, and beside them {beside[1]!r}: give a list of one or the other"
+            f"{folder} contains tar archives, and beside them {beside[1]!r}: pass a list of one or the other"
         )
     return archives
 
 
 def _is_there(name: str) -> bool:
-    """Whether a path leads to something; of an address that is found out later."""
+    """Return whether a local path exists; True for URLs, which are checked later."""
     path = local_path(name)
     return path is None or os.path.lexists(path)
 
@@ -118,13 +121,13 @@ def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage
     listed = in_threads(lambda name: members_of(name, endings, storage), archives)
     members = [member for some in listed for member in some]
     if not members:
-        raise ConfigError(f"{shown(archives[0])} and the like hold no member of this kind ({', '.join(endings)})")
+        raise ConfigError(f"{shown(archives[0])} and the others contain no member of this kind ({', '.join(endings)})")
     labels = [member.label for member in members]
     return Found([member.name for member in members], [], labels if any(one is not None for one in labels) else [])
 
 
 def is_lerobot_folder(path: str) -> bool:
-    """Return whether a folder is a data set of LeRobot, of any version."""
+    """Return whether a folder is a LeRobot dataset, of any version."""
     try:
         return "codebase_version" in json.loads(Path(path, LEROBOT_INFO).read_bytes())
     except (OSError, ValueError, TypeError):
@@ -134,15 +137,15 @@ def is_lerobot_folder(path: str) -> bool:
 def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
     found = list(_walk(root, endings))
     if not found:
-        raise ConfigError(f"{root} holds no file of this kind (by their names: {', '.join(endings)})")
+        raise ConfigError(f"{root} contains no file of this kind (by extension: {', '.join(endings)})")
     classes = sorted({first for first, _ in found} - {"."})
     if not classes:
         return Found([path for _, path in found], [], [])
     beside = next((path for first, path in found if first == "."), None)
     if beside is not None:
         raise ConfigError(
-            f"{root} holds folders of files, which are classes, and beside them {os.path.basename(beside)!r}: move "
-            "it, or give a list of files"
+            f"{root} contains class folders, and beside them the file {os.path.basename(beside)!r}: move it, or "
+            "pass a list of files"
         )
     found.sort()
     numbers = {name: number for number, name in enumerate(classes)}
@@ -150,8 +153,8 @@ def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
 
 
 def _walk(root: str, endings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the files below a folder, each with the first folder that it is in; "." for none."""
-    seen: set[tuple[int, int]] = set()  # a link may lead back
+    """Yield (top-level folder, path) for the files below a folder; the folder is "." for files directly in it."""
+    seen: set[tuple[int, int]] = set()  # links may form a cycle
     for at, folders, names in os.walk(root, followlinks=True):
         folders.sort()
         status = os.stat(at)

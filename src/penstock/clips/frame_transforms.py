@@ -1,6 +1,6 @@
-"""Frames to the pixels of a clip: a chain of transforms for images, the same crop and flip for all frames of it.
+"""Applies image transforms to the frames of a clip, with the same crop and flip for all frames.
 
-Each frame is made RGB, and from there resized, cropped, flipped and normalised where the batch is to be.
+Each frame is converted to RGB, and then resized, cropped, flipped and normalised straight into the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTA
 
 
 _GBR = (2, 0, 1)
-"""Where red, green and blue are among the planes that FFmpeg calls gbrp."""
+"""Indices of red, green and blue in FFmpeg's format gbrp."""
 _HALVED = ("yuv420p", "yuvj420p")
 
 
@@ -44,14 +44,14 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.reformatter = VideoReformatter()
         self.as_planes: dict[tuple[Any, ...], bool] = {}
-        """Kinds of frames, and whether they become the same pixels plane by plane."""
+        """By kind of frame: whether conversion plane by plane yields the same pixels."""
 
 
 _here = _Here()
 
 
 class _Lock:
-    """A lock that nobody holds after a fork."""
+    """A lock that is free after a fork."""
 
     def __init__(self) -> None:
         self.renew()
@@ -59,7 +59,7 @@ class _Lock:
             os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Begin anew."""
+        """Replace the lock by a free one."""
         self.held = threading.RLock()
 
 
@@ -67,9 +67,9 @@ _lock = _Lock()
 
 
 def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
-    """Return the pixels of a frame, turned to be looked at: uint8 (height, width, 3), rows perhaps not adjacent.
+    """Return the pixels of a frame, turned for display: uint8 (height, width, 3), perhaps with gaps between rows.
 
-    They are those of PyAV's ``to_ndarray(format="rgb24")``.
+    The values equal PyAV's ``to_ndarray(format="rgb24")``.
     """
     made = _reformatted(frame, "rgb24")
     pixels = _rows(made, 0)[:, : 3 * made.width].reshape(made.height, made.width, 3)
@@ -77,16 +77,17 @@ def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
 
 
 def planes(frame: Any) -> list[npt.NDArray[np.uint8]] | None:
-    """Return red, green and blue of a frame, uint8 (height, width) each, without a turn; None where that takes longer
-    than to make `rgb` of it, or gives other pixels.
+    """Return red, green and blue of a frame, uint8 (height, width) each, without rotation.
+
+    Return None where this is slower than `rgb`, or yields other pixels.
     """
-    # FFmpeg has a quick way for these alone, and in it other roundings for the last pixels of a row.
+    # FFmpeg has a fast path for these formats only, and it rounds the last pixels of a row differently.
     name, width = frame.format.name, frame.width
     if name not in _HALVED or width % 16 or frame.height % 2:
         return None
     kind = name, width, frame.color_range, frame.colorspace
     if kind not in _here.as_planes:
-        # Which ways there are depends on the processor, too.
+        # The available paths depend on the CPU, too, so compare them once.
         noise = np.random.default_rng(0).integers(0, 256, (48, width), np.uint8)
         tried = av.VideoFrame.from_ndarray(noise, format=name)
         tried.color_range, tried.colorspace = frame.color_range, frame.colorspace
@@ -100,12 +101,12 @@ def _planes(frame: Any) -> list[npt.NDArray[np.uint8]]:
 
 
 def _reformatted(frame: Any, name: str) -> Any:
-    # FFmpeg's own threads for this do not live on in a fork.
+    # FFmpeg's conversion threads do not survive a fork.
     return _here.reformatter.reformat(frame, format=name, threads=1)
 
 
 def _rows(frame: Any, number: int) -> npt.NDArray[np.uint8]:
-    """The bytes of a plane, row by row."""
+    """Return the bytes of a plane as rows."""
     plane = frame.planes[number]
     return np.frombuffer(cast(memoryview, plane), np.uint8).reshape(-1, plane.line_size)[: frame.height]
 
@@ -114,8 +115,8 @@ class Picture:
     """A frame as the source of a canvas.
 
     Args:
-        frame: PyAV's.
-        rotation: degrees, counterclockwise, by which it is to be turned.
+        frame: a PyAV frame.
+        rotation: degrees, counterclockwise, by which to turn it.
     """
 
     def __init__(self, frame: Any, rotation: int) -> None:
@@ -130,18 +131,18 @@ class Picture:
             return rgb(self._frame, self._rotation)
 
     def draw(self, view: View, out: Pixels | None) -> Pixels:
-        """The pixels of a view."""
+        """Return the pixels of a view."""
         if out is not None and (out.shape[2] != 3 or out.dtype != np.uint8):
             out = None
         with stage("resize"):
             return render(self.pixels, view.box, view, out=out)
 
     def lies_in(self, out: Pixels) -> bool:
-        """False: they are FFmpeg's."""
+        """Return False: the pixels are in FFmpeg's memory."""
         return False
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
-        """Whether the extension has made what becomes of a view's pixels, in one pass."""
+        """Write the converted pixels of a view to `out` in one pass; return False if that is not possible."""
         plain = conversion.dtype is torch.uint8
         if plain and not conversion.channels_last and self._copied(view, out):
             return True
@@ -162,7 +163,7 @@ class Picture:
         return True
 
     def _copied(self, view: View, out: npt.NDArray[Any]) -> bool:
-        """Whether a view is some pixels as they are, which were put there plane by plane."""
+        """Copy a view that needs no resize to `out`, plane by plane; return False for other views."""
         left, top, right, bottom = map(int, view.box)
         whole = all(float(edge).is_integer() for edge in view.box)
         if not whole or view.size != (bottom - top, right - left):
@@ -171,7 +172,7 @@ class Picture:
         rows, columns = slice(None, None, -1 if upside_down else 1), slice(None, None, -1 if sideways else 1)
         with stage("decode"):
             found = None if self._rotation else planes(self._frame)
-        # To split and then to copy takes half the time of taking out channel by channel.
+        # Splitting and copying takes half the time of copying each channel of interleaved pixels.
         parts = cv2.split(self.pixels[top:bottom, left:right]) if found is None else found
         with stage("resize"):
             for plane, place in zip(parts, out, strict=True):
@@ -186,17 +187,17 @@ def draw_clip(
     """Return a clip: (frames, channels, height, width), contiguous.
 
     Args:
-        frames: PyAV's.
-        transform: draws the same for all of them.
-        out: where it is to be, if it has this shape and type then.
-        rotation: degrees, counterclockwise, by which frames are to be turned.
+        frames: PyAV frames.
+        transform: uses the same random draws for all frames.
+        out: the memory to use, if shape and dtype match the result.
+        rotation: degrees, counterclockwise, by which to turn frames.
 
     Raises:
-        ImageError: the transform makes frames of different sizes.
+        ImageError: the transform returns frames of different sizes.
     """
     key = int(generator().integers(1 << 63))
     drawn = _Drawn(len(frames), transform, out)
-    # Of the generators of the process only one clip at a time may draw the same again and again.
+    # Impure transforms draw from global generators, which are reset for each frame: one clip at a time.
     with contextlib.nullcontext() if transform.pure else _lock.held:
         globals_before = None if transform.pure else _globals()
         for number, frame in enumerate(frames):
@@ -210,12 +211,12 @@ def draw_clip(
 
 
 class _Choice(NamedTuple):
-    """What a chain has made of a frame, where it only chose a view.
+    """The result of transforms that only choose a view of a frame, for reuse with the next frames.
 
     Attributes:
         size: (height, width) of the frame.
-        view: of it.
-        conversion: of the pixels of the view.
+        view: the chosen view.
+        conversion: the conversion of the view's pixels.
         bits: (frames, channels, height, width), the memory of the clip.
     """
 
@@ -226,12 +227,12 @@ class _Choice(NamedTuple):
 
 
 class _Drawn:
-    """A clip that is drawn frame by frame.
+    """Builds a clip frame by frame.
 
     Args:
-        count: of its frames.
-        transform: of each of them.
-        out: where it is to be, if it has this shape and type then.
+        count: number of frames.
+        transform: applied to each frame.
+        out: the memory to use, if shape and dtype match the result.
     """
 
     def __init__(self, count: int, transform: Compose, out: torch.Tensor | None) -> None:
@@ -240,7 +241,7 @@ class _Drawn:
         self._choice: _Choice | None = None
 
     def draw(self, number: int, picture: Picture) -> None:
-        """Send a frame through the chain."""
+        """Apply the transform to a frame and write the result to the clip."""
         with stage("augment"):
             canvas = Canvas(picture)
             self._transform.apply(canvas)
@@ -255,12 +256,14 @@ class _Drawn:
         clip = self.clip if number and self.clip is not None else self._memory(tuple(made.shape), made.dtype)
         if made.shape != clip.shape[1:]:
             sizes = f"{tuple(clip.shape[1:])} and {tuple(made.shape)}"
-            raise ImageError(f"the transform makes frames of one clip {sizes}: put a step of one size at its end")
+            raise ImageError(
+                f"the transform returns frames of different sizes, {sizes}: end it with a step of fixed size"
+            )
         if made.data_ptr() != clip[number].data_ptr():
             clip[number].copy_(made)
 
     def again(self, number: int, picture: Picture) -> bool:
-        """Whether a frame was drawn by the choice that the chain made for the first one."""
+        """Write a frame with the view of the first one; return False if that is not possible."""
         choice = self._choice
         if choice is None or picture.size != choice.size:
             return False
@@ -268,7 +271,7 @@ class _Drawn:
             return picture.draw_converted(choice.view, choice.conversion, choice.bits[number])
 
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The memory of the clip, which is made unless it is there."""
+        """Return the memory of the clip; allocate it if shape or dtype differ."""
         if self.clip is None or (tuple(self.clip.shape[1:]), self.clip.dtype) != (shape, dtype):
             self.clip = torch.empty((self._count, *shape), dtype=dtype)
         return self.clip

@@ -1,7 +1,7 @@
-"""`open_index`: the index of some files, made in one pass over them where there is none.
+"""`open_index`: opens the index of some media files, or builds it in one pass over them.
 
-It is kept: in the cache, by the names and versions of the files; or where the user says, and then the files may be
-moved, by names and sizes.
+By default the index is stored in the cache, under a key of the files' names and versions. At a path of the user it is
+matched by names and sizes, so the files may be moved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.storage.urls import is_remote, shown, unsigned
 
 __all__ = ["open_index"]
 
-_IN_STORES = 16  # files in stores that are read at a time, at least: the time goes into waiting for them
+_IN_STORES = 16  # the least number of remote files that are read at a time, to hide latency
 
 
 def open_index(
@@ -56,23 +56,23 @@ def open_index(
     progress: bool | None = None,
     renew: bool = False,
 ) -> ClipIndex:
-    """Return the index of some files; make it where there is none.
+    """Return the index of some files; build it if it does not exist.
 
     Args:
-        files: paths and addresses.
-        path: where it is, or is to be; by default in the cache.
-        kind: what it is of.
-        storage: how stores are reached.
-        progress: show a bar: True, False, or None for many files on a terminal.
-        renew: make it again if it is at ``path``, or has files that cannot be read.
+        files: paths and URLs.
+        path: path of the index; by default it is in the cache.
+        kind: the kind of the index: `VIDEO` or `SOUND`.
+        storage: access to object stores.
+        progress: True or False: show a progress bar or not; None: show it for many files on a terminal.
+        renew: rebuild the index at ``path``, or a cached one that contains unreadable files.
 
     Raises:
         ConfigError: PyAV is not installed.
-        DataFileError: at ``path`` is something else, or the index of other files.
+        DataFileError: ``path`` is not an index, or is the index of other files.
         DataFileIOError: the index cannot be written, or files cannot be scanned on this machine.
         StorageError: a store does not answer.
 
-    Costs: all files are read once; later one look at each, or with ``path`` none.
+    Costs: the first call reads all files; later calls check the version of each file, or with ``path`` none.
     """
     if find_spec("av") is None:
         raise ConfigError("an index of clips needs PyAV: pip install 'penstock[clips]'")
@@ -97,18 +97,18 @@ _Make = Callable[[Path], ClipIndex]
 
 
 def _at(place: Path, kind: Kind, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
-    """The index that lies where the user says."""
+    """Return the index at a path of the user."""
     if place.exists() and not renew:
         return opened(place)
     if place.exists():
-        check_is_index(place, kind)  # nothing else is overwritten
+        check_is_index(place, kind)  # overwrite only indexes
     with _wrapped(place, ()), file_lock(place):
-        # Somebody may have made it meanwhile.
+        # Another process may have built it meanwhile.
         return opened(place) if place.exists() and not renew else made(place)
 
 
 def _in_cache(place: Path, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
-    """The index that is kept in the cache."""
+    """Return the index from the cache."""
     with _wrapped(place, (*UNWRITABLE, errno.ENOENT)):
         found = _kept(place, opened)
         if found is not None and not (renew and any(found.column("error"))):
@@ -121,7 +121,7 @@ def _in_cache(place: Path, opened: _Make, made: _Make, *, renew: bool) -> ClipIn
 
 @contextlib.contextmanager
 def _wrapped(place: Path, expected: Collection[int]) -> Iterator[None]:
-    """Say of errors of the disk, if they are expected, or any are, that the index cannot be written."""
+    """Convert errors of the disk to `DataFileIOError`: all errors if ``expected`` is empty, else only these."""
     try:
         yield
     except (StorageError, DataFileIOError):
@@ -129,17 +129,17 @@ def _wrapped(place: Path, expected: Collection[int]) -> Iterator[None]:
     except OSError as error:
         if expected and error.errno not in expected:
             raise
-        said = io_error(place, error, "the index of clips cannot be written:", "say with index= where it is to be")
+        said = io_error(place, error, "the index of clips cannot be written:", "pass another path with index=")
         raise DataFileIOError(str(said)) from error
 
 
 class _Named(NamedTuple):
-    """Files by their names.
+    """Files with names relative to a common root.
 
     Attributes:
-        root: what all of them begin with, up to a folder.
-        names: the rest of each, without a signature.
-        addresses: the paths and addresses to open them by.
+        root: the common prefix of all files, up to a folder.
+        names: the rest of each path or URL, without a signature.
+        addresses: the full paths and URLs, with signatures.
     """
 
     root: str
@@ -148,26 +148,26 @@ class _Named(NamedTuple):
 
     @classmethod
     def of(cls, files: Sequence[str]) -> _Named:
-        """Name some files."""
+        """Split paths and URLs into a root and names."""
         addresses = [name if is_remote(name) else os.path.abspath(local_path(name) or name) for name in files]
         whole = [unsigned(address) for address in addresses]
-        # Of addresses, too, so no matter of paths.
+        # os.path.commonpath does not work for URLs.
         root = os.path.commonprefix(whole).rpartition("/")[0] + "/" if whole else ""  # noqa: RUF071
-        root = root if root.count("/") > 2 or not root.partition("://")[1] else ""  # no part of an address's head
+        root = root if root.count("/") > 2 or not root.partition("://")[1] else ""  # not within scheme and host
         return cls(root, [name[len(root) :] for name in whole], addresses)
 
     @property
     def signed(self) -> list[str] | None:
-        """The addresses, if the index does not have them."""
+        """The URLs, if they have signatures, which the index does not store; else None."""
         same = all(map(str.endswith, self.addresses, self.names))
         return None if same else self.addresses
 
 
 def _of_files(index: ClipIndex, named: _Named) -> ClipIndex:
-    """The index for files that it knows: all of them, or some, in any order.
+    """Return an index restricted to these files, which may be all or some of its files, in any order.
 
     Raises:
-        DataFileError: it does not know one of them.
+        DataFileError: the index does not contain one of them.
     """
     known = [os.fsdecode(name) for name in index.column("name")]
     if known == named.names:
@@ -182,13 +182,13 @@ def _of_files(index: ClipIndex, named: _Named) -> ClipIndex:
             )
         unknown = named.names[found.index(-1)]
     raise DataFileError(
-        f"{index.path} is the index of other files: it does not know {shown(unknown)!r}. Make one of all files with: "
-        "penstock clips index"
+        f"{index.path} is the index of other files: it does not contain {shown(unknown)!r}. Build an "
+        "index of all files with: penstock clips index"
     )
 
 
 def _roots(name: str, rows: Collection[str]) -> Iterator[str]:
-    """What a name may begin with, up to a folder, if the index is of files there; the shortest first."""
+    """Return the folders of a name, such that the rest is in the index; the shortest first."""
     places = [0, *(place + 1 for place, sign in enumerate(name) if sign == "/")]
     return (name[:place] for place in places if name[place:] in rows)
 
@@ -196,12 +196,12 @@ def _roots(name: str, rows: Collection[str]) -> Iterator[str]:
 def _kept(place: Path, opened: Callable[[Path], ClipIndex]) -> ClipIndex | None:
     try:
         return opened(place) if place.exists() else None
-    except DataFileError:  # of another version, or what a full disk has left
+    except DataFileError:  # of another version, or truncated by a full disk
         return None
 
 
 def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
-    """The version of each file now; empty for one that cannot be opened."""
+    """Return the current version of each file; empty for one that cannot be opened."""
 
     def look(name: str) -> str:
         try:
@@ -219,14 +219,14 @@ def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
 def _key(kind: Kind, named: _Named, versions: Sequence[str]) -> str:
     digest = xxhash.xxh3_128(os.fsencode(f"{kind.name} {INDEX_VERSION} {named.root}"))
     with contextlib.suppress(PackageNotFoundError):
-        digest.update(version("av").encode())  # another FFmpeg may read what this one does not
+        digest.update(version("av").encode())  # another FFmpeg may read files that this one cannot
     for name, made in zip(named.names, versions, strict=True):
         digest.update(os.fsencode(f"{name}\0{made}\n"))
     return digest.hexdigest()
 
 
 def _is_of_file(error: StorageError) -> bool:
-    """Whether it is this file that is wrong, and not the way to it."""
+    """Return whether the error concerns this file alone, not access to the store."""
     return not isinstance(error, StorageAuthError | StorageUnavailableError)
 
 
@@ -235,7 +235,7 @@ def _write(out: BinaryIO, kind: Kind, named: _Named, *, storage: Storage | None,
     count = max(cores(), _IN_STORES if any(map(is_remote, named.addresses)) else 0)
     with (
         ThreadPoolExecutor(count, "penstock-scans") as pool,
-        ScanProcesses(kind.scan) as processes,  # which are left first: Ctrl-C does not wait for the files at hand
+        ScanProcesses(kind.scan) as processes,  # closed before the pool, so that Ctrl-C does not wait for scans
         pa.ipc.new_file(out, schema) as writer,
         progress_bar(
             f"Indexing {kind.name}", len(files), progress if len(files) > 1 else False, in_bytes=False
@@ -256,7 +256,7 @@ def _write(out: BinaryIO, kind: Kind, named: _Named, *, storage: Storage | None,
 def _row(
     name: str, address: str, schema: pa.Schema, processes: ScanProcesses, storage: Storage | None
 ) -> dict[str, Any]:
-    """What the index says of a file."""
+    """Scan a file and return its row of the index."""
     row: dict[str, Any] = dict.fromkeys(schema.names)
     row |= {"name": os.fsencode(name), "nbytes": 0, "version": "", "error": "", "length": 0, "digest": bytes(16)}
     try:

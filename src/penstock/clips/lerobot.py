@@ -1,10 +1,10 @@
-"""`LeRobotFiles`: the frames of the episodes of a LeRobot data set as rows, by arithmetic on where each episode lies.
+"""`LeRobotFiles`: a source whose rows are the frames of a LeRobot dataset's episodes.
 
-    row -> episode, place in it -> rows of the tables, one for each time of a window
+    row -> episode, frame in it -> table rows, one per time of a window
                                 -> seconds in the video of each camera
 
-A window is a list of times around a frame, in frames: ``[-1, 0, 1]``. At the ends of an episode times stay in it: the
-first frame stands for earlier ones, the last for later ones, and a mask says where.
+A window is a list of times relative to a frame, in frames: ``[-1, 0, 1]``. Times beyond an end of the episode use its
+first or last frame, and a mask marks them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _NOW: Window = (0,)
 
 
 class VideoTimes(NamedTuple):
-    """Frames of one camera, in its video.
+    """Frames of one camera, stored in a video.
 
     Attributes:
-        file: the number of the video in the index.
-        seconds: float64 (times,): when the frames are shown.
-        episode: its number, for messages.
+        file: number of the video in the index.
+        seconds: float64 (times,): display times of the frames.
+        episode: number of the episode, for messages.
     """
 
     file: int
@@ -58,11 +58,11 @@ class VideoTimes(NamedTuple):
 
 
 class StoredImages(NamedTuple):
-    """Frames of one camera, which are images in the tables.
+    """Frames of one camera, stored as images in the tables.
 
     Attributes:
-        images: the encoded bytes of each, and what to call it.
-        is_window: whether there may be several.
+        images: the encoded bytes of each image, and its name for messages.
+        is_window: whether the camera has a window, so the result has a time dimension.
     """
 
     images: list[tuple[bytes | None, str]]
@@ -70,12 +70,12 @@ class StoredImages(NamedTuple):
 
 
 class FrameRecord(NamedTuple):
-    """A row: what the tables say of a frame and of its windows, and where the pictures are.
+    """A row: a frame's values from the tables, windows included, and the locations of its images.
 
     Attributes:
-        row: its number among all.
-        values: by name arrays, numbers or text; a window has its times first.
-        cameras: by name where the pictures are.
+        row: its number in the source.
+        values: arrays, numbers or text by feature; the first dimension of a window is time.
+        cameras: location of the images by feature.
     """
 
     row: int
@@ -84,13 +84,13 @@ class FrameRecord(NamedTuple):
 
 
 class _Spans(NamedTuple):
-    """Where the chosen episodes lie in the tables that are open.
+    """Positions of the chosen episodes in the open tables.
 
     Attributes:
-        begin: the first row of each episode in the tables.
-        length: its frames.
-        end: the last of its frames, and one more, counted over all chosen episodes.
-        files: how many of the tables hold the episodes up to this one.
+        begin: the first table row of each episode.
+        length: its number of frames.
+        end: the total number of frames of the chosen episodes up to and including this one.
+        files: the number of tables that contain the episodes up to this one.
     """
 
     begin: Ints
@@ -100,12 +100,12 @@ class _Spans(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Frames by their episodes.
+    """Frames with their episodes.
 
     Attributes:
-        span: int64 (n,): the number of the episode among those that are chosen.
-        place: int64 (n,): the number of the frame in it.
-        begin, length: int64 (n,): of the episode, as in `_Spans`.
+        span: int64 (n,): index of the episode among the chosen ones.
+        place: int64 (n,): number of the frame in the episode.
+        begin, length: int64 (n,): the episode's, as in `_Spans`.
     """
 
     span: Ints
@@ -114,11 +114,11 @@ class _Places(NamedTuple):
     length: Ints
 
     def rows(self, window: Window) -> Ints:
-        """Return the rows of the tables for the times of a window, which stay in the episode: int64 (n, times)."""
+        """Return the table rows of a window's times, clipped to the episode: int64 (n, times)."""
         return self.begin[:, None] + np.clip(self._times(window), 0, self.length[:, None] - 1)
 
     def outside(self, window: Window) -> npt.NDArray[np.bool_]:
-        """Return which times of a window lie outside the episode: bool (n, times)."""
+        """Return which times of a window are outside the episode: bool (n, times)."""
         times = self._times(window)
         return (times < 0) | (times >= self.length[:, None])
 
@@ -127,25 +127,25 @@ class _Places(NamedTuple):
 
 
 class LeRobotFiles:
-    """The frames of the episodes of a LeRobot data set.
+    """The frames of a LeRobot dataset's episodes.
 
     Args:
-        root: its folder.
-        episodes: the numbers of some, in any order; None for all. Rows are in the order of the numbers.
-        columns: the names of the features to read, beside those that say which frame it is; None for all.
-        delta_timestamps: by feature the times of its window, in seconds from the frame.
-        tolerance_s: by how many seconds a time may differ from that of a frame.
-        index: the path of the index of the videos' packets; by default it is in the cache.
-        cache_bytes: memory of each process for row groups that are decoded, 256 MiB by default.
-        progress: show a bar while videos are indexed.
+        root: folder of the dataset.
+        episodes: episode numbers, in any order; None for all. Rows are in ascending order of episodes.
+        columns: names of the features to read, in addition to those that identify the frame; None for all.
+        delta_timestamps: times of a feature's window in seconds relative to the frame, by feature.
+        tolerance_s: by how many seconds a time may differ from the time of a frame.
+        index: path of the index of the videos' packets; by default it is in the cache.
+        cache_bytes: memory per process for decoded row groups, 256 MiB by default.
+        progress: show a progress bar while videos are indexed.
 
     Raises:
-        ConfigError: arguments that make no sense, or name what there is not.
-        DataFileError: a file that is damaged, or disagrees with another one; ``index`` is that of other files.
-        DataFileIOError: a file that is missing, or cannot be read.
+        ConfigError: invalid arguments, or unknown features or episodes.
+        DataFileError: a file is damaged, or contradicts another one; or ``index`` belongs to other files.
+        DataFileIOError: a file is missing, or cannot be read.
 
-    Memory: 150 bytes for each episode, ``cache_bytes``, and the text of the tasks. Safe in threads; a pickle is a
-    handle.
+    Memory: 150 bytes per episode, ``cache_bytes``, and the text of the tasks. Safe in threads; a pickle contains no
+    data.
     """
 
     fork_safe = True
@@ -164,10 +164,10 @@ class LeRobotFiles:
     ) -> None:
         self._choose(LeRobotMeta(root), episodes, columns, delta_timestamps, tolerance_s)
         self.table = self._open_tables(CACHE_BYTES if cache_bytes is None else cache_bytes)
-        """The rows of the tables that hold the episodes."""
+        """The rows of the tables that contain the episodes."""
         paths = [path for name in self._videos for path in self._video_files(name)[0]]
         self.index = open_index(paths, index, progress=progress) if paths else None
-        """Where the packets of the videos lie; None where no camera has any."""
+        """The index of the videos' packets; None without videos."""
         self._locate()
 
     def _choose(self, meta: LeRobotMeta, episodes: Any, columns: Any, delta_timestamps: Any, tolerance_s: Any) -> None:
@@ -175,17 +175,17 @@ class LeRobotFiles:
         if isinstance(delta_timestamps, Mapping):
             delta_timestamps = {name: _held(times) for name, times in delta_timestamps.items()}
         self.meta = meta
-        """What the data set says of itself."""
+        """The metadata of the dataset."""
         self.tolerance_s = check_tolerance(tolerance_s)
         self.columns: list[str] = chosen_columns(meta, columns)
-        """The names of the features that are read."""
+        """The names of the features to read."""
         self.windows: dict[str, Window] = windows_of(meta, self.columns, delta_timestamps, self.tolerance_s)
-        """By feature the times of its window, in frames from the frame."""
+        """The times of each feature's window, in frames relative to the frame."""
         self.episodes: Ints = chosen_episodes(meta, episodes)
         """The numbers of the episodes, int64, ascending."""
         self._videos = [name for name in self.columns if name in meta.videos]
         self._reads = self._grouped()
-        # An episode that is added later is not among those that this pickle holds.
+        # A pickle keeps the number of episodes, so episodes that are added later do not appear.
         given = range(meta.total_episodes) if episodes is None else episodes
         self._chosen = given, columns, delta_timestamps, tolerance_s
 
@@ -206,11 +206,11 @@ class LeRobotFiles:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the rows: which episodes, and what their tables hold."""
+        """A hash of the episodes and the fingerprints of their tables."""
         return self._prefix(len(self.episodes))
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether episodes with this fingerprint have since got more behind them, in further files."""
+        """Return whether these are the episodes with this fingerprint, with further ones appended in further files."""
         counts = np.flatnonzero(self._spans.end == rows) + 1
         return any(self._prefix(int(count)) == fingerprint for count in counts)
 
@@ -227,12 +227,12 @@ class LeRobotFiles:
         return self.records(np.array([operator.index(row)]))[0]
 
     def records(self, rows: Indices) -> list[FrameRecord]:
-        """Return the records of some rows, in this order.
+        """Return the records of the given rows, in this order.
 
         Raises:
-            IndexError: a row outside ``[-len, len)``.
-            DataFileError: a table that is damaged, or says of a row that it is another frame.
-            DataFileChangedError: a table that was changed since it was opened.
+            IndexError: a row is outside ``[-len, len)``.
+            DataFileError: a table is damaged, or a row belongs to another frame.
+            DataFileChangedError: a table was changed since it was opened.
         """
         numbers = normalise(rows, len(self))
         if not len(numbers):
@@ -253,8 +253,8 @@ class LeRobotFiles:
         return _Places(span, numbers - (spans.end - spans.length)[span], spans.begin[span], spans.length[span])
 
     def _read(self, rows: Ints, names: list[str]) -> dict[str, Any]:
-        """Return columns at rows of the tables, by name: arrays (n, times, ...), or lists of lists."""
-        # Windows overlap, in a batch of neighbours most of all.
+        """Return the values of columns at table rows, by name: arrays (n, times, ...), or lists of lists."""
+        # Windows overlap, mostly in a batch of neighbours, so read each row once.
         unique, places = np.unique(rows, return_inverse=True)
         batch = self.table.take(unique, names)
         return {
@@ -277,7 +277,7 @@ class LeRobotFiles:
         return [[values[place] for place in line] for line in places.tolist()]
 
     def _check(self, at: _Places, found: dict[str, Any]) -> None:
-        """Compare rows with the frames that they are to be."""
+        """Check that rows belong to the expected frames."""
         episode = self.episodes[at.span]
         index = self.meta.episodes.begin[episode] + at.place
         wrong = np.flatnonzero((found["episode_index"][:, 0] != episode) | (found["index"][:, 0] != index))
@@ -291,12 +291,12 @@ class LeRobotFiles:
             )
 
     def _where(self, row: int) -> str:
-        """Return what messages call a row of the tables."""
+        """Return the name of a table row, for messages."""
         file = int(np.searchsorted(self.table.starts, row, side="right")) - 1
         return f"{self.table.maps.files[file].path}, row {row - int(self.table.starts[file])}"
 
     def _values(self, found: dict[Window, dict[str, Any]], number: int) -> dict[str, Any]:
-        """Return what the tables say of one frame."""
+        """Return the values of one frame from the tables."""
         values = {}
         for name in self.columns:
             if name not in self.meta.videos and name not in self.meta.images:
@@ -310,7 +310,7 @@ class LeRobotFiles:
     def _cameras(
         self, found: dict[Window, dict[str, Any]], at: _Places, number: int
     ) -> dict[str, VideoTimes | StoredImages]:
-        """Return where the pictures of one frame are."""
+        """Return the locations of one frame's images."""
         cameras: dict[str, VideoTimes | StoredImages] = {}
         span = int(at.span[number])
         episode = int(self.episodes[span])
@@ -329,7 +329,7 @@ class LeRobotFiles:
     # Opening.
 
     def _grouped(self) -> dict[Window, list[str]]:
-        """Return by window the columns of the tables that are read at its times."""
+        """Return the table columns to read, grouped by window."""
         groups: dict[Window, list[str]] = {_NOW: list(PLACE)}
         for name in self.columns:
             column = "timestamp" if name in self.meta.videos else name
@@ -350,7 +350,7 @@ class LeRobotFiles:
         return table
 
     def _locate(self) -> None:
-        """Find where the chosen episodes begin in the tables that are open, and which videos are theirs."""
+        """Compute the positions of the chosen episodes in the open tables, and their videos."""
         parts = self.meta.episodes.in_tables()
         table = np.unique(parts.table[self.episodes], return_inverse=True)[1]
         length = (self.meta.episodes.end - self.meta.episodes.begin)[self.episodes]
@@ -364,7 +364,7 @@ class LeRobotFiles:
             before += len(paths)
 
     def _video_files(self, name: str) -> tuple[list[str], Ints]:
-        """Return the paths of one camera's videos, and the number of that of each chosen episode among them."""
+        """Return the paths of one camera's videos, and each chosen episode's index into them."""
         file = self.meta.episodes.videos[name].file[self.episodes]
         files, which = np.unique(file, axis=0, return_inverse=True)
         return [self.meta.video_file(name, *numbers) for numbers in files.tolist()], which.reshape(-1)
@@ -375,5 +375,5 @@ def _rows_of(masks: Mapping[str, npt.NDArray[np.bool_]], number: int) -> dict[st
 
 
 def _held(values: Any) -> Any:
-    """The same, which its owner does not change any more, and which can be gone through again."""
+    """Copy an iterable to a list, so that later changes have no effect and it can be iterated again."""
     return list(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes | range) else values

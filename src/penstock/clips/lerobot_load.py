@@ -1,4 +1,4 @@
-"""`LoadFrame`: a frame of an episode, and its windows, to a dict of tensors."""
+"""`LoadFrame`: decodes a frame of an episode, with its windows, to a dict of tensors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class LoadFrame:
     """``load(record) -> dict``; picklable.
 
     Args:
-        reader: of the videos' frames; None for a data set without.
-        transform: the steps for images, drawn once for each camera.
-        tolerance_s: by how many seconds the nearest frame of a video may be off.
+        reader: reads the videos' frames; None for a dataset without videos.
+        transform: image transforms, with separate random draws for each camera.
+        tolerance_s: by how many seconds the nearest frame of a video may differ from a time.
 
     Attributes:
-        pure: whether what it makes depends on the record and `penstock.generator` alone.
+        pure: whether the result depends only on the record and `penstock.generator`.
     """
 
     def __init__(self, reader: FrameReader | None, transform: Compose, tolerance_s: float) -> None:
@@ -40,7 +40,7 @@ class LoadFrame:
         self.pure = transform.pure
 
     def __call__(self, record: FrameRecord) -> dict[str, Any]:
-        """Decode the pictures of a record.
+        """Decode the images of a record.
 
         Raises:
             ClipError: no frame is near enough to a time; or as `FrameReader.frames`.
@@ -52,7 +52,7 @@ class LoadFrame:
             try:
                 item[name] = self._video(frames) if isinstance(frames, VideoTimes) else self._images(frames)
             except Exception as error:
-                error.add_note(f"of the feature {name!r}")
+                error.add_note(f"while the feature {name!r} was loaded")
                 raise
         return item
 
@@ -62,18 +62,18 @@ class LoadFrame:
             opened = self.reader.open(frames.file)
             found = self.reader.frames(opened, self._numbers(opened, frames))
         video = draw_clip(found, self.transform, rotation=opened.coding.rotation)
-        # LeRobot gives a window of one time no dimension for it, of videos alone.
+        # As in LeRobot, videos alone have no time dimension if the window has one time.
         return video[0] if len(video) == 1 else video
 
     def _numbers(self, opened: OpenFile, frames: VideoTimes) -> Ints:
         times = opened.packets.times
         numbers = nearest(times, frames.seconds)
         off = np.abs(times[numbers] - frames.seconds)
-        if not (off <= self.tolerance_s).all():  # nor is NaN
+        if not (off <= self.tolerance_s).all():  # NaN fails, too
             worst = int(off.argmax())
             raise ClipError(
-                f"{shown(opened.path)!r}, episode {frames.episode}: at {frames.seconds[worst]:.6f} s there is "
-                f"no frame; the nearest is at {times[numbers[worst]]:.6f} s, and tolerance_s is {self.tolerance_s}"
+                f"{shown(opened.path)!r}, episode {frames.episode}: no frame at {frames.seconds[worst]:.6f} s. "
+                f"The nearest is at {times[numbers[worst]]:.6f} s, and tolerance_s is {self.tolerance_s}"
             )
         return numbers
 
@@ -81,14 +81,14 @@ class LoadFrame:
         pictures = []
         for data, name in frames.images:
             if data is None:
-                raise ImageError(f"{name}: there is no image")
+                raise ImageError(f"{name}: the image is missing")
             pictures.append(av.VideoFrame.from_ndarray(make_image(data, name, "rgb"), format="rgb24"))
         video = draw_clip(pictures, self.transform)
         return video if frames.is_window else video[0]
 
 
 def nearest(times: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> Ints:
-    """Return the number of the time that is nearest to each second, the earlier of two.
+    """Return the index of the nearest time for each value of ``seconds``; the earlier one of two equally near.
 
     >>> nearest(np.array([0.0, 0.1, 0.2]), np.array([-1.0, 0.11, 0.16, 9.0])).tolist()
     [0, 1, 2, 2]
@@ -100,5 +100,5 @@ def nearest(times: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) ->
 
 
 def _as_tensor(value: Any) -> Any:
-    """Return numbers as a tensor, and anything else as it is."""
+    """Return numbers as a tensor, and other values unchanged."""
     return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value

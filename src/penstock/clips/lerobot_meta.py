@@ -1,11 +1,11 @@
-"""`LeRobotMeta`: what the folder ``meta`` of a LeRobot data set says, in its format v3.
+"""`LeRobotMeta`: the metadata in the folder ``meta`` of a LeRobot dataset, format v3.
 
-    meta/info.json                              version, frames per second, features, where files lie
+    meta/info.json                              version, frames per second, features, paths of files
     meta/tasks.parquet                          the text of each task
-    meta/episodes/chunk-000/file-000.parquet    of each episode: its frames, and the files that hold them
-    meta/stats.json                             mean, deviation, least and most of each feature
+    meta/episodes/chunk-000/file-000.parquet    frames and files of each episode
+    meta/stats.json                             mean, standard deviation, min and max of each feature
 
-One file holds the frames of many episodes, and only the rows of ``meta/episodes`` say where each begins.
+One file contains frames of many episodes, and only the rows of ``meta/episodes`` state where each begins.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CONVERTER = "python -m lerobot.scripts.convert_dataset_v21_to_v30"
 
 
 class VideoParts(NamedTuple):
-    """Where the episodes lie in the videos of one camera.
+    """Positions of the episodes in the videos of one camera.
 
     Attributes:
         file: int64 (episodes, 2): numbers of chunk and file.
-        begin: float64 (episodes,): seconds in the file at which the episode begins.
+        begin: float64 (episodes,): start of the episode in the file, in seconds.
     """
 
     file: Ints
@@ -48,13 +48,13 @@ class VideoParts(NamedTuple):
 
 
 class TableParts(NamedTuple):
-    """Where the episodes lie in the tables.
+    """Positions of the episodes in the tables.
 
     Attributes:
         names: int64 (tables, 2): numbers of chunk and file of each table.
-        rows: int64 (tables,): rows of each table.
-        table: int64 (episodes,): the number of the table that holds each episode.
-        begin: int64 (episodes,): the first row of the episode there.
+        rows: int64 (tables,): number of rows of each table.
+        table: int64 (episodes,): index of the table that contains each episode.
+        begin: int64 (episodes,): the first row of the episode in its table.
     """
 
     names: Ints
@@ -64,12 +64,12 @@ class TableParts(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """Where the episodes lie.
+    """Positions of the episodes in tables and videos.
 
     Attributes:
-        begin, end: int64 (episodes,): the first frame of each, and the one behind its last, counted over all episodes.
-        file: int64 (episodes, 2): numbers of chunk and file of the table that holds its frames.
-        videos: the same of each camera that has videos.
+        begin, end: int64 (episodes,): range [begin, end) of the episode's frames, counted over all episodes.
+        file: int64 (episodes, 2): numbers of chunk and file of the table with its frames.
+        videos: positions in the videos, by camera.
     """
 
     begin: Ints
@@ -78,7 +78,7 @@ class Episodes(NamedTuple):
     videos: dict[str, VideoParts]
 
     def in_tables(self) -> TableParts:
-        """Return where the episodes lie in the tables, which hold them in the order of their numbers."""
+        """Return the positions in the tables, which contain the episodes in ascending order."""
         length = self.end - self.begin
         names, table = np.unique(self.file, axis=0, return_inverse=True)
         table = table.reshape(-1)
@@ -90,16 +90,16 @@ class Episodes(NamedTuple):
 
 
 class LeRobotMeta:
-    """The description of a LeRobot data set.
+    """The metadata of a LeRobot dataset.
 
     Args:
-        root: its folder.
+        root: folder of the dataset.
 
     Raises:
         DataFileIOError: a file is missing, or cannot be read.
-        DataFileError: a file is damaged, lacks something, or is of another version of the format.
+        DataFileError: a file is damaged, incomplete, or of another version of the format.
 
-    Memory: some 60 bytes for each episode, 24 more for each camera, and the text of the tasks.
+    Memory: about 60 bytes per episode, 24 more per camera, and the text of the tasks.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ class LeRobotMeta:
         self.fps: float = _positive(self._path, info, "fps")
         """Frames per second."""
         self.features: dict[str, dict[str, Any]] = _features(self._path, info)
-        """By name the ``dtype`` and ``shape`` of what a frame has, and more that the file says."""
+        """``dtype``, ``shape`` and further entries of each feature, by name."""
         self.videos: list[str] = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
         """The names of the features that are videos."""
         self.images: list[str] = [name for name, feature in self.features.items() if feature["dtype"] == "image"]
@@ -120,9 +120,9 @@ class LeRobotMeta:
             "video": info.get("video_path", "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"),
         }
         self.episodes: Episodes = self._read_episodes()
-        """Where the episodes lie."""
+        """Positions of the episodes in tables and videos."""
         self.tasks: dict[int, str] = self._read_tasks()
-        """The text of each task by its number."""
+        """The text of each task, by number."""
 
     @property
     def total_episodes(self) -> int:
@@ -131,10 +131,10 @@ class LeRobotMeta:
 
     @cached_property
     def stats(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """By feature what ``meta/stats.json`` says, such as ``stats["action"]["mean"]``; empty without this file.
+        """The content of ``meta/stats.json``, such as ``stats["action"]["mean"]``; empty without this file.
 
         Raises:
-            DataFileError: it is no JSON, or no dict of dicts of numbers.
+            DataFileError: it is not JSON, or not a dict of dicts of numbers.
         """
         path = os.path.join(self.root, "meta", "stats.json")
         if not os.path.exists(path):
@@ -146,28 +146,30 @@ class LeRobotMeta:
                 for feature, values in said.items()
             }
         except (AttributeError, TypeError, ValueError) as error:
-            raise DataFileError(f"{path} holds no numbers by feature and name: {error}") from None
+            raise DataFileError(f"{path} does not map features to numbers by name: {error}") from None
 
     def is_depth(self, name: str) -> bool:
-        """Return whether a feature is a map of depths, which has no colours."""
+        """Return whether a feature is a depth map."""
         feature = self.features[name]
         places = feature, feature.get("info"), feature.get("video_info")
         said = (place for place in places if isinstance(place, Mapping))
         return any(place.get(key) for place in said for key in ("is_depth_map", "video.is_depth_map"))
 
     def data_file(self, chunk: int, file: int) -> str:
-        """Return the path of a table. Raises `DataFileError` where ``info.json`` does not say it."""
+        """Return the path of a table. Raises `DataFileError` if the template in ``info.json`` is invalid."""
         return self._file("data", chunk_index=chunk, file_index=file)
 
     def video_file(self, camera: str, chunk: int, file: int) -> str:
-        """Return the path of a video. Raises `DataFileError` where ``info.json`` does not say it."""
+        """Return the path of a video. Raises `DataFileError` if the template in ``info.json`` is invalid."""
         return self._file("video", video_key=camera, chunk_index=chunk, file_index=file)
 
     def _file(self, kind: str, **names: Any) -> str:
         try:
             return os.path.join(self.root, self._paths[kind].format(**names))
         except (AttributeError, KeyError, IndexError, ValueError) as error:
-            raise DataFileError(f"{self._path}: {kind}_path is {self._paths[kind]!r}, which names no file") from error
+            raise DataFileError(
+                f"{self._path}: {kind}_path is {self._paths[kind]!r}, not a template of a path"
+            ) from error
 
     def _read_episodes(self) -> Episodes:
         columns = ["episode_index", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
@@ -176,14 +178,14 @@ class LeRobotMeta:
         folder = os.path.join(self.root, "meta", "episodes")
         tables = [_read_table(path, wanted) for path in sorted(Path(folder).glob("*/*.parquet"))]
         if not tables:
-            raise DataFileIOError(f"{folder} holds no tables of episodes (chunk-000/file-000.parquet)")
+            raise DataFileIOError(f"{folder} contains no tables of episodes (chunk-000/file-000.parquet)")
         try:
             said = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in wanted}
             order = np.argsort(said["episode_index"], kind="stable")
             number, begin, end, *file = (said[name][order].astype(np.int64, casting="safe") for name in columns)
             videos = {name: _video_parts([said[column][order] for column in names]) for name, names in parts.items()}
         except (TypeError, ValueError, pa.ArrowInvalid) as error:
-            raise DataFileError(f"{folder} has episodes without some of their numbers: {error}") from None
+            raise DataFileError(f"{folder}: missing or invalid numbers of episodes: {error}") from None
         if not np.array_equal(number, np.arange(len(number))) or not _follow(begin, end):
             raise DataFileError(f"{folder}: episodes are not numbered from 0 on, or do not follow one another")
         return Episodes(begin, end, np.stack(file, 1), videos)
@@ -192,7 +194,7 @@ class LeRobotMeta:
         path = os.path.join(self.root, "meta", "tasks.parquet")
         table = _read_table(path, None)
         texts = [name for name in table.column_names if name != "task_index"]
-        # pandas calls the column of its index so where nobody gave it a name.
+        # pandas stores an unnamed index under this name.
         text = next((name for name in ("task", "__index_level_0__") if name in texts), None)
         if text is None or "task_index" not in table.column_names:
             raise DataFileError(f"{path} has the columns {', '.join(table.column_names)}, not task_index and task")
@@ -208,7 +210,7 @@ def _video_parts(columns: list[npt.NDArray[Any]]) -> VideoParts:
 
 
 def _follow(begin: Ints, end: Ints) -> bool:
-    """Whether each episode begins where the one before it ends."""
+    """Return whether each episode begins where the previous one ends."""
     return bool((begin[1:] == end[:-1]).all() and (end >= begin).all())
 
 
@@ -220,7 +222,7 @@ def _read_json(path: str) -> dict[str, Any]:
     except ValueError as error:
         raise DataFileError(f"{path} is not JSON, or is truncated: {error}") from None
     if not isinstance(said, dict):
-        raise DataFileError(f"{path} holds no JSON object")
+        raise DataFileError(f"{path} is not a JSON object")
     return said
 
 
@@ -241,20 +243,20 @@ def _check_version(path: str, info: Mapping[str, Any]) -> None:
     version = info.get("codebase_version")
     found = _VERSION.match(version) if isinstance(version, str) else None
     if found is None:
-        raise DataFileError(f"{path} says no version of the format: codebase_version is {version!r}")
+        raise DataFileError(f"{path} states no version of the format: codebase_version is {version!r}")
     if int(found[1]) < _FORMAT:
         raise DataFileError(
-            f"{path}: a LeRobot data set of the format {version}, and v{_FORMAT}.0 is needed. Convert v2.1 by "
-            f"`{_CONVERTER} --repo-id=...`; older ones have to become v2.1 first"
+            f"{path}: a LeRobot dataset of format {version}, but v{_FORMAT}.0 is required. Convert v2.1 with "
+            f"`{_CONVERTER} --repo-id=...`; convert older formats to v2.1 first"
         )
     if int(found[1]) > _FORMAT:
-        raise DataFileError(f"{path}: a LeRobot data set of the format {version}, which is newer than v{_FORMAT}.0")
+        raise DataFileError(f"{path}: a LeRobot dataset of format {version}, which is newer than v{_FORMAT}.0")
 
 
 def _positive(path: str, info: Mapping[str, Any], name: str) -> float:
     value = info.get(name)
     if isinstance(value, bool) or not isinstance(value, Real) or value <= 0:
-        raise DataFileError(f"{path}: {name} is a positive number, not {value!r}")
+        raise DataFileError(f"{path}: {name} must be a positive number, not {value!r}")
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""What a program asks of a LeRobot data set, compared with what there is: features, episodes, windows."""
+"""Checks the requested features, episodes and windows against a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from penstock.errors import ConfigError, DataFileError
 __all__ = ["PLACE", "Window", "check_tolerance", "chosen_columns", "chosen_episodes", "windows_of"]
 
 PLACE = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""The features that say which frame it is."""
+"""The features that identify a frame."""
 Window = tuple[int, ...]
-"""Times around a frame, in frames."""
+"""Times relative to a frame, in frames."""
 _NO_WINDOW = ("string", "language")
 
 
 def check_tolerance(tolerance_s: Any) -> float:
-    """Return the tolerance. Raises `ConfigError` if it is no positive number."""
+    """Return the tolerance. Raises `ConfigError` if it is not a positive number."""
     if isinstance(tolerance_s, bool) or not isinstance(tolerance_s, Real) or tolerance_s <= 0:
         raise ConfigError(f"tolerance_s= takes a positive number of seconds, got {tolerance_s!r}")
     return float(tolerance_s)
 
 
 def chosen_columns(meta: LeRobotMeta, columns: Any) -> list[str]:
-    """Return the features to read, in the order of the data set, with `PLACE` among them.
+    """Return the features to read, in the order of the dataset, including `PLACE`.
 
     Raises:
-        ConfigError: no list of names, one that there is not, or a map of depths.
-        DataFileError: the data set lacks one of `PLACE`.
+        ConfigError: not a list of names, an unknown name, or a depth map.
+        DataFileError: the dataset lacks one of `PLACE`.
     """
     if columns is not None and (isinstance(columns, str | Mapping) or not isinstance(columns, Sequence)):
         raise ConfigError(f"columns= takes a list of names, got {columns!r}")
@@ -43,7 +43,7 @@ def chosen_columns(meta: LeRobotMeta, columns: Any) -> list[str]:
         _check_name(meta, "columns=", name)
         if meta.is_depth(name):
             others = [other for other in meta.features if other not in PLACE and not meta.is_depth(other)]
-            raise ConfigError(f"{meta.root}: {name!r} is a map of depths, which is not read: say columns={others}")
+            raise ConfigError(f"{meta.root}: {name!r} is a depth map, which is not supported: pass columns={others}")
     missing = [name for name in PLACE if name not in meta.features]
     if missing:
         raise DataFileError(f"{meta.root}: meta/info.json has no feature {missing[0]!r}, which every frame needs")
@@ -51,10 +51,10 @@ def chosen_columns(meta: LeRobotMeta, columns: Any) -> list[str]:
 
 
 def chosen_episodes(meta: LeRobotMeta, episodes: Any) -> Ints:
-    """Return the numbers of the episodes that are asked for, ascending, each once.
+    """Return the requested episode numbers, ascending and unique.
 
     Raises:
-        ConfigError: no list of integers, an episode that there is not, or none.
+        ConfigError: not a list of integers, an unknown episode, or no frames.
     """
     if episodes is None:
         episodes = range(meta.total_episodes)
@@ -65,26 +65,26 @@ def chosen_episodes(meta: LeRobotMeta, episodes: Any) -> Ints:
         if isinstance(number, bool) or not isinstance(number, int | np.integer):
             raise ConfigError(f"episodes= takes a list of numbers, got {number!r} in it")
         if number < 0 or number >= meta.total_episodes:
-            raise ConfigError(f"{meta.root} has no episode {number}: there are {meta.total_episodes}")
+            raise ConfigError(f"{meta.root} has no episode {number}: it has {meta.total_episodes} episodes")
     chosen = np.unique(np.array(numbers, np.int64))
     if not (meta.episodes.end - meta.episodes.begin)[chosen].any():
-        raise ConfigError(f"{meta.root}: there is no frame in episodes={episodes!r}")
+        raise ConfigError(f"{meta.root}: episodes={episodes!r} have no frames")
     return chosen
 
 
 def windows_of(
     meta: LeRobotMeta, columns: Sequence[str], delta_timestamps: Any, tolerance_s: float
 ) -> dict[str, Window]:
-    """Return by feature the times of its window, in frames.
+    """Return the times of each feature's window, in frames.
 
     Raises:
-        ConfigError: no mapping of features to lists of seconds; a feature that is not read, or of text; a time that is
-            no whole number of frames, by the tolerance.
+        ConfigError: not a mapping of features to lists of seconds; a feature that is not read or is text; or a time
+            that is not a whole number of frames, within the tolerance.
     """
     if delta_timestamps is None:
         return {}
     if not isinstance(delta_timestamps, Mapping):
-        raise ConfigError(f"delta_timestamps= takes a dict of lists of seconds by feature, got {delta_timestamps!r}")
+        raise ConfigError(f"delta_timestamps= takes a dict of feature to list of seconds, got {delta_timestamps!r}")
     for name in delta_timestamps:
         _check_name(meta, "delta_timestamps=", name)
         if name not in columns or meta.features[name]["dtype"] in _NO_WINDOW:
@@ -96,12 +96,12 @@ def windows_of(
 def _window(meta: LeRobotMeta, name: str, seconds: Any, tolerance_s: float) -> Window:
     given = list(seconds) if hasattr(seconds, "__iter__") and not isinstance(seconds, str) else []
     if not given or not all(isinstance(second, Real) and math.isfinite(second) for second in given):
-        raise ConfigError(f"delta_timestamps[{name!r}] is a list of seconds, one at least, not {seconds!r}")
+        raise ConfigError(f"delta_timestamps[{name!r}] must be a non-empty list of seconds, not {seconds!r}")
     frames = [round(second * meta.fps) for second in given]
     for second, frame in zip(given, frames, strict=True):
         if abs(second * meta.fps - frame) / meta.fps > tolerance_s:
             raise ConfigError(
-                f"delta_timestamps[{name!r}] has {second} s, which is no whole number of frames of 1/{meta.fps:g} s, "
+                f"delta_timestamps[{name!r}] has {second} s, not a whole number of frames of 1/{meta.fps:g} s, "
                 f"within tolerance_s={tolerance_s}"
             )
     return tuple(frames)
@@ -109,4 +109,4 @@ def _window(meta: LeRobotMeta, name: str, seconds: Any, tolerance_s: float) -> W
 
 def _check_name(meta: LeRobotMeta, option: str, name: Any) -> None:
     if not isinstance(name, str) or name not in meta.features:
-        raise ConfigError(f"{option} names {name!r}, and {meta.root} has {', '.join(meta.features)}")
+        raise ConfigError(f"{option} contains {name!r}, but the features of {meta.root} are {', '.join(meta.features)}")

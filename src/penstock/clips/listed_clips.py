@@ -1,4 +1,4 @@
-"""`ListedClips`: clips as rows of a table, each a part of a file from one time to another, with what belongs to it."""
+"""`ListedClips`: a source whose rows are clips listed in a table with path, start time, end time and label."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Rows(Protocol):
 
 
 class _ArrowRows:
-    """Rows that are in memory."""
+    """Rows in memory."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table.combine_chunks()
@@ -54,20 +54,20 @@ class _ArrowRows:
 
 
 class ClipTable:
-    """Which part of which file each row is.
+    """File, start and end time of each row.
 
     Args:
-        rows: a source of dicts, such as `penstock.TableFiles`, or dicts, a table of Arrow, or columns by name: with
-            ``path``, and if they are there ``start`` and ``end`` in seconds. What else they hold is the label.
-        root: the folder or address that paths begin in.
+        rows: a source of dicts, such as `penstock.TableFiles`, or a list of dicts, an Arrow table, or columns by name.
+            The column ``path`` is required, ``start`` and ``end`` in seconds are optional. Other columns are the label.
+        root: the folder or URL that relative paths refer to.
 
     Raises:
-        ConfigError: no rows, no column of this name, or times that make no sense; it names the row.
+        ConfigError: no rows, a missing path, or invalid times; the message names the row.
 
-    Memory: 20 bytes for each row, and what the source of the rows takes.
+    Memory: 20 bytes per row, and the memory of the source of the rows.
 
     Attributes:
-        paths: the files, each once, in the order of their first row.
+        paths: the distinct files, in the order of their first row.
     """
 
     def __init__(self, rows: Any, root: str | os.PathLike[str]) -> None:
@@ -92,17 +92,17 @@ class ClipTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the rows."""
+        """A hash of the rows."""
         return self._rows.fingerprint
 
     def place(self, row: int) -> tuple[int, float, float]:
-        """Return the file of a row, and its two times in seconds."""
+        """Return the file number of a row, and its start and end time in seconds."""
         start, end = self._times[row].tolist()
         return int(self._files[row]), start, end
 
     def labels(self, rows: Indices) -> list[Any]:
-        """Return what belongs to some rows: the column ``label``, if it is the only other one; a dict of the others, if
-        there are any; else None."""
+        """Return the labels of the given rows: the value of ``label`` if it is the only other column; else a dict of
+        the other columns, or None without any."""
         found = []
         for record in self._rows.records(rows):
             others = {name: value for name, value in record.items() if name not in _PLACE}
@@ -114,8 +114,8 @@ class ListedClips:
     """The clips of a table.
 
     Args:
-        index: of the files of the table.
-        rule: which part of the time from start to end is a clip.
+        index: the index of the table's files.
+        rule: decides which part of the time from start to end is a clip.
         table: the rows.
     """
 
@@ -135,23 +135,23 @@ class ListedClips:
 
     @property
     def lengths(self) -> Ints:
-        """The frames or samples of each row, int64."""
+        """The number of frames or samples of each row, int64."""
         return np.array([self._part(row)[3] for row in range(len(self))], np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the rows: what the files hold, which part of them is a clip, and what belongs to it."""
+        """A hash of the files' contents, the rule and the table."""
         digest = xxhash.xxh3_128(f"{self.rule!r} {self.table.fingerprint}".encode())
         for one in self.index.column("digest"):
             digest.update(one)
         return digest.hexdigest()
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether this is the table with this fingerprint: one that has grown is another one."""
+        """Return whether this is the table with this fingerprint; a table that has grown is not."""
         return fingerprint == self.fingerprint and rows == len(self)
 
     def records(self, rows: Indices) -> list[ClipRecord]:
-        """Return the records of some rows, in this order."""
+        """Return the records of the given rows, in this order."""
         numbers = normalise(rows, len(self))
         labels = self.table.labels(numbers)
         return [
@@ -161,7 +161,7 @@ class ListedClips:
         ]
 
     def _part(self, row: int) -> tuple[int, int, int, int, int]:
-        """File, first and last frame at which the clip may begin, its span, and where it must end."""
+        """Return the file, the first and last position where the clip may begin, its length, and its end."""
         file, start, end = self.table.place(row)
         begin, stop = self.rule.window(self.index, file, start, end)
         spans = self.rule.span(self.index, file)
@@ -185,7 +185,7 @@ def _as_rows(rows: Any) -> _Rows:
             columns["path"] = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in columns["path"]]
         return _in_memory(columns)
     raise ConfigError(
-        f"clips= takes a list of dicts, a table of Arrow, columns by name, or a source of dicts such as "
+        f"clips= takes a list of dicts, an Arrow table, columns by name, or a source of dicts such as "
         f"penstock.TableFiles(...), not {rows!r}"
     )
 
@@ -194,7 +194,7 @@ def _in_memory(columns: dict[str, Any]) -> _ArrowRows:
     try:
         return _ArrowRows(pa.table(columns))
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise ConfigError(f"clips=: its columns are no table of Arrow, of one type each: {error}") from error
+        raise ConfigError(f"clips=: the columns cannot become an Arrow table; each needs one type: {error}") from error
 
 
 def _path_of(record: Any, row: int) -> str:
@@ -211,12 +211,12 @@ def _times_of(record: Mapping[str, Any], row: int) -> tuple[float, float]:
     except (TypeError, ValueError):
         times = (math.nan, math.nan)
     if not 0 <= times[0] < times[1]:
-        raise ConfigError(f"clips=: row {row} has the times {start!r} to {end!r}: seconds, the first before the second")
+        raise ConfigError(f"clips=: row {row} has the times {start!r} to {end!r}: pass seconds, start before end")
     return times
 
 
 def _below(root: str, path: str) -> str:
-    """A path below a root, unless it stands alone."""
+    """Return a path relative to the root, or the path itself if it is absolute or a URL."""
     if is_remote(path) or os.path.isabs(path):
         return path
     return f"{root.rstrip('/')}/{path}" if is_remote(root) else os.path.join(root, path)

@@ -1,4 +1,4 @@
-"""`LoadSound`: a row of clips of sound to a tensor and its label, at the rate and with the channels that are wanted."""
+"""`LoadSound`: decodes an audio clip to a tensor with the requested rate and channels, and returns its label, too."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from penstock.storage.urls import shown
 __all__ = ["LoadSound"]
 
 _AROUND = 256
-"""Samples of the lower rate on either side of a clip that its resampling looks at: within one 24th bit of a resampling
-of the whole file."""
+"""Samples (at the lower rate) on either side of a clip that resampling uses: the result differs from resampling the
+whole file by at most one unit of a 24-bit sample."""
 
 
 class LoadSound:
     """``load(record) -> (audio, label)``; picklable.
 
     Args:
-        reader: of the files' samples.
-        rule: which samples are a clip.
-        channels: 1: the mean of all; another number: as many as each file must have; None: as the file has them.
-        transform: ``transform(audio)`` makes the first part of the item.
+        reader: reads the files' samples.
+        rule: decides which samples are a clip.
+        channels: 1: the mean of all channels; another number: each file must have as many; None: as in the file.
+        transform: ``transform(audio)`` returns the first element of the sample.
 
     Raises:
-        ConfigError: a rate is wanted, and soxr is not installed.
+        ConfigError: a rate is requested, and soxr is not installed.
 
     Attributes:
-        pure: whether what it makes depends on the record and `penstock.generator` alone.
-        form: shape and type of every clip; None if they differ.
+        pure: whether the result depends only on the record and `penstock.generator`.
+        form: shape and dtype of every clip; None if they differ.
     """
 
     def __init__(
@@ -50,21 +50,21 @@ class LoadSound:
     ) -> None:
         self.reader, self.rule, self.channels, self.transform = reader, rule, channels, transform
         if rule.rate is not None:
-            _soxr()  # said now, and not in a worker
+            _soxr()  # raise here, not in a worker
         self.pure = transform is None or bool(getattr(transform, "pure", False))
         self.form: tuple[tuple[int, ...], torch.dtype] | None = None
         if transform is None and channels is not None and rule.rate is not None and rule.seconds is not None:
             self.form = (channels, max(1, round(rule.seconds * rule.rate))), torch.float32
 
     def __call__(self, record: ClipRecord, out: torch.Tensor | None = None) -> tuple[Any, Any]:
-        """Decode the clip of a record, into `out` if that is given, of the shape and type of `form`.
+        """Decode the clip of a record, into `out` if given, which has the shape and dtype of `form`.
 
         Raises:
             ClipError, DataFileChangedError, StorageError: as `SoundReader.samples`.
         """
         self.reader.check(record.file)
         if record.first >= record.end:
-            raise ClipError(f"{shown(record.path)!r} has no sound in the time of row {record.row}")
+            raise ClipError(f"{shown(record.path)!r} has no audio in the time range of row {record.row}")
         first = record.first
         if record.last > first:
             first += int(generator().integers(record.last - first + 1))
@@ -72,7 +72,7 @@ class LoadSound:
         rate = self.rule.rate or own
         with stage("decode"):
             values = self._values(record, first, own, rate)
-            values[:, record.end - first :] = 0  # behind the end of a clip that is listed
+            values[:, record.end - first :] = 0  # after the end time of a listed clip
         audio: Any = torch.from_numpy(values)
         if out is not None:
             audio = out.copy_(audio)
@@ -84,13 +84,13 @@ class LoadSound:
         return audio, {"path": record.path, "seconds": first / rate, "sample_rate": rate}
 
     def _values(self, record: ClipRecord, first: int, own: int, rate: int) -> npt.NDArray[np.float32]:
-        """The samples of a clip: float32 (channels, samples)."""
+        """Return the samples of a clip: float32 (channels, samples)."""
         if rate == own or not own:
             return self._mixed(self.reader.samples(record.file, first, first + record.span), record)
         up, down = rate // gcd(rate, own), own // gcd(rate, own)
         around = _AROUND * max(1, -(-up // down))
-        # Every `up` samples lie on one of the file. Nothing is before its first and behind its last, as for who
-        # resamples all of it.
+        # Every `up`-th output sample coincides with a sample of the file. The file's ends are not padded, so the result
+        # is the same as if the whole file was resampled.
         begin = max(0, (first - around) // up * up)
         low = begin * down // up
         high = min(-(-(first + record.span + around) * down // up), int(self.reader.index.lengths[record.file]))
@@ -103,7 +103,7 @@ class LoadSound:
         return made
 
     def _mixed(self, values: npt.NDArray[np.float32], record: ClipRecord) -> npt.NDArray[np.float32]:
-        """The channels that are wanted."""
+        """Return the requested channels."""
         if self.channels is None or values.shape[0] == self.channels:
             return values
         if self.channels == 1:

@@ -1,4 +1,4 @@
-"""`LoadVideo`: a row of clips to a tensor and its label."""
+"""`LoadVideo`: decodes a video clip to a tensor, and returns its label, too."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LoadVideo:
     """``load(record) -> (video, label)``; picklable.
 
     Args:
-        reader: of the files' frames.
-        rule: which frames are a clip.
-        transform: draws the same for all frames of a clip.
+        reader: reads the files' frames.
+        rule: decides which frames are a clip.
+        transform: uses the same random draws for all frames of a clip.
 
     Attributes:
-        pure: whether what it makes depends on the record and `penstock.generator` alone.
-        form: shape and type of every clip; None if they differ.
+        pure: whether the result depends only on the record and `penstock.generator`.
+        form: shape and dtype of every clip; None if they differ.
     """
 
     def __init__(self, reader: FrameReader, rule: FrameRule, transform: Compose) -> None:
@@ -42,7 +42,7 @@ class LoadVideo:
         self.form: Any = ((rule.frames, 3, *form.size), form.dtype) if known and form.size else None
 
     def __call__(self, record: ClipRecord, out: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
-        """Decode the clip of a record, into `out` if that is given, of the shape and type of `form`.
+        """Decode the clip of a record, into `out` if given, which has the shape and dtype of `form`.
 
         Raises:
             ClipError, DataFileChangedError, StorageError: as `FrameReader.frames`.
@@ -50,7 +50,7 @@ class LoadVideo:
         with stage("decode"):
             opened = self.reader.open(record.file)
         if record.first >= record.end:
-            raise ClipError(f"{shown(record.path)!r} has no frame in the time of row {record.row}")
+            raise ClipError(f"{shown(record.path)!r} has no frame in the time range of row {record.row}")
         first = record.first
         if record.last > first:
             first += int(generator().integers(record.last - first + 1))
@@ -75,20 +75,20 @@ def chain_of(
     flip: bool,
     transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None,
 ) -> Compose:
-    """Return the steps that are meant.
+    """Return the transform for these arguments.
 
     Args:
-        size: (height, width), or one int for both; None keeps that of the file.
+        size: (height, width), or one int for both; None keeps the file's size.
         flip: mirror the clip left to right with probability 1/2.
-        transform: instead of `size` and `flip`: steps for images.
+        transform: image transforms, instead of `size` and `flip`.
 
     Raises:
-        ConfigError: a size that is not positive, or a transform beside a size or flip.
+        ConfigError: the size is not positive, or a transform is combined with a size or flip.
     """
     if transform is None:
         return Compose(([] if size is None else [Resize(pair(size))]) + ([HorizontalFlip()] if flip else []))
     if size is not None or flip:
-        raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
+        raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
     if isinstance(transform, Compose):
         return transform
     return Compose([transform] if callable(transform) else transform)

@@ -1,4 +1,4 @@
-"""`Media`: the bytes of a file of video or sound, wherever it lies: on this disk, in a store, in a tar archive."""
+"""Access to the bytes of a media file on a local disk, in an object store or inside a tar archive."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _PLACE = re.compile(r"(.*\.[tT][aA][rR](?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTA
 
 
 class Bytes(Protocol):
-    """Reads ranges, and checks that they are those of the file that was opened."""
+    """An open file that is read by ranges. Each read checks that the file is still the one that was opened."""
 
     size: int
 
     @property
     def fingerprint(self) -> str:
-        """The version of the file: its size and time, or the store's word."""
+        """The version of the file: its size and modification time, or the version that the store reports."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        """Return ``size`` bytes from ``offset`` on; fewer only at the end of the file."""
 
 
 class Media(io.RawIOBase):
-    """Bytes as a file object, which FFmpeg's demuxers read; in blocks, since they ask for little at a time."""
+    """A file object for FFmpeg's demuxers. It reads blocks, because demuxers request few bytes at a time."""
 
     _BLOCK = 1 << 18
 
@@ -43,24 +43,24 @@ class Media(io.RawIOBase):
         self._block, self._begin = b"", 0
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """True: bytes are read wherever they are."""
+        """Return True: the file allows random access."""
         return True
 
     def tell(self) -> int:
-        """Return where the file stands."""
+        """Return the current position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte, counted from the beginning, from here, or from the end; return where that is."""
+        """Move to a byte, counted from the start, the current position or the end; return the new position."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._source.size}[whence])
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes from where the file stands; fewer at the end alone."""
+        """Return ``size`` bytes from the current position; fewer only at the end of the file."""
         left = max(0, self._source.size - self._at)
         left = left if size < 0 else min(size, left)
         pieces = []
@@ -81,8 +81,8 @@ def open_file(name: str, storage: Storage | None) -> Bytes:
     """Return the bytes of a file, or of a member of a tar archive.
 
     Raises:
-        ClipError: it is not there, or no file.
-        StorageError: a store does not answer, or says no.
+        ClipError: it does not exist, or is not a regular file.
+        StorageError: a store does not answer, or denies access.
     """
     place = place_of(name)
     if place is not None:
@@ -90,18 +90,19 @@ def open_file(name: str, storage: Storage | None) -> Bytes:
         return _Part(open_file(archive, storage), begin, size)
     try:
         if not is_remote(name) and not stat.S_ISREG(os.stat(name).st_mode):
-            raise ClipError(f"{shown(name)!r} is no file")  # to open a pipe would wait for who writes it
+            # Opening a pipe would block until a process writes to it.
+            raise ClipError(f"{shown(name)!r} is not a regular file")
         return (storage or Storage()).open(name)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ClipError(f"{shown(name)!r} does not exist") from error
-    except (OSError, ValueError) as error:  # ValueError: a name that is none
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         if is_remote(name) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
             raise
         raise ClipError(f"{shown(name)!r} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
 
 
 def place_of(name: str) -> tuple[str, int, int] | None:
-    """Return archive, first byte and size of a member; None of other names.
+    """Return the archive, first byte and size of a tar member; None if the name is not a member's.
 
     >>> place_of("a.tar!512+100!clips/7.mp4")
     ('a.tar', 512, 100)
@@ -111,7 +112,7 @@ def place_of(name: str) -> tuple[str, int, int] | None:
 
 
 class _Part:
-    """A range of bytes of another file, as a file."""
+    """A range of bytes of another file, with the interface of a file."""
 
     def __init__(self, source: Bytes, begin: int, size: int) -> None:
         self._source, self._begin = source, begin
@@ -119,5 +120,5 @@ class _Part:
         self.fingerprint = f"{source.fingerprint}:{begin}+{size}"
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        """Return ``size`` bytes from ``offset`` on; fewer only at the end of the file."""
         return self._source.read_at(self._begin + offset, max(0, min(size, self.size - offset)))

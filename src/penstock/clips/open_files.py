@@ -1,4 +1,4 @@
-"""`OpenFiles`: files of an index that are open, some for each thread, and their packets by ranges of bytes."""
+"""`OpenFiles`: the most recently used files of an index, open per thread, and reading of their packets."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from penstock.storage.urls import shown
 __all__ = ["OpenFile", "OpenFiles"]
 
 StreamOf = Callable[[Any, str], Any]
-"""The stream of a container, which has a name for messages."""
+"""``stream_of(container, name)`` returns the stream to read; ``name`` is for messages."""
 
-_OPEN = 32  # files of a thread
+_OPEN = 32  # open files per thread
 _PIECE = 4 << 20  # bytes that are read at a time
 
 
 class OpenFile:
-    """A file of an index, and its bytes.
+    """An open file of an index.
 
     Args:
-        index: of the files.
-        file: its number.
-        storage: how stores are reached.
+        index: the index of the files.
+        file: number of the file in the index.
+        storage: access to object stores.
 
     Raises:
-        ClipError: the index says what is wrong with it.
+        ClipError: the index has recorded an error for this file.
         DataFileChangedError: it was changed since it was indexed.
         StorageError: it cannot be opened.
 
     Attributes:
-        path: or address.
-        coding, packets: what the index says.
+        path: path or URL.
+        coding, packets: the coding and packets from the index.
         source: the bytes.
-        container: FFmpeg's demuxer, of a file that needs one, once it was opened.
+        container: FFmpeg's demuxer, once it is open; None for files that do not need it.
     """
 
     def __init__(self, index: ClipIndex, file: int, storage: Storage | None) -> None:
@@ -60,13 +60,13 @@ class OpenFile:
         self.source = open_file(self.path, storage)
         if not index.is_of(file, self.source):
             raise DataFileChangedError(
-                f"{shown(self.path)!r} was changed since it was indexed: open the data set again, or make the index "
-                "again with: penstock clips index"
+                f"{shown(self.path)!r} was changed since it was indexed: open the dataset again, or rebuild the index "
+                "with: penstock clips index"
             )
         self.container: Any = None
 
     def coded(self, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
-        """Yield packets ``first`` to ``last``, inclusive, with their numbers, read by ranges, some MiB at a time."""
+        """Yield (number, packet) for packets ``first`` to ``last``, inclusive, read in ranges of some MiB."""
         sizes = np.cumsum(self.packets.size[first : last + 1], dtype=np.int64)
         cuts = np.flatnonzero(np.diff(sizes // _PIECE)) + 1
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(sizes)]):
@@ -90,13 +90,13 @@ class OpenFile:
             yield number, coded(memoryview(data)[place - begin : place - begin + length], key=key)
 
     def demuxed(self, first: int, time: float | None, backs: Sequence[float], stream_of: StreamOf) -> Iterator[Any]:
-        """Return the packets from one on, by FFmpeg's demuxer, which stays open.
+        """Return the packets from ``first`` on, from FFmpeg's demuxer, which stays open.
 
         Args:
-            first: the number of the packet.
-            time: seconds at which it is shown; None: it is not to be looked for.
-            backs: seconds before it at which to look, if the file has begun then.
-            stream_of: the stream that is meant.
+            first: number of the packet.
+            time: display time of the packet in seconds; None: read from the start instead of seeking.
+            backs: seconds before it to which to seek; those before the start of the file are skipped.
+            stream_of: returns the stream of the container.
         """
         if first and time is not None:
             container = self.container or self.reopened()
@@ -109,41 +109,41 @@ class OpenFile:
         return itertools.islice(demuxed(container, stream_of(container, self.path)), first, None)
 
     def reopened(self) -> Any:
-        """Return a demuxer that has read nothing yet, in place of what was open."""
+        """Close the open demuxer, if any, and return a new one at the start of the file."""
         self.close()
         self.container = open_container(self.source, self.path)
         return self.container
 
     def close(self) -> None:
-        """Close the demuxer. Left to the garbage collector, it would stay for long."""
+        """Close the demuxer. The garbage collector would free it much later."""
         container, self.container = self.container, None
         if container is not None:
             container.close()
 
     def numbered(self, packets: Iterator[Packet[Any]], first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
-        """Yield packets ``first`` to ``last``, inclusive, that a demuxer gives, with their numbers.
+        """Yield (number, packet) for the demuxer's packets ``first`` to ``last``, inclusive.
 
         Raises:
-            ClipError: they are not those of the index.
+            ClipError: they differ from the packets of the index.
         """
         for number in range(first, last + 1):
             packet = next(packets, None)
             if packet is None or packet.size != self.packets.size[number]:
                 raise ClipError(
-                    f"{shown(self.path)!r} has other packets than when it was indexed: make the index again with: "
+                    f"{shown(self.path)!r} has other packets than when it was indexed: rebuild the index with: "
                     "penstock clips index"
                 )
             yield number, packet
 
 
 class OpenFiles:
-    """The files of an index that were used last.
+    """The most recently used files of an index.
 
     Args:
-        index: of the files.
-        storage: how stores are reached.
+        index: the index of the files.
+        storage: access to object stores.
 
-    Safe in threads, each of which has its own, and after a fork; a pickle is a handle.
+    Safe in threads, because each has its own files, and after a fork. A pickle contains no open files.
     """
 
     def __init__(self, index: ClipIndex, storage: Storage | None) -> None:
@@ -165,14 +165,14 @@ class OpenFiles:
 
 
 class _Here(threading.local):
-    """The files that a thread has open."""
+    """The open files of a thread."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.files: OrderedDict[int, OpenFile] = OrderedDict()
 
     def of_process(self) -> OrderedDict[int, OpenFile]:
-        """Return them; descriptors and demuxers of before a fork are those of the parent, too."""
+        """Return the files; none after a fork, because the parent uses the same descriptors and demuxers."""
         if self.pid != os.getpid():
             self.pid, self.files = os.getpid(), OrderedDict()
         return self.files

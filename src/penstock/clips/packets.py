@@ -1,10 +1,10 @@
-"""`Packets`: where the coded frames of a video lie in its file, and which of them a clip needs.
+"""`Packets`: the byte ranges of a video's packets in its file, and the packets that a clip needs.
 
-    frames, as they are shown   0 1 2 3 4 5 ...     a clip is a few of these
-    packets, as they are coded  0 3 1 2 4 ...       each at a byte of the file; some are keys
+    frames in display order    0 1 2 3 4 5 ...     a clip is some of these
+    packets in decoding order  0 3 1 2 4 ...       each begins at a byte of the file; some are key frames
 
-A frame is decoded from the last key on from which it can be. That is the last key before it among the packets, unless
-the frame is shown before that key (open groups of pictures): then it is the one before.
+A frame is decoded from the nearest key frame before it in decoding order. If the frame is displayed before that key
+frame (an open GOP), decoding begins at the key frame before.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ import xxhash
 __all__ = ["Coding", "Ints", "Packets", "Run", "digest_of", "ranges_of"]
 
 Ints = npt.NDArray[np.int64]
-_FAR = 1_000  # packets, of a gradual refresh at most
-_WASTE = 0.15  # of the bytes of packets, at most so much more is read to make one range of several
+_FAR = 1_000  # the most packets of a gradual decoder refresh
+# The extra bytes that may be read to merge ranges, as a fraction of the bytes of the packets.
+_WASTE = 0.15
 
 
 @dataclass(frozen=True)
 class Coding:
-    """What a decoder has to know before it sees a packet.
+    """The parameters that a decoder needs before its first packet.
 
     Attributes:
         codec: FFmpeg's name: ``h264``, ``hevc``, ``vp9``, ``av1``, ...
-        tag: the container's name of it, where decoders look at that; else empty.
-        extradata: parameters that a container keeps beside the packets.
-        width, height: of the frames as they are coded, in pixels.
-        rotation: degrees, counterclockwise, by which frames are to be turned to be looked at.
-        colour_range, colour_space: FFmpeg's numbers, for frames that do not say themselves.
-        in_ranges: whether packets are ranges of the file. If not, it is read through FFmpeg's demuxer.
-        by_time: whether the demuxer finds a key by its time. If not, it begins with the file.
-        origin: seconds, of the times of the packets, at which the file begins: zero for who looks at it.
+        tag: the container's name of the codec, if the decoder uses it; else empty.
+        extradata: parameters that a container stores outside the packets.
+        width, height: size of the coded frames, in pixels.
+        rotation: degrees, counterclockwise, by which frames must be turned for display.
+        colour_range, colour_space: FFmpeg's numbers, for frames that do not specify them.
+        in_ranges: whether packets are byte ranges of the file. If not, FFmpeg's demuxer reads the file.
+        by_time: whether the demuxer can seek to a key frame by its time. If not, it reads from the start.
+        origin: timestamp in seconds at which the file starts: time zero for viewers.
     """
 
     codec: str
@@ -53,7 +54,7 @@ class Coding:
 
 
 class Run(NamedTuple):
-    """Packets ``first`` to ``last``, inclusive, which are decoded together, and those of them that are wanted."""
+    """Packets ``first`` to ``last``, inclusive, which are decoded together, and the wanted ones among them."""
 
     first: int
     last: int
@@ -61,14 +62,14 @@ class Run(NamedTuple):
 
 
 class Packets(NamedTuple):
-    """The packets of one video, in the order in which they are decoded.
+    """The packets of one video, in decoding order.
 
     Attributes:
-        at: int64 (packets,): bytes at which they begin.
-        size: uint32 (packets,): bytes of each.
-        keys: uint32, sorted: those at which decoding can begin.
-        shown: uint32 (frames,): the packet of each frame, in the order in which frames are shown.
-        times: float64 (frames,): seconds at which they are shown.
+        at: int64 (packets,): offset of each packet in the file, in bytes.
+        size: uint32 (packets,): size of each packet in bytes.
+        keys: uint32, sorted: the packets at which decoding can begin.
+        shown: uint32 (frames,): the packet of each frame, in display order.
+        times: float64 (frames,): display time of each frame, in seconds.
     """
 
     at: Ints
@@ -82,11 +83,11 @@ class Packets(NamedTuple):
         return len(self.shown)
 
     def digest(self, coding: Coding) -> bytes:
-        """Return the identity of a video: how it is coded, its packets and their order; not where it lies."""
+        """Return a hash of the coding, the packets and their order; the location of the file does not matter."""
         return digest_of(coding, self.size, self.keys, self.shown, self.times)
 
     def runs(self, frames: Ints) -> list[Run]:
-        """Return which packets are decoded for some frames, sorted ones without repetition."""
+        """Return the packets to decode for some frames, which are sorted and unique."""
         if not len(frames):
             return []
         runs: list[Run] = []
@@ -99,9 +100,9 @@ class Packets(NamedTuple):
         return runs
 
     def earlier(self, run: Run) -> Run | None:
-        """Return a run that begins at the key before, or twice as far from its end; None if there is none, or not near.
+        """Return a run that begins at an earlier key frame, at least twice as long; None if none is near enough.
 
-        From a key of gradual refresh it takes some frames until one is whole.
+        With a gradual decoder refresh, the first frames after a key frame are incomplete.
         """
         if not run.first or run.last - run.first > _FAR:
             return None
@@ -112,7 +113,7 @@ class Packets(NamedTuple):
         return run._replace(first=int(self.keys[number]) if number >= 0 else 0)
 
     def _keys_of(self, frames: Ints) -> list[int]:
-        """The key from which each frame is decoded."""
+        """Return the key frame from which each frame is decoded."""
         numbers = np.searchsorted(self.keys, self.shown[frames], side="right") - 1
         places: dict[int, int] = {}
         found = []
@@ -123,13 +124,13 @@ class Packets(NamedTuple):
                 if places[number] <= frame:
                     break
                 number -= 1
-            # Before the first key the file begins in the middle of a group.
+            # The file begins in the middle of a GOP.
             found.append(int(self.keys[number]) if number >= 0 else 0)
         return found
 
     def place_of(self, key: int) -> int:
-        """Return the frame that a key is; -1 for one that is not shown."""
-        # Packets are shown at most some dozens of frames from where they are coded.
+        """Return the frame number of a key frame; -1 if it is not displayed."""
+        # Display order and decoding order differ by some dozens of frames at most.
         near = 64
         while True:
             low, high = max(0, key - near), min(len(self.shown), key + near)
@@ -142,7 +143,7 @@ class Packets(NamedTuple):
 
 
 def digest_of(coding: Any, *arrays: npt.NDArray[Any]) -> bytes:
-    """Return 16 bytes that differ for files that are coded in another way, or hold other packets."""
+    """Return a 16-byte hash of the coding and the packets."""
     digest = xxhash.xxh3_128(repr(coding).encode())
     for values in arrays:
         digest.update(np.ascontiguousarray(values).data)
@@ -150,11 +151,11 @@ def digest_of(coding: Any, *arrays: npt.NDArray[Any]) -> bytes:
 
 
 def ranges_of(at: Ints, size: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
-    """Return the bytes, as (begin, end), that hold packets, and little else.
+    """Return byte ranges (begin, end) that contain all packets and few other bytes.
 
     Args:
-        at: int64: bytes at which they begin.
-        size: bytes of each.
+        at: int64: offset of each packet in the file.
+        size: size of each packet in bytes.
     """
     order = np.argsort(at, kind="stable")
     begins, ends = at[order], np.maximum.accumulate((at + size)[order])
@@ -162,7 +163,7 @@ def ranges_of(at: Ints, size: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
     if not gaps.any():
         return [(int(begins[0]), int(ends[-1]))]
     largest = np.argsort(gaps, kind="stable")
-    # Between them lie other streams, of which little is worth no request of its own.
+    # Gaps contain other streams. Reading a small gap costs less than another request.
     spare = np.cumsum(gaps[largest]) > _WASTE * int(size.sum(dtype=np.int64))
     cuts = np.sort(largest[spare & (gaps[largest] > 0)])
     firsts, lasts = np.concatenate([[0], cuts + 1]), np.concatenate([cuts, [len(begins) - 1]])

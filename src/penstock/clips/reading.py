@@ -1,6 +1,6 @@
-"""`FrameReader`: some frames of a file, from the bytes that they need and no others.
+"""`FrameReader`: decodes frames of a video file and reads only the bytes that they need.
 
-Files stay open from clip to clip, some of each thread, and so do decoders (`penstock.clips.decoder`).
+Each thread keeps some files and decoders (`penstock.clips.decoder`) open for later clips.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from penstock.storage.urls import shown
 __all__ = ["FrameReader"]
 
 _BACKS = (0.0, 10.0, 100.0)
-"""Seconds before a key at which it is looked for."""
+"""Seconds before a key frame to which to seek, one after the other until it is found."""
 
 
 class FrameReader:
     """Reads frames of the files of an index.
 
     Args:
-        index: of the files.
-        storage: how stores are reached.
-        max_pixels: a frame of more is an error.
+        index: the index of the files.
+        storage: access to object stores.
+        max_pixels: the most pixels of a frame; more are an error.
 
-    Safe in threads; a pickle is a handle.
+    Safe in threads; a pickle contains no open files.
     """
 
     def __init__(self, index: ClipIndex, storage: Storage | None, max_pixels: int) -> None:
@@ -43,18 +43,18 @@ class FrameReader:
         self._files = OpenFiles(index, storage)
 
     def open(self, file: int) -> OpenFile:
-        """Return a file, which stays open for a while. Raises as `OpenFile` does."""
+        """Open a file, or return it if it is open. Raises as `OpenFile` does."""
         return self._files[file]
 
     def frames(self, opened: OpenFile, numbers: Ints) -> list[Any]:
-        """Return frames of a file, PyAV's, in this order; a number may come twice.
+        """Return PyAV frames of a file, in the given order; numbers may repeat.
 
         Args:
             opened: the file.
-            numbers: of frames, in the order in which they are shown.
+            numbers: frame numbers, counted in display order.
 
         Raises:
-            ClipError: the file is damaged, or cannot be decoded; or it is not what the index says.
+            ClipError: the file is damaged, cannot be decoded, or does not match the index.
             DataFileChangedError: it was changed since it was indexed.
             StorageError: it cannot be read.
         """
@@ -66,7 +66,7 @@ class FrameReader:
                 try:
                     made |= self._decoded(opened, run)
                 except (av.error.FFmpegError, ClipError):
-                    # What the decoder has kept of other clips may be the reason.
+                    # State of earlier clips in the decoder may be the reason, so retry with a new decoder.
                     opened.close()
                     made |= self._decoded(opened, run, anew=True)
         except (av.error.FFmpegError, MemoryError) as error:
@@ -81,7 +81,7 @@ class FrameReader:
         return found
 
     def _decoded(self, opened: OpenFile, run: Run, *, anew: bool = False) -> dict[int, Any]:
-        """The frames of a run, by their packets; those that cannot be decoded are left out."""
+        """Decode a run and return its frames by packet number, without those that cannot be decoded."""
         begun: Run | None = run
         made: dict[int, Any] = {}
         while begun is not None and len(made) < len(run.wanted):
@@ -96,13 +96,13 @@ class FrameReader:
         return made
 
     def _demuxed(self, opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
-        """The packets of the file from a key on."""
+        """Return the packets of the file from a key frame on."""
         place = opened.packets.place_of(key) if opened.coding.by_time else -1
         time = float(opened.packets.times[place]) if place >= 0 else None
         return opened.demuxed(key, time, _BACKS, video_of)
 
     def _stream(self, opened: OpenFile) -> Any:
-        """The stream of an open container, if its frames are no larger than they may be."""
+        """Return the video stream of an open container, after a check of the frames' size."""
         stream = video_of(opened.container, opened.path)
         self._check_pixels(opened, stream.codec_context)
         return stream
@@ -111,6 +111,6 @@ class FrameReader:
         pixels = coding.width * coding.height
         if pixels > self.max_pixels:
             raise ClipError(
-                f"{shown(opened.path)!r} has frames of {pixels:,} pixels, more than max_pixels={self.max_pixels}: give "
-                "a larger one to read it"
+                f"{shown(opened.path)!r} has frames of {pixels:,} pixels, more than max_pixels={self.max_pixels}: pass "
+                "a larger max_pixels to read it"
             )

@@ -1,11 +1,11 @@
-"""One pass over the packets of a video: where they lie, when their frames are shown. Little is decoded.
+"""One pass over the packets of a video, which finds their offsets and the display times of their frames.
 
-Packets of MP4, MOV, Matroska, WebM, AVI and raw streams are ranges of the file: each is compared with the bytes where
-it is said to be. In MPEG-TS and MPEG-PS they are cut to pieces, and such a file is read through FFmpeg's demuxer later,
-too; so are codecs whose decoders have to know more than `Coding` says.
+It decodes few frames. Packets of MP4, MOV, Matroska, WebM, AVI and raw streams are byte ranges of the file: each is
+compared with the bytes at its offset. MPEG-TS and MPEG-PS split packets, so FFmpeg's demuxer reads such files later,
+too. The same holds for codecs whose decoders need more parameters than `Coding` contains.
 
-The times that a container says are the order of frames in MP4 and MOV. Others may say none, or those that FFmpeg
-guesses: there the first groups are decoded, and if they are shown in another order, all of the file is.
+In MP4 and MOV, the container's timestamps are the display order. Other containers may have none, or ones that FFmpeg
+guesses: then the first GOPs are decoded, and if their display order differs, the whole file.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from penstock.storage.urls import shown
 
 __all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "sought", "sound_of", "video_of"]
 
-_NEAR = 64  # bytes between the position that a demuxer says and the packet: headers of blocks in Matroska
-_LOOKED_AT = 96  # packets at most that are decoded to see whether times are those of frames
+_NEAR = 64  # bytes between the demuxer's position and the packet: block headers in Matroska
+_LOOKED_AT = 96  # the most packets that are decoded to verify timestamps
 _OWN = ("av1", "h264", "hevc", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4", "png", "vp8", "vp9")
-"""Codecs whose decoders have to know no more than `Coding` says."""
+"""Codecs whose decoders need only the parameters of `Coding`."""
 _IN_ORDER = ("av1", "mjpeg", "png", "vp8", "vp9")
-"""Codecs of which frames are shown in the order of their packets."""
+"""Codecs whose display order is their decoding order."""
 _ALL_KEYS = ("dirac", "flashsv2", "h261")
-"""Codecs of which containers say that all packets are keys, and most are not."""
+"""Codecs for which containers wrongly mark all packets as key frames."""
 _RANGES = ("mov", "matroska", "avi", "ivf", "h264", "hevc", "m4v", "obu", "flv", "gif", "mpegvideo")
 _CHANGING = {"new_extradata", "palette", "param_change", "encryption_info"}
 
 
 class Scanned(NamedTuple):
-    """What a pass has found."""
+    """The result of a scan."""
 
     coding: Coding
     packets: Packets
 
 
 def open_container(source: Bytes, name: str) -> Any:
-    """Return FFmpeg's demuxer of a file.
+    """Open a file with FFmpeg's demuxer and return the container.
 
     Raises:
-        ClipError: it is none that FFmpeg knows, or damaged.
+        ClipError: the format is unknown to FFmpeg, or the file is damaged.
     """
     try:
-        # A playlist opens no other file.
+        # A playlist must not open other files.
         options = {"protocol_whitelist": "crypto"}
         container = av.open(Media(source), "r", options=options, metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, UnicodeError) as error:
@@ -62,34 +62,34 @@ def open_container(source: Bytes, name: str) -> Any:
         ) from error
     for stream in container.streams:
         if stream.codec_context is not None:
-            # More threads would not live on in a fork, and one that frees them there waits for ever.
+            # More threads would not survive a fork, and freeing them in the child would block forever.
             stream.codec_context.thread_count = 1
     return container
 
 
 def sound_of(container: Any, name: str) -> Any:
-    """Return the stream of a container that is its sound.
+    """Return the audio stream of a container.
 
     Raises:
-        ClipError: there is none.
+        ClipError: no audio stream exists.
     """
     stream = container.streams.best("audio") or next(iter(container.streams.audio), None)
     if stream is None:
-        raise ClipError(f"{shown(name)!r} has no stream of sound")
+        raise ClipError(f"{shown(name)!r} has no audio stream")
     return stream
 
 
 def scan(source: Bytes, name: str) -> Scanned:
-    """Return where the packets of a file's best stream of video lie.
+    """Scan the packets of a file's best video stream.
 
     Args:
-        source: the bytes of the file.
-        name: of the file, for messages.
+        source: the file.
+        name: name of the file, for messages.
 
     Raises:
-        ClipError: no video, no frames in it, or a damaged one.
+        ClipError: the file has no video or no frames, or is damaged.
 
-    Costs: all of the file is read once. Memory: some hundred bytes for each packet.
+    Costs: the whole file is read once. Memory: some hundred bytes per packet.
     """
     with contextlib.closing(open_container(source, name)) as container:
         stream = video_of(container, name)
@@ -98,51 +98,52 @@ def scan(source: Bytes, name: str) -> Scanned:
         try:
             for packet in demuxed(container, stream):
                 found.add(packet)
-        except (av.error.FFmpegError, IndexError) as error:  # IndexError: PyAV's, of a stream that appears on the way
+        # PyAV raises IndexError when a new stream appears in the middle of the file.
+        except (av.error.FFmpegError, IndexError) as error:
             if not found.sizes:
                 raise ClipError(f"{shown(name)!r} is a damaged video: {said(error)}") from error
-            # It ends here, as it does for everybody who plays it.
+            # Keep the packets before the damage, as players do.
         found.drop_torn()
         found.look_at_first(container)
         return found.scanned()
 
 
 def video_of(container: Any, name: str) -> Any:
-    """Return the stream of a container that is its video.
+    """Return the video stream of a container.
 
     Raises:
-        ClipError: there is none, or FFmpeg cannot decode it.
+        ClipError: no video stream exists, or FFmpeg cannot decode it.
     """
     stream = container.streams.best("video") or next(iter(container.streams.video), None)
     if stream is None:
-        raise ClipError(f"{shown(name)!r} has no stream of video")
+        raise ClipError(f"{shown(name)!r} has no video stream")
     if stream.codec_context is None:
-        raise ClipError(f"{shown(name)!r} has a video of a codec that this FFmpeg cannot decode")
+        raise ClipError(f"{shown(name)!r} has video in a codec that this FFmpeg cannot decode")
     return stream
 
 
 def demuxed(container: Any, stream: Any) -> Iterator[Any]:
-    """Yield the packets of a stream in which something is, in the order in which they lie in the file."""
+    """Yield the non-empty packets of a stream, in file order."""
     for packet in container.demux(stream):
         if packet.size:
             yield packet
 
 
 def sought(container: Any, stream: Any, time: float, size: int, backs: Iterable[float]) -> Iterator[Any] | None:
-    """Return the packets of a stream from one on, a key; None where a demuxer does not find it.
+    """Return the packets of a stream from a given key frame on; None if the demuxer does not find it.
 
     Args:
-        container: of the stream.
-        stream: that has the packet.
-        time: seconds at which it is shown.
-        size: bytes of it.
-        backs: seconds before it at which to look: in streams without an index a demuxer lands where it can.
+        container: the container of the stream.
+        stream: the stream of the packet.
+        time: display time of the key frame in seconds.
+        size: its size in bytes.
+        backs: seconds before it to which to seek, one after the other: without an index, seeks are inexact.
     """
     unit = float(stream.time_base)
     for back in backs:
         try:
             container.seek(int((time - back) / unit), stream=stream)
-        except av.error.FFmpegError:  # it cannot
+        except av.error.FFmpegError:  # the format does not support seeking
             return None
         rest = demuxed(container, stream)
         for packet in rest:
@@ -154,7 +155,7 @@ def sought(container: Any, stream: Any, time: float, size: int, backs: Iterable[
 
 
 def range_of(source: Bytes, packet: Any) -> int | None:
-    """Return where a packet begins; None if it is no range of the file, or not to be decoded by itself."""
+    """Return a packet's offset in bytes; None if it is not a range of the file or cannot be decoded by itself."""
     if packet.pos is None or packet.pos < 0 or _changes(packet):
         return None
     data = source.read_at(packet.pos, packet.size + _NEAR)
@@ -163,14 +164,14 @@ def range_of(source: Bytes, packet: Any) -> int | None:
 
 
 class _Found:
-    """The packets of a pass, one after the other."""
+    """Collects the packets of a scan."""
 
     def __init__(self, source: Bytes, name: str, kind: str, stream: Any) -> None:
         self._source, self._name, self._stream = source, name, stream
         context = stream.codec_context
         self._codec = str(context.codec.canonical_name)
         self._exact = "mov" in kind.split(",")
-        # XviD's and DivX's own way with blocks follows from more than the tag.
+        # The workarounds for XviD and DivX depend on more than the tag.
         own = self._codec in _OWN and not (self._codec == "mpeg4" and not self._exact)
         self._in_ranges = own and any(part in _RANGES for part in kind.split(","))
         self.at: list[int] = []
@@ -181,16 +182,16 @@ class _Found:
         self._rotation = 0
         self._torn = False
         self.dropped: set[int] = set()
-        """Packets that the container says are not to be shown: an edit list begins behind them."""
+        """Packets that the container marks as not displayed: an edit list begins after them."""
 
     def begins_at(self, container: Any) -> None:
-        """Note when the file begins: with the first of its streams."""
+        """Record the start time of the file: that of its earliest stream."""
         streams = [*container.streams.video, *container.streams.audio]
         begins = [stream.start_time * stream.time_base for stream in streams if stream.start_time is not None]
         self._origin = float(min(begins, default=0))
 
     def add(self, packet: Any) -> None:
-        """Note a packet."""
+        """Record a packet."""
         number = len(self.sizes)
         self._changed = self._changed or _changes(packet)
         at = range_of(self._source, packet) if self._in_ranges else None
@@ -205,7 +206,7 @@ class _Found:
         self._torn = packet.is_corrupt
 
     def drop_torn(self) -> None:
-        """Leave out the last packet if the file ends in it."""
+        """Remove the last packet if the file is truncated inside it."""
         if self._torn and self._in_ranges and self.at[-1] + self.sizes[-1] >= self._source.size:
             number = len(self.sizes) - 1
             for column in (self.at, self.sizes, self.pts):
@@ -214,7 +215,7 @@ class _Found:
             self.dropped.discard(number)
 
     def look_at_first(self, container: Any) -> None:
-        """Note by how much frames are to be turned, which the first one says."""
+        """Record the rotation of the first frame."""
         context = self._stream.codec_context
         if context.width * context.height > MAX_PIXELS:
             return
@@ -225,7 +226,7 @@ class _Found:
                 return
 
     def scanned(self) -> Scanned:
-        """What was found."""
+        """Return the result."""
         numbers, times, by_time = self._order()
         if not len(numbers):
             raise ClipError(f"{shown(self._name)!r} has no frame that can be decoded")
@@ -243,7 +244,7 @@ class _Found:
             by_time=by_time and not self._changed,
             origin=self._origin if by_time else 0.0,
         )
-        # What changes on the way is known to who has decoded all before it; so is what old encoders of MPEG-4 move.
+        # If parameters change within the stream, or an old MPEG-4 encoder reordered frames, decode from the start.
         from_begin = (
             self._changed
             or self._codec in _ALL_KEYS
@@ -260,8 +261,7 @@ class _Found:
         return Scanned(coding, packets)
 
     def _order(self) -> tuple[Ints, npt.NDArray[Any], bool]:
-        """The packets of the frames in the order in which they are shown, their times, and whether these are the
-        container's."""
+        """Return the packets of the frames in display order, their times, and whether these are the container's."""
         if any(pts is None for number, pts in enumerate(self.pts) if number not in self.dropped) or self._restarts():
             numbers = np.array(self._decoded(len(self.sizes)), np.int64)
             rate = float(self._stream.guessed_rate or self._stream.average_rate or 25)
@@ -276,7 +276,7 @@ class _Found:
             return numbers, times, True
         limit = self._end_of_groups()
         said, seen = numbers[numbers < limit].tolist(), self._decoded(limit)
-        # Frames that are shown before the first key may need others before it, which there are not.
+        # Frames that are displayed before the first key frame may need earlier frames, which are missing.
         lost = len(said) - len(seen)
         if lost >= 0 and seen == said[lost:] and first not in said[:lost]:
             return numbers[lost:], times[lost:], True
@@ -284,28 +284,28 @@ class _Found:
         return numbers, times[: len(numbers)], False
 
     def _restarts(self) -> bool:
-        """Whether times go back: files were put behind each other."""
+        """Return whether timestamps jump back, as in concatenated files."""
         known = [pts for number in self.keys if (pts := self.pts[number]) is not None]
         return any(later < pts for pts, later in itertools.pairwise(known))
 
     def _is_doubtful(self, numbers: Ints, first: int) -> bool:
-        """Whether the times may not be those at which frames are shown, or not all frames be shown."""
+        """Return whether timestamps may differ from display times, or some frames may not be displayed."""
         if not len(numbers) or self._codec in _IN_ORDER:
             return False
         return not self._exact or int(numbers[0]) != first
 
     def _end_of_groups(self) -> int:
-        """Behind the last packet of the first two groups, or of a part of them."""
+        """Return the end of the first two GOPs, or of a part of them, as a packet number."""
         third = self.keys[2] if len(self.keys) > 2 else len(self.sizes)
         return min(third, _LOOKED_AT, len(self.sizes))
 
     def _decoded(self, limit: int) -> list[int]:
-        """The first packets in the order in which a decoder shows their frames."""
+        """Decode the first packets and return their numbers in display order."""
         context = self._stream.codec_context
         if context.width * context.height > MAX_PIXELS:
             raise ClipError(
-                f"{shown(self._name)!r} has frames of {context.width} x {context.height} pixels, and does not say in "
-                "which order they are shown: no more than 67 million are decoded for that"
+                f"{shown(self._name)!r} has frames of {context.width} x {context.height} pixels, and no reliable "
+                "timestamps. To find the frames' order they must be decoded, up to 67 million pixels a frame"
             )
         with contextlib.closing(open_container(self._source, self._name)) as container:
             stream = video_of(container, self._name)
@@ -316,10 +316,10 @@ class _Found:
 
 
 def _changes(packet: Any) -> bool:
-    """Whether a packet brings along what a decoder has to know."""
+    """Return whether a packet changes the decoder's parameters."""
     return any(data.data_type in _CHANGING for data in packet.iter_sidedata())
 
 
 def said(error: BaseException) -> str:
-    """Return what FFmpeg says is wrong, in its words."""
+    """Return FFmpeg's message of an error."""
     return getattr(error, "strerror", None) or str(error)

@@ -1,13 +1,13 @@
-"""`ScanProcesses`: files of video and sound are looked through by processes of their own, within limits.
+"""`ScanProcesses`: scans media files in child processes with limits on memory and CPU time.
 
-Demuxers read what strangers have written. Where one takes all memory, does not end, or ends its process, that is an
-error of the file. Such a process opens nothing: it asks for the bytes that it needs.
+Media files may be untrusted. If a demuxer uses too much memory, hangs or crashes, only its file gets an error. A child
+process opens no files: it requests bytes from its parent.
 
-    this process                           one that scans
-    -- which file, how many bytes -->
-    <-- offset, size ---------------       as often as it likes
+    parent                                 child
+    -- name, size ------------------>
+    <-- offset, size ---------------       repeated
     -- bytes ----------------------->
-    <-- coding, packets; or why not -
+    <-- coding, packets, or error ---
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from penstock.storage.urls import shown
 __all__ = ["ScanProcesses", "serve"]
 
 _MEMORY = 1 << 30  # bytes
-_SECONDS = 60  # of a processor, for a file,
-_BYTES_OF_SECOND = 100_000  # and one more for so many bytes: of some codecs all frames are decoded
-_PATIENCE = 1.0  # seconds, for the end of a process
-_TRIES = 2  # the system may have had no memory for the first
+_SECONDS = 60  # CPU seconds for a small file
+_BYTES_OF_SECOND = 100_000  # bytes per further CPU second: for some codecs all frames are decoded
+_PATIENCE = 1.0  # seconds to wait for the end of a process
+_TRIES = 2  # a second try, because the system may have been short of memory
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from penstock.clips.scan_process import serve; serve({fd}, {parent})"
 
 
 class ScanProcesses:
-    """Processes that scan files, one file each at a time; they start when they are needed.
+    """Child processes that scan files, one file at a time each. They start on demand.
 
     Args:
-        module: of `penstock.clips`, whose ``scan`` makes coding and packets of a file's bytes.
-        seconds: of a processor that a small file may take; large ones may take more.
+        module: a module of `penstock.clips`, whose ``scan`` computes coding and packets from a file's bytes.
+        seconds: CPU seconds that a small file may take; large files may take more.
 
-    Safe in threads: each thread that scans has a process. Leaving ends all of them, and what other threads still scan.
-    Memory: about 45 MB each, at most 1 GiB.
+    Safe in threads: each scanning thread uses its own process. Leaving the context kills all processes, even those that
+    are in use. Memory: about 45 MB per process, at most 1 GiB.
     """
 
     def __init__(self, module: str, *, seconds: int = _SECONDS) -> None:
@@ -76,13 +76,13 @@ class ScanProcesses:
         """Return the coding and the packets of a file.
 
         Args:
-            source: its bytes.
-            name: for messages.
+            source: the file.
+            name: its name, for messages.
 
         Raises:
-            ClipError: it is damaged, or too much for the limits.
+            ClipError: it is damaged, or exceeds the limits.
             ConfigError: PyAV cannot be imported.
-            DataFileIOError: processes cannot be started, or somebody ends them.
+            DataFileIOError: processes cannot be started, or are killed.
             StorageError: it cannot be read.
         """
         request = _Request(self._module, name, source.size, self._seconds + source.size // _BYTES_OF_SECOND)
@@ -95,7 +95,7 @@ class ScanProcesses:
                 if how != -signal.SIGXCPU and tries_left:
                     continue
                 words = f"{shown(name)!r} cannot be indexed: {_words(how, request)}"
-                # Nobody but the user, or a system that is out of memory, sends this: the file is not to blame.
+                # SIGKILL comes from the user or from a system out of memory, so the file is not to blame.
                 raise (DataFileIOError if how == -signal.SIGKILL else ClipError)(words) from error
             except BaseException:
                 process.kill()
@@ -111,7 +111,7 @@ class ScanProcesses:
     def _take(self) -> _Process:
         with self._lock:
             if self._is_closed:
-                raise ConfigError("files are scanned no longer: the processes that do so were ended")
+                raise ConfigError("files cannot be scanned: the scan processes were closed")
             process = self._idle.pop() if self._idle else _Process()
             self._busy.add(process)
             return process
@@ -145,11 +145,11 @@ class _Answer(NamedTuple):
 
 
 class _EndedError(Exception):
-    """A process that scans has ended."""
+    """A scan process has ended."""
 
 
 class _Process:
-    """One that scans."""
+    """A scan process."""
 
     def __init__(self) -> None:
         try:
@@ -161,7 +161,7 @@ class _Process:
     def _started(self, theirs: Connection) -> subprocess.Popen[bytes]:
         with theirs:
             program = _PROGRAM.format(path=list(map(str, sys.path)), fd=theirs.fileno(), parent=os.getpid())
-            # In a group of its own: Ctrl-C is the affair of the process that asks.
+            # In its own process group, so that Ctrl-C reaches only the parent.
             return subprocess.Popen(
                 [get_executable(), "-c", program],
                 stdin=subprocess.DEVNULL,
@@ -170,7 +170,7 @@ class _Process:
             )
 
     def scan(self, request: _Request, source: Bytes) -> _Answer:
-        """Return what it answers. Raises `_EndedError`, and as the source does."""
+        """Return the answer to a request. Raises `_EndedError`, and the errors of the source."""
         message = self._said(request)
         while not isinstance(message, _Answer):
             offset, size = message
@@ -178,7 +178,7 @@ class _Process:
         return message
 
     def _said(self, words: _Request | bytes) -> Any:
-        """What it says to a request, or to the bytes that it has asked for."""
+        """Send a request or bytes, and return the reply."""
         try:
             if isinstance(words, bytes):
                 self._connection.send_bytes(words)
@@ -189,11 +189,11 @@ class _Process:
             raise _EndedError from error
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """Kill the process."""
         self._process.kill()
 
     def close(self) -> int:
-        """Wait for the end of one that ends, and return its exit code as `subprocess.Popen` does."""
+        """Close the connection, wait for the process to end and return its exit code, as in `subprocess.Popen`."""
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(_PATIENCE)
@@ -202,19 +202,19 @@ class _Process:
 
 
 def _words(code: int, request: _Request) -> str:
-    """Why a process has ended."""
+    """Describe why a process ended."""
     if code == -signal.SIGXCPU:
-        return f"that takes more than {request.seconds:,} s of a processor, for {request.size:,} bytes"
+        return f"that takes more than {request.seconds:,} s of CPU time, for {request.size:,} bytes"
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return f"the process that read it has ended ({how}), {_TRIES} times"
 
 
 def serve(handle: int, parent: int) -> None:
-    """Scan files for another process until it closes the connection: what a process of `ScanProcesses` runs.
+    """Scan files for the parent process until it closes the connection. The main function of a scan process.
 
     Args:
-        handle: the descriptor of the connection.
-        parent: the process that has started this one.
+        handle: file descriptor of the connection.
+        parent: process ID of the parent.
     """
     end_with_parent(parent)
     _limit(resource.RLIMIT_DATA, _MEMORY)
@@ -238,17 +238,17 @@ def _answer(connection: Connection, request: _Request) -> _Answer:
         return _Answer(coding, packets)
     except ClipError as error:
         return _Answer(error=str(error))
-    except (EOFError, ConnectionError):  # of the other process, which does not want to know any more
+    except (EOFError, ConnectionError):  # the parent closed the connection
         raise
     except ImportError as error:
         return _Answer(error=f"PyAV cannot be imported ({error}): pip install 'penstock[clips]'", is_of_file=False)
-    except Exception as error:  # there is no end to what comes of a damaged file
+    except Exception as error:  # a damaged file may cause any error
         what = f"{type(error).__name__}: {error}"
         return _Answer(error=f"{shown(request.name)!r} cannot be indexed: {what}")
 
 
 class _Asked:
-    """The bytes of a file that another process has open, in blocks; some of them are kept."""
+    """A file that the parent process has open. It is read in blocks, and some of them are cached."""
 
     fingerprint = ""
 
@@ -260,7 +260,7 @@ class _Asked:
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        """Return ``size`` bytes from ``offset`` on; fewer only at the end of the file."""
         end = min(offset + size, self.size)
         first = offset // self._BLOCK
         blocks = [self._block(number) for number in range(first, -(-end // self._BLOCK))]

@@ -1,10 +1,10 @@
-"""`SoundPackets`: where the coded pieces of a recording lie, and which of them some samples need.
+"""`SoundPackets`: the byte ranges of a recording's packets in its file, and the packets that some samples need.
 
-    samples, as one hears them    0 ......... 1,000 .......... 2,000 ...
-    packets                    [ 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 ...        each of so many samples
+    audible samples               0 ......... 1,000 .......... 2,000 ...
+    packets                    [ 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 ...        each holds some samples
 
-Samples are those of a decode from the beginning, without those that an encoder has put before the first and behind the
-last. Packets of some codecs depend on those before them: these are decoded first, and what comes out is left away.
+Samples are counted as in a decode from the start, without the samples that an encoder adds before the first and after
+the last. Packets of some codecs depend on earlier packets: these are decoded first, and their output is dropped.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["SoundCoding", "SoundPackets"]
 
 @dataclass(frozen=True)
 class SoundCoding:
-    """What a decoder has to know before it gets a packet of sound.
+    """The parameters that an audio decoder needs before its first packet.
 
     Attributes:
         codec: FFmpeg's name of the decoder: ``flac``, ``mp3float``, ``opus``, ``pcm_s16le``, ...
-        extradata: parameters that a container keeps beside the packets.
+        extradata: parameters that a container stores outside the packets.
         rate: samples per second.
-        channels: of the sound.
-        layout: FFmpeg's name of the channels: ``mono``, ``stereo``, ``5.1``, ...
-        skip: samples before the first that one hears.
-        samples: that one hears, of each channel.
-        in_ranges: whether packets are ranges of the file. If not, it is read through FFmpeg's demuxer.
+        channels: number of channels.
+        layout: FFmpeg's name of the channel layout: ``mono``, ``stereo``, ``5.1``, ...
+        skip: number of samples before the first audible one.
+        samples: number of audible samples per channel.
+        in_ranges: whether packets are byte ranges of the file. If not, FFmpeg's demuxer reads the file.
     """
 
     codec: str
@@ -49,10 +49,10 @@ class SoundPackets(NamedTuple):
     """The packets of one recording.
 
     Attributes:
-        at: int64 (packets,): bytes at which they begin.
-        size: uint32 (packets,): bytes of each.
-        begins: int64 (packets,): the first sample of each, counted with those that are skipped.
-        times: float64 (packets,): seconds at which they begin, of a file that is read through a demuxer; else empty.
+        at: int64 (packets,): offset of each packet in the file, in bytes.
+        size: uint32 (packets,): size of each packet in bytes.
+        begins: int64 (packets,): the first sample of each packet, skipped samples included.
+        times: float64 (packets,): start time of each packet in seconds, if a demuxer reads the file; else empty.
     """
 
     at: Ints
@@ -65,18 +65,18 @@ class SoundPackets(NamedTuple):
         return coding.samples
 
     def digest(self, coding: SoundCoding) -> bytes:
-        """Return the identity of a recording: how it is coded, and its packets; not where it lies."""
+        """Return a hash of the coding and the packets; the location of the file does not matter."""
         return digest_of(coding, self.size, self.begins)
 
     def packets_of(self, begin: int, end: int, codec: str) -> tuple[int, int, int]:
-        """Return which packets samples ``begin`` to ``end`` need: the first to decode, the first and the last that
-        have some of them."""
+        """Return the packets for samples ``begin`` to ``end``: the first to decode, and the first and last that contain
+        some of them."""
         first = max(0, int(np.searchsorted(self.begins, begin, side="right")) - 1)
         last = max(first, int(np.searchsorted(self.begins, end, side="left")) - 1)
         return self._from(first, codec), first, last
 
     def _from(self, first: int, codec: str) -> int:
-        """The packet to begin with, so that this one comes out as it does in a decode from the beginning."""
+        """Return the packet where decoding must begin, so that ``first`` decodes as in a decode from the start."""
         packets, samples, nbytes = _BEFORE.get(codec, _OTHERS)
         known = max(0, first - packets)
         begin = known
@@ -89,11 +89,11 @@ class SoundPackets(NamedTuple):
 
 _BEFORE = {
     **dict.fromkeys(("flac", "alac", "wavpack", "tta"), (0, 0, 0)),
-    # A frame overlaps with the one before, whose filters reach into the one before that. The bit reservoir of each is
-    # up to 511 bytes of the frames before it, heads not counted, which are less than half of them.
+    # A frame overlaps with the previous one, whose filters reach into the one before that. Each frame's bit reservoir
+    # is up to 511 bytes of earlier frames, without their headers, which are less than half of a frame.
     **dict.fromkeys(("mp3", "mp3float", "mp2", "mp2float", "mp1", "mp1float"), (2, 0, 2 * 511)),
-    # RFC 7845: 80 ms until the decoder has converged. Here twice as many.
+    # RFC 7845: the decoder converges within 80 ms. Here twice as much.
     "opus": (2, 7_680, 0),
 }
 _OTHERS = (4, 0, 0)
-"""Of each codec how many packets and samples are decoded before a packet, and bytes before these packets, at least."""
+"""The least to decode before a packet, by codec: packets, samples, and bytes before these packets."""

@@ -1,4 +1,4 @@
-"""`SoundDecoder`: packets of sound to float32 samples, without a container."""
+"""`SoundDecoder`: decodes audio packets to float32 samples without a container."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _SCALES = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
 
 
 class SoundDecoder:
-    """A decoder of packets of sound.
+    """A decoder for audio packets.
 
     Args:
-        context: PyAV's, which has decoded nothing yet.
+        context: PyAV's codec context, which has decoded nothing yet.
     """
 
     def __init__(self, context: Any) -> None:
-        # What an encoder has put before the first sample is counted here, and left away by those who read.
+        # Keep the encoder's priming samples: the reader counts and drops them.
         context.flags2 |= Flags2.skip_manual
         self._context = context
 
     @classmethod
     def of(cls, coding: SoundCoding) -> SoundDecoder:
-        """Return a decoder of packets that are coded in this way.
+        """Return a new decoder for packets with this coding.
 
-        A new one for each clip: some draw noise, and what they draw is not to depend on the clips before.
+        Each clip needs a new one: some decoders draw noise, which must not depend on earlier clips.
 
         Raises:
             ClipError: FFmpeg has no such decoder.
@@ -46,14 +46,14 @@ class SoundDecoder:
             raise ClipError(f"this FFmpeg cannot decode {coding.codec}: {error}") from error
         context.extradata = coding.extradata or None
         context.sample_rate, context.layout = coding.rate, coding.layout
-        context.thread_count = 1  # threads do not live on in a fork
+        context.thread_count = 1  # threads do not survive a fork
         return cls(context)
 
     def frames(self, packets: Iterable[tuple[int, Packet[Any]]]) -> Iterator[tuple[int, Any]]:
-        """Yield the frames of packets, each with the packet's number. Damaged packets yield none.
+        """Yield (packet number, frame). Damaged packets are skipped.
 
         Args:
-            packets: (number, packet), in their order.
+            packets: (number, packet), in order.
         """
         context = self._context
         context.flush_buffers()
@@ -69,12 +69,12 @@ class SoundDecoder:
 
 
 def is_known(codec: str) -> bool:
-    """Whether a decoder of this codec needs nothing but what `SoundCoding` holds."""
+    """Return whether `SoundCoding` contains all parameters that the codec's decoder needs."""
     return codec.startswith(("pcm_", "mp3", "mp2")) or codec in ("flac", "opus", "aac", "vorbis", "alac", "ac3", "eac3")
 
 
 def as_floats(frame: Any) -> npt.NDArray[np.float32]:
-    """Return the samples of a frame: float32 (channels, samples), in -1 to 1."""
+    """Return the samples of a frame: float32 (channels, samples), from -1 to 1."""
     values = frame.to_ndarray()
     name = frame.format.name
     if not frame.format.is_planar:
@@ -88,11 +88,11 @@ def as_floats(frame: Any) -> npt.NDArray[np.float32]:
 
 
 def samples_of(codec: str, nbytes: int, channels: int) -> int:
-    """Return the samples of each channel in so many bytes of PCM.
+    """Return the number of samples per channel in ``nbytes`` of PCM.
 
     >>> samples_of("pcm_s16le", 4096, 2)
     1024
     """
-    # "pcm_s16le", "pcm_f32be", "pcm_u8"; those of telephones, "pcm_alaw" and "pcm_mulaw", have 8 bits.
+    # "pcm_s16le", "pcm_f32be", "pcm_u8"; the telephony codecs "pcm_alaw" and "pcm_mulaw" have 8 bits.
     digits = "".join(sign for sign in codec.partition("_")[2] if sign.isdigit())
     return nbytes // ((int(digits) // 8 if digits else 1) * max(1, channels))

@@ -1,4 +1,4 @@
-"""`SoundReader`: some samples of a file, from the bytes that they need and little else."""
+"""`SoundReader`: decodes samples of an audio file and reads little more than the bytes that they need."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from penstock.storage.urls import shown
 __all__ = ["SoundReader"]
 
 _BACKS = (0.5, 10.0)
-"""Seconds before a packet at which it is looked for."""
+"""Seconds before a packet to which to seek, one after the other until it is found."""
 
 
 class SoundReader:
     """Reads samples of the files of an index.
 
     Args:
-        index: of the files.
-        storage: how stores are reached.
+        index: the index of the files.
+        storage: access to object stores.
 
-    Safe in threads; a pickle is a handle.
+    Safe in threads; a pickle contains no open files.
     """
 
     def __init__(self, index: ClipIndex, storage: Storage | None) -> None:
@@ -37,17 +37,17 @@ class SoundReader:
         self._files = OpenFiles(index, storage)
 
     def check(self, file: int) -> None:
-        """Open a file, which stays open for a while. Raises as `OpenFile` does."""
+        """Open a file unless it is open. Raises as `OpenFile` does."""
         self._files[file]
 
     def samples(self, file: int, begin: int, end: int) -> npt.NDArray[np.float32]:
-        """Return samples of a file: float32 (channels, end - begin), in -1 to 1. Those outside of it are 0.
+        """Return samples of a file: float32 (channels, end - begin), from -1 to 1. Samples outside the file are 0.
 
-        They are those of a decode from the beginning: exactly for PCM, FLAC, MP3, Vorbis and ALAC; for Opus and AAC as
-        near as a decoder comes that has begun a moment before.
+        They equal those of a decode from the start for PCM, FLAC, MP3, Vorbis and ALAC. For Opus and AAC, decoding
+        begins shortly before them, so they are only nearly equal.
 
         Raises:
-            ClipError: the file is damaged there, or it is not what the index says.
+            ClipError: the file is damaged there, or does not match the index.
             DataFileChangedError: it was changed since it was indexed.
             StorageError: it cannot be read.
         """
@@ -62,14 +62,14 @@ class SoundReader:
         before, more, had = -1, 0, 0
         try:
             for number, values in self._decoded(opened, first, last):
-                # A packet may come out as several frames.
+                # A packet may decode to several frames.
                 more = more + had if number == before else 0
                 before, had = number, values.shape[1]
                 if number >= wanted:
                     at = int(opened.packets.begins[number]) + more - coding.skip
                     left -= _put(made, values, at - begin, low - begin, high - begin)
         except (av.error.FFmpegError, MemoryError) as error:
-            raise ClipError(f"{shown(opened.path)!r}: sound cannot be decoded: {error}") from error
+            raise ClipError(f"{shown(opened.path)!r}: audio cannot be decoded: {error}") from error
         if left:
             raise ClipError(
                 f"{shown(opened.path)!r}: {left:,} samples between {low / coding.rate:.3f} and "
@@ -78,9 +78,10 @@ class SoundReader:
         return made
 
     def _decoded(self, opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-        """The samples of packets, and the number of each."""
+        """Yield (packet number, samples)."""
         if not is_known(opened.coding.codec):
-            opened.close()  # with its decoder, which may go on to draw noise
+            # The container's decoder may hold the state of its noise generator.
+            opened.close()
         if opened.coding.in_ranges:
             packets = opened.coded(first, last)
         else:
@@ -93,12 +94,12 @@ class SoundReader:
         for number, frame in decoder.frames(packets):
             values = as_floats(frame)
             if values.shape[0] != opened.coding.channels:
-                raise ClipError(f"{shown(opened.path)!r} changes its channels at packet {number}")
+                raise ClipError(f"{shown(opened.path)!r} changes its number of channels at packet {number}")
             yield number, values
 
 
 def _put(out: npt.NDArray[np.float32], values: npt.NDArray[np.float32], at: int, low: int, high: int) -> int:
-    """Put samples where they belong, between two places; return how many."""
+    """Copy the samples of positions [low, high) to ``out`` and return their number."""
     begin, end = max(at, low), min(at + int(values.shape[1]), high)
     if begin >= end:
         return 0

@@ -1,7 +1,7 @@
-"""One pass over the packets of a recording: where they lie, and how many samples each holds.
+"""One pass over the packets of a recording, which finds their offsets and numbers of samples.
 
-Of codecs whose packets say so themselves nothing is decoded: FLAC in its own files, MP3, Opus, PCM. Of others, AAC and
-Vorbis among them, all is, once: how many samples come out of a packet is their decoder's affair.
+Packets of FLAC in its own files, MP3, Opus and PCM state their number of samples, so nothing is decoded. Recordings in
+other codecs, such as AAC and Vorbis, are decoded once: only their decoder knows the number of samples of a packet.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from penstock.storage.urls import shown
 __all__ = ["ScannedSound", "scan"]
 
 _OPUS_FRAMES = (480, 960, 1920, 2880)  # of SILK, at 48 kHz; RFC 6716, 3.1
-_SKIP = struct.Struct("<II")  # samples at the start, and at the end
+_SKIP = struct.Struct("<II")  # samples to skip at the start and at the end
 
 
 class ScannedSound(NamedTuple):
-    """What a pass has found."""
+    """The result of a scan."""
 
     coding: SoundCoding
     packets: SoundPackets
 
 
 def scan(source: Bytes, name: str) -> ScannedSound:
-    """Return where the packets of a file's first stream of sound lie.
+    """Scan the packets of a file's best audio stream.
 
     Args:
-        source: the bytes of the file.
-        name: of the file, for messages.
+        source: the file.
+        name: name of the file, for messages.
 
     Raises:
-        ClipError: no sound, or a damaged file.
+        ClipError: the file has no audio, or is damaged.
 
-    Costs: all of the file is read once. Memory: some hundred bytes for each packet.
+    Costs: the whole file is read once. Memory: some hundred bytes per packet.
     """
     with contextlib.closing(open_container(source, name)) as container:
         stream = sound_of(container, name)
@@ -56,14 +56,14 @@ def scan(source: Bytes, name: str) -> ScannedSound:
         except (av.error.FFmpegError, IndexError) as error:  # IndexError: as in `penstock.clips.scan.scan`
             if not found.sizes:
                 raise ClipError(f"{shown(name)!r} is a damaged recording: {said(error)}") from error
-            # It ends here, as it does for everybody who plays it.
+            # Keep the packets before the damage, as players do.
         found.drop_torn()
         counts = found.counts(name)
         return found.scanned(counts, name)
 
 
 class _Found:
-    """The packets of a pass, one after the other."""
+    """Collects the packets of a scan."""
 
     def __init__(self, source: Bytes, stream: Any) -> None:
         self._source, self._stream, self._context = source, stream, stream.codec_context
@@ -73,12 +73,12 @@ class _Found:
         self.at: list[int] = []
         self.sizes: list[int] = []
         self._samples: list[int] | None = []
-        """Of each packet, as long as all of them say it."""
+        """The number of samples of each packet; None once a packet does not state it."""
         self._times: list[float] = []
         self._skip, self._after = 0, 0
 
     def add(self, packet: Any) -> None:
-        """Note a packet."""
+        """Record a packet."""
         at = range_of(self._source, packet) if self._in_ranges else None
         self._in_ranges = at is not None
         for data in packet.iter_sidedata():
@@ -96,7 +96,7 @@ class _Found:
             self._samples.append(count)
 
     def _said_by(self, packet: Any) -> int | None:
-        """The samples that a packet says it has; None if it does not."""
+        """Return the number of samples that a packet states; None if it states none."""
         codec, context = self._codec, self._context
         if codec.startswith("pcm_"):
             return samples_of(codec, int(packet.size), int(context.channels))
@@ -109,14 +109,14 @@ class _Found:
         return None
 
     def counts(self, name: str) -> list[int]:
-        """The samples of each packet; where packets do not say, by decoding all of them."""
+        """Return the number of samples of each packet. Decode all packets if they do not state it."""
         if self._samples is not None:
             return self._samples
         counts, self._skip, self._after = _decoded_counts(self._source, name, len(self.sizes))
         return counts
 
     def drop_torn(self) -> None:
-        """Leave out the last frame of FLAC if it cannot be decoded: the file ends in it."""
+        """Remove the last FLAC frame if it cannot be decoded, because the file is truncated inside it."""
         if self._codec != "flac" or not self._in_ranges or not self._samples:
             return
         data = self._source.read_at(self.at[-1], self.sizes[-1])
@@ -127,13 +127,13 @@ class _Found:
                 column.pop()
 
     def scanned(self, counts: list[int], name: str) -> ScannedSound:
-        """What was found, once the samples of each packet are known."""
+        """Return the result, given the number of samples of each packet."""
         context = self._context
         total = sum(counts)
         skip = min(self._skip, total)
         samples = max(0, total - skip - self._after)
         if not samples or not context.sample_rate or not context.channels:
-            raise ClipError(f"{shown(name)!r} has no sound that can be decoded")
+            raise ClipError(f"{shown(name)!r} has no audio that can be decoded")
         begins: Ints = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         times = [] if self._in_ranges else self._times
         table = SoundPackets(
@@ -156,7 +156,7 @@ class _Found:
 
 
 def _opus_samples(data: bytes) -> int:
-    """The samples of a packet at 48 kHz, by its first bytes: RFC 6716, 3.1."""
+    """Return the number of samples of a packet at 48 kHz, from its header: RFC 6716, 3.1."""
     config, code = data[0] >> 3, data[0] & 3
     if config < 12:
         frame = _OPUS_FRAMES[config & 3]
@@ -169,7 +169,7 @@ def _opus_samples(data: bytes) -> int:
 
 
 def _decoded_counts(source: Bytes, name: str, packets: int) -> tuple[list[int], int, int]:
-    """The samples of each packet, and how many are left away at the beginning and at the end."""
+    """Return the number of samples of each packet, and the numbers to skip at the start and at the end."""
     counts, skip, after = [0] * packets, 0, 0
     with contextlib.closing(open_container(source, name)) as container:
         stream = sound_of(container, name)
@@ -183,7 +183,7 @@ def _decoded_counts(source: Bytes, name: str, packets: int) -> tuple[list[int], 
 
 
 def _left_away(frame: Any) -> tuple[int, int]:
-    """The samples at the beginning and at the end of a frame that are none of the recording's."""
+    """Return the numbers of samples to skip at the start and at the end of a frame."""
     for data in frame.side_data:
         if data.type.name == "SKIP_SAMPLES":
             begin, end = _SKIP.unpack_from(bytes(data))

@@ -1,6 +1,6 @@
-"""Videos and recordings inside of tar archives: each is a range of bytes of its archive, and is read as one.
+"""Videos and recordings inside tar archives. Each is read as a byte range of its archive.
 
-A member is named by where it is: ``shards/a.tar!1536+90210!clips/7.mp4`` are 90,210 bytes from byte 1,536 on.
+A member's name contains its location: ``shards/a.tar!1536+90210!clips/7.mp4`` is 90,210 bytes from byte 1,536 on.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from penstock.storage.urls import shown
 __all__ = ["TarMember", "members_of"]
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-_LARGEST = 1 << 20  # bytes of what belongs to a clip: a number, a caption, some JSON
+_LARGEST = 1 << 20  # the most bytes of a label member: a number, a caption, JSON
 
 
 class TarMember(NamedTuple):
-    """A file of an archive.
+    """A media file in an archive.
 
     Attributes:
-        name: of the archive and the member, with its place.
-        label: the number in the member ``.cls`` of the same name; if there are others, a dict of what ``.json`` says,
-            of ``text`` in ``.txt``, and of ``label``; None if there are none.
+        name: names of archive and member, with its location.
+        label: from the members with the same key: the number in ``.cls`` if it is the only one; else a dict with the
+            entries of ``.json``, ``text`` from ``.txt`` and ``label`` from ``.cls``; None if there are none.
     """
 
     name: str
@@ -36,18 +36,18 @@ class TarMember(NamedTuple):
 
 
 def members_of(archive: str, endings: tuple[str, ...], storage: Storage | None) -> list[TarMember]:
-    """Return the files of an archive whose names end like this, in their order.
+    """Return the members of an archive with these file name extensions, in order.
 
     Args:
-        archive: its path or address.
-        endings: in small letters.
-        storage: how stores are reached.
+        archive: its path or URL.
+        endings: extensions, in lower case.
+        storage: access to object stores.
 
     Raises:
-        ClipError: it is no tar archive, or damaged.
+        ClipError: it is not a tar archive, or is damaged.
         StorageError: it cannot be read.
 
-    Costs: the headers of all members are read, and what is shorter than 1 MiB beside the clips.
+    Costs: reads the headers of all members, and the other members up to 1 MiB.
     """
     clips: list[tuple[str, str]] = []
     beside: dict[str, dict[str, bytes]] = {}
@@ -58,13 +58,13 @@ def members_of(archive: str, endings: tuple[str, ...], storage: Storage | None) 
                 if not member.isreg():
                     continue
                 if member.issparse():
-                    raise ClipError(f"{shown(archive)!r}: {member.name!r} is sparse, and so no range of the archive")
+                    raise ClipError(f"{shown(archive)!r}: {member.name!r} is sparse, so it is not a byte range")
                 if member.name.lower().endswith(endings):
                     clips.append((f"{archive}!{member.offset_data}+{member.size}!{member.name}", key))
                 elif member.size <= _LARGEST and (content := opened.extractfile(member)) is not None:
                     beside.setdefault(key, {})[ending.lower()] = content.read()
     except (tarfile.TarError, EOFError) as error:
-        raise ClipError(f"{shown(archive)!r} is no tar archive, or damaged: {error}") from error
+        raise ClipError(f"{shown(archive)!r} is not a tar archive, or is damaged: {error}") from error
     return [TarMember(name, _label(beside.get(key, {}))) for name, key in clips]
 
 
@@ -73,7 +73,7 @@ def _label(found: dict[str, bytes]) -> Any:
     values: dict[str, Any] = {}
     if (said := texts.get("json")) is not None:
         values["json"] = said
-        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON is text
+        with contextlib.suppress(ValueError, RecursionError):  # invalid JSON stays text
             values["json"] = json.loads(said)
         if isinstance(values["json"], dict):
             values = values["json"]

@@ -52,5 +52,5 @@ def test_files_that_are_no_videos(folder: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_index(tmp_path: Path) -> None:
-    assert "holds no file of this kind" in refusal("clips", "index", tmp_path)
+    assert "contains no file of this kind" in refusal("clips", "index", tmp_path)
     assert "no file matches" in refusal("clips", "index", tmp_path / "*.mp4")
