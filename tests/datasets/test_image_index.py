@@ -122,7 +122,7 @@ def test_another_place(generated: Manifest, tmp_path: Path, used: list[bool]) ->
     for index in (path, str(path)):
         ImageDataset(generated, transform=CHAINS["crops"], index=index)[0]
     assert used == [True, True]
-    with pytest.raises(ManifestIOError, match="make one with: penstock images index FILE"):
+    with pytest.raises(ManifestIOError, match="build one with: penstock images index FILE"):
         ImageDataset(generated, transform=CHAINS["crops"], index=tmp_path / "none")
     for no in (False, None):
         assert ImageDataset(generated, transform=CHAINS["crops"], index=no).load.index is no
@@ -167,7 +167,7 @@ class TestOtherImages:
         assert (decode_region(data, box, target=(80, 80), entries=old)[0] == 100).all()
         dataset = ImageDataset(manifest, transform=[CenterCrop(40)], index=True)
         used.clear()
-        with pytest.warns(UserWarning, match="row 0, .* Make the index again"):
+        with pytest.warns(UserWarning, match="row 0, .* Build the index again"):
             found = dataset[0][0]
         assert torch.equal(found, ImageDataset(manifest, transform=[CenterCrop(40)])[0][0])
         dataset[1]
@@ -176,7 +176,7 @@ class TestOtherImages:
     def test_an_index_of_another_manifest(self, generated: Manifest, real: Manifest) -> None:
         with pytest.raises(StateError, match="another manifest"):
             ImageDataset(real, transform=CHAINS["crops"], index=f"{generated.sources[0]}.entries")
-        with pytest.raises(ManifestError, match="no index of entries"):
+        with pytest.raises(ManifestError, match="not an index of entries"):
             ImageDataset(real, transform=CHAINS["crops"], index=real[0].path)
 
 

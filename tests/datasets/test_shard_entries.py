@@ -232,7 +232,7 @@ class TestOtherImages:
                 return [{**sample, "jpg": other} for sample in super().records(indices, place)]
 
         dataset = images(Changed(generated, seed=0), "centers")
-        with pytest.warns(UserWarning, match="those of another image file"):
+        with pytest.warns(UserWarning, match="belong to another image file"):
             found = dataset[2][0]
         load = LoadImage(transform=CHAINS["centers"])
         assert torch.equal(found, load({"__key__": "0", "__url__": "a", "jpg": other, "cls": b"0"})[0])

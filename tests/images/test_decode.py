@@ -63,7 +63,7 @@ def test_bytes_of_a_file(tmp_path: Path) -> None:
 def test_a_relative_path_that_is_not_there_leads_to_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder that was forgotten is the first mistake of anybody who has a list of files."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ImageError, match=r"No such file or directory, seen from the working folder; root="):
+    with pytest.raises(ImageError, match=r"No such file or directory, relative to the working folder; pass root="):
         read_bytes("a/no.jpg")
     with pytest.raises(ImageError) as caught:
         read_bytes(tmp_path / "no.jpg")

@@ -23,7 +23,7 @@ from penstock.manifest import Manifest
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
 
-OTHER = "damaged or those of another image file"
+OTHER = "damaged or belong to another image file"
 
 
 @pytest.fixture
@@ -96,7 +96,9 @@ class TestMaking:
         with pytest.raises(ImageError, match="none of 2 images has entries, so nothing is written"):
             write_index(manifest[4:])
         (tmp_path / "4.jpg").unlink()
-        with pytest.raises(ImageError, match=r"nothing is written; the first of 2 that cannot be read: .*4\.jpg"):
+        with pytest.raises(
+            ImageError, match=r"nothing is written; the first of 2 images that cannot be read: .*4\.jpg"
+        ):
             write_index(manifest[4:])
         assert not list(tmp_path.glob("*.entries")) + list(tmp_path.glob(".*.tmp"))
 
@@ -138,7 +140,7 @@ class TestMaking:
 def test_what_is_no_index_is_not_written_over(manifest: Manifest) -> None:
     path = Path(manifest.sources[0])
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=f"{path} exists, and is no index of entries"):
+    with pytest.raises(ConfigError, match=f"{path} exists and is not an index of entries"):
         write_index(manifest, path=path)
     assert path.read_bytes() == before
     assert write_index(manifest).path == write_index(manifest).path  # an older one is
@@ -190,7 +192,7 @@ class TestOtherData:
     def test_another_manifest_is_refused(self, manifest: Manifest, tmp_path: Path) -> None:
         path = write_index(manifest).path
         (tmp_path / "train.txt").write_text("0.jpg 0\n1.jpg 1\n")
-        with pytest.raises(StateError, match="make it again with: penstock images index FILE"):
+        with pytest.raises(StateError, match="build it again with: penstock images index FILE"):
             ImageIndex.open(path, Manifest.open(tmp_path / "train.txt", root=tmp_path))
 
     def test_views_use_the_index_of_the_whole(self, manifest: Manifest) -> None:
@@ -200,13 +202,13 @@ class TestOtherData:
         assert ImageIndex.open(path, view).entries(view[1].row, data_of(view, 1)) is not None
 
     def test_missing_foreign_and_damaged_files(self, manifest: Manifest, tmp_path: Path) -> None:
-        with pytest.raises(ManifestIOError, match="make one with: penstock images index FILE"):
+        with pytest.raises(ManifestIOError, match="build one with: penstock images index FILE"):
             ImageIndex.open(index_path(manifest), manifest)
         path = write_index(manifest).path
         content = path.read_bytes()
         for broken in (b"", b"garbage" * 100, content[:-1], content + b"\0", content[:40]):
             path.write_bytes(broken)
-            with pytest.raises(ManifestError, match=r"train\.txt\.entries.* make it again"):
+            with pytest.raises(ManifestError, match=r"train\.txt\.entries.* build it again"):
                 ImageIndex.open(path, manifest)
 
     def test_truncated_while_it_is_open(self, manifest: Manifest) -> None:
@@ -233,7 +235,7 @@ def test_a_pickle_is_a_path(manifest: Manifest) -> None:
     assert len(data) < 500
     assert pickle.loads(data).entries(3, data_of(manifest, 3)) == native.entries_of(data_of(manifest, 3))
     index.path.write_bytes(b"")
-    with pytest.raises(ManifestError, match="make it again"):
+    with pytest.raises(ManifestError, match="build it again"):
         pickle.loads(data)
 
 

@@ -132,7 +132,7 @@ class TestFile:
         table = pa.table({"width": [1, 2, 3, 4]})
         with pa.ipc.new_file(tmp_path / "foreign.arrow", table.schema) as writer:
             writer.write_table(table)
-        with pytest.raises(ManifestError, match="no file of image sizes"):
+        with pytest.raises(ManifestError, match="not a file of image sizes"):
             Sizes.open(tmp_path / "foreign.arrow", manifest)
 
     def test_a_full_disk_is_an_error_and_leaves_nothing(self, manifest: Manifest, tmp_path: Path) -> None:

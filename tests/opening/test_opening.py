@@ -129,7 +129,7 @@ def test_images_of_shards(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keys"):
         ps.ImageDataset(ps.ShardSet(path), row=True)[0]
     path.write_bytes(make_tar([("a.txt", b"")]))
-    with pytest.raises(ps.ImageDataset and ValueError, match="without an image"):
+    with pytest.raises(ps.ImageDataset and ValueError, match="has no image"):
         ps.ImageDataset(ps.ShardSet(path))[0]
 
 

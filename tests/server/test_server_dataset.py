@@ -283,7 +283,7 @@ class TestLoaders:
                     assert images.load.index is not None
                     assert images.load.index.entries(row, data) is not None
                     assert torch.equal(images[number][0], ImageDataset(manifest, transform=chain)[row][0])
-            with pytest.raises(ConfigError, match="a manifest of a server has no one place"):
+            with pytest.raises(ConfigError, match="a manifest of a server has no default path"):
                 ImageDataset(served, transform=chain, index=True)
 
 

@@ -182,7 +182,7 @@ class TestIndex:
         assert all(verify(name).ok for name in names)
         path = Path(f"{names[0]}.entries")
         content = path.read_bytes()
-        for at, problem in ((3, "its header is not that of one"), (-1, "those of sample 4"), (90, "those of sample 1")):
+        for at, problem in ((3, "its header is invalid"), (-1, "those of sample 4"), (90, "those of sample 1")):
             damaged = bytearray(content)
             damaged[at] ^= 1
             path.write_bytes(damaged)
@@ -229,7 +229,7 @@ class TestRefused:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
     ) -> None:
         monkeypatch.setattr(native, "_jpeg", None)
-        with pytest.raises(ConfigError, match="the C extension, which is not built here: `penstock doctor` says"):
+        with pytest.raises(ConfigError, match="the C extension, which is not built here: `penstock doctor` shows"):
             packed(folder, tmp_path / "out", **{option: True})
         assert not (tmp_path / "out").exists()
 
@@ -302,7 +302,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     assert "20 images" in run("index", tmp_path / "all.tar", "--images")
     entries = plain / "train-000003.tar.entries"
     entries.write_bytes(entries.read_bytes()[:-1])
-    assert "no index of entries, or a damaged one" in " ".join(run("verify", plain, code=1).split())
+    assert "not an index of entries, or is damaged" in " ".join(run("verify", plain, code=1).split())
 
 
 def test_a_shard_in_a_store_is_refused() -> None:

@@ -1,31 +1,31 @@
-"""Back ends that decode images, by name, behind one contract.
+"""Backends that decode images, by name, with a common contract.
 
-`decode.decode` is the door, with its policy on limits, orientation, truncated files and names in errors; a back end
-turns bytes into pixels:
+`decode.decode` is the public function, which handles limits, orientation, truncated files and names in errors. A
+backend decodes bytes to pixels:
 
-    back end                     reads
+    backend                      formats
     ``native``                   JPEG, by our C extension (region decode is in `region`)
     ``simplejpeg``               JPEG
     ``opencv``                   JPEG, PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000, AVIF
-    ``pillow``                   the same, and what else it knows
+    ``pillow``                   the same, and all others that Pillow supports
     ``imageio``                  JPEG, PNG, WebP, BMP, GIF
     ``torchvision``              JPEG, PNG, WebP, GIF
     ``torchcodec``               JPEG
     ``imagecodecs``              PNG, in four fifths of OpenCV's time
 
-**Limits**: a back end is given a `limits.Limit`, and checks the size of the image before any pixel is made.
+**Limits**: a backend receives a `limits.Limit` and checks the image's size before it decodes.
 
-The contract: a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray; orientation as stored;
-CMYK and YCCK, palettes and 16 bits converted, alpha dropped, of an animation the first frame; `ValueError` with a
-reason for what cannot be decoded or ends too early. `native` and `simplejpeg` refuse every JPEG that libjpeg warns of,
-but for stray bytes; the others also decode what is damaged in the middle. Parts of truncated images are to be had as
-`Backend.partial` says, and of no other back end.
+**Contract**: a backend returns a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray, in
+stored orientation. CMYK and YCCK, palettes and 16 bits are converted, alpha is dropped, and only the first frame of an
+animation is decoded. `ValueError` with a reason means that the image cannot be decoded or is truncated. `native` and
+`simplejpeg` refuse every JPEG with a libjpeg warning, except for stray bytes; the others also decode JPEGs that are
+damaged in the middle. `Backend.partial` lists the formats for which a backend decodes a part of a truncated image.
 
 **Tolerance**: RGB from `native`, `simplejpeg`, `opencv` and `pillow` on one build of libjpeg-turbo is equal bit for
-bit; another build may differ by `TOLERANCE` levels, since colour conversion and upsampling are rounded. CMYK, which no
-two libraries convert alike, is within 2 levels without a profile.
+bit; another build may differ by `TOLERANCE` levels, because colour conversion and upsampling are rounded. Libraries
+convert CMYK differently, within 2 levels without a profile.
 
-A new back end is a function and an entry in `BACKENDS`.
+A new backend is a function and an entry in `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -52,44 +52,44 @@ Image: TypeAlias = npt.NDArray[np.uint8]
 Data: TypeAlias = bytes | bytearray | memoryview
 
 TOLERANCE = 3
-"""Grey levels between two back ends, at most, in an RGB or gray JPEG."""
+"""The largest difference of two backends in an RGB or gray JPEG, in levels."""
 
 _FLAGS = cv2.IMREAD_IGNORE_ORIENTATION
 _APP1, _SCAN = 0xE1, 0xDA
-# Warnings of libjpeg after which the picture is whole. All others mean missing or wrong pixels.
+# Warnings of libjpeg that do not affect pixels. All others mean missing or wrong pixels.
 _HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to decode: what it reads, and the function ``decode(data, channels, partial, limit)`` that does it."""
+    """An image decoder: its formats, and its function ``decode(data, channels, partial, limit)``."""
 
     name: str
     module: str
-    """What has to be importable."""
+    """The module that must be importable."""
     formats: frozenset[str] | None
-    """Names of `exif.kind`; `None` is whatever the library knows."""
+    """Names of `exif.kind`; `None` means all that the library supports."""
     decode: Callable[[Data, int, bool, Limit], Image]
     partial: frozenset[str] = frozenset()
-    """The formats of which it gives what is there, when a file ends too early or is damaged."""
+    """The formats of which it decodes a part if a file is truncated or damaged."""
 
     def reads(self, kind: str) -> bool:
-        """Whether it reads images of this `exif.kind`."""
+        """Return whether it reads images of this `exif.kind`."""
         return self.formats is None or kind in self.formats
 
 
 def installed() -> list[str]:
-    """The names of the back ends that can be used here, fastest first for a whole JPEG as a rule."""
+    """Return the names of the installed backends, usually the fastest for a whole JPEG first."""
     return [name for name in BACKENDS if _is_installed(name)]
 
 
 def choose(name: str, kind: str, partial: bool = False) -> Backend:
-    """The back end called `name`, or for ``auto`` the one for images of this `kind`.
+    """Return the backend called `name`, or for ``auto`` the preferred one for images of this `kind`.
 
-    For a part of a damaged image, ``auto`` is one that gives parts of this kind, if any is installed.
+    With `partial`, ``auto`` is a backend that can decode a part of such an image, if one is installed.
 
-    Raises `ConfigError` for a name that is unknown or not installed, for a format that it does not read, and for a part
-    of an image where it gives none.
+    Raises `ConfigError` if the name is unknown or not installed, or if the backend does not support the format or
+    `partial`.
     """
     if name == "auto":
         if partial and kind not in ("jpeg", "other") and kind in BACKENDS["pillow"].partial and _is_installed("pillow"):
@@ -98,18 +98,18 @@ def choose(name: str, kind: str, partial: bool = False) -> Backend:
             return BACKENDS["imagecodecs"]
         return BACKENDS["simplejpeg" if kind == "jpeg" else "opencv"]
     if name not in BACKENDS:
-        raise ConfigError(f"no back end {name!r}: use 'auto' or one of {', '.join(BACKENDS)}")
+        raise ConfigError(f"no backend {name!r}: use 'auto' or one of {', '.join(BACKENDS)}")
     backend = BACKENDS[name]
     if not _is_installed(name):
-        raise ConfigError(f"back end {name!r} is not installed here ({backend.module}): use 'auto' or {installed()}")
+        raise ConfigError(f"backend {name!r} is not installed here ({backend.module}): use 'auto' or {installed()}")
     if not backend.reads(kind):
-        raise ConfigError(f"back end {name!r} reads no {kind} images: use 'auto' or 'opencv'")
+        raise ConfigError(f"backend {name!r} reads no {kind} images: use 'auto' or 'opencv'")
     if partial and kind not in backend.partial:
         others = [other for other, found in BACKENDS.items() if kind in found.partial]
         raise ConfigError(
-            f"back end {name!r} gives no part of a damaged {kind} image: use {' or '.join(map(repr, others))}"
+            f"backend {name!r} decodes no part of a damaged {kind} image: use {' or '.join(map(repr, others))}"
             if others
-            else f"no back end gives a part of a damaged {kind} image: leave partial= out"
+            else f"no backend decodes a part of a damaged {kind} image: leave partial= out"
         )
     return backend
 
@@ -120,7 +120,7 @@ def _is_installed(name: str) -> bool:
         return native.is_available()
     try:
         importlib.import_module(BACKENDS[name].module)
-    except Exception:  # there, but built for another torch, or without its libraries
+    except Exception:  # built for another torch, or its libraries are missing
         return False
     return True
 
@@ -132,12 +132,12 @@ def _native(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
         )
     except OverflowError as error:
         raise (TooManyPixels if "pixels" in str(error) else ValueError)(str(error)) from None
-    except (ValueError, NotImplementedError):  # CMYK; the words for what is wrong
+    except (ValueError, NotImplementedError):  # CMYK, or an error, which simplejpeg describes
         return _simplejpeg(data, channels, partial, limit)
 
 
 def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    """Strict first, which turns every libjpeg warning into an error; then the harmless ones are forgiven."""
+    """Decode strictly first, where every libjpeg warning is an error; then retry after harmless warnings."""
     space = "RGB" if channels == 3 else "GRAY"
     check_jpeg(data, limit)
     try:
@@ -145,23 +145,23 @@ def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image
         return image
     except ValueError as error:
         reason = str(error)
-    # libjpeg reports its first warning only: where that one is harmless, the end-of-image marker has to show that
-    # nothing is missing behind it.
+    # libjpeg reports only its first warning. If that one is harmless, the end-of-image marker must show that no data is
+    # missing.
     complete = b"\xff\xd9" in bytes(data[-4096:])
     if partial or (complete and any(text in reason for text in _HARMLESS)):
         try:
             image = simplejpeg.decode_jpeg(data, space, strict=False)
             return image
-        except ValueError:  # TurboJPEG forgives in the pixels only, not in the header
+        except ValueError:  # TurboJPEG tolerates errors in pixels, not in the header
             return _opencv(data, channels, partial, limit)
-    if complete and "subsampling" in reason:  # it knows the usual ones only; OpenCV's libjpeg decodes the others
+    if complete and "subsampling" in reason:  # rare subsamplings, which OpenCV's libjpeg decodes
         return _opencv(data, channels, partial, limit)
     raise ValueError(f"truncated: {reason}" if "remature end" in reason or not complete else reason)
 
 
 def _opencv(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     form = exif.kind(data)
-    gray = channels == 1 and form == "jpeg"  # its other readers turn colour to gray each in their own way
+    gray = channels == 1 and form == "jpeg"  # other formats convert colour to gray differently
     _check_end(data, partial)
     check_without_call(data, form, limit)
     try:
@@ -182,13 +182,13 @@ def _pillow(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     try:
         with open_pillow(data, limit) as image:
             if image.format == "JPEG" and channels == 1 and image.mode == "RGB":
-                image.draft("L", image.size)  # the luminance as it is stored
+                image.draft("L", image.size)  # the stored luminance
             try:
                 image.load()
             except OSError:
                 if not partial:
                     raise
-                image.tile = []  # what has been decoded is the picture
+                image.tile = []  # use the part that was decoded
             deep = image.mode.startswith("I")
             array = np.array(image if deep else image.convert("L" if image.mode == "L" else "RGB"))
     except TooManyPixels:
@@ -201,13 +201,13 @@ def _pillow(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
 def _imageio(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     module: Any = importlib.import_module("imageio.v3")
     _check_end(data, partial)
-    deep = exif.kind(data) == "png"  # asked for RGB, it would cut 16 bits off
+    deep = exif.kind(data) == "png"  # conversion to RGB would clip 16 bits
     try:
-        with open_pillow(data, limit):  # which is its plug-in for all that it is given here
+        with open_pillow(data, limit):  # checks limits; imageio uses Pillow for these formats
             array = module.imread(bytes(data), plugin="pillow", index=0, mode=None if deep else "RGB")
     except TooManyPixels:
         raise
-    except Exception as error:  # its plugins raise what they like
+    except Exception as error:  # its plugins raise any type of error
         raise ValueError(str(error)) from error
     return _as_channels(_as_bytes(array), channels)
 
@@ -217,7 +217,7 @@ def _torchvision(data: Data, channels: int, partial: bool, limit: Limit) -> Imag
     form = exif.kind(data)
     _check_end(data, partial)
     check_without_call(data, form, limit)
-    if form == "gif":  # it decodes every frame
+    if form == "gif":  # torchvision decodes every frame
         try:
             pixels = headers.gif_pixels(data)
         except (struct.error, IndexError):
@@ -236,11 +236,11 @@ def _torchcodec(data: Data, channels: int, partial: bool, limit: Limit) -> Image
 
 
 def _without_exif(data: Data) -> Data:
-    """A JPEG without its APP1 segments, by which torchcodec turns the image, whatever it is asked for."""
+    """Return a JPEG without its APP1 segments: torchcodec always applies their orientation."""
     parts, at = [], 0
     for marker, start, stop in jpeg.segments(data):
         if marker == _APP1:
-            parts.append(bytes(data[at : start - 4]))  # marker and length lie before the content
+            parts.append(bytes(data[at : start - 4]))  # marker and length precede the content
             at = stop
         elif marker == _SCAN:
             break
@@ -269,7 +269,7 @@ def _from_torch(decode: Callable[[Any], Any], data: Data, channels: int) -> Imag
 
 
 def _as_bytes(array: npt.NDArray[Any]) -> Image:
-    """8 bits of 16, as uint8 (height, width, channels). Pillow keeps 16 bits of gray in 32 at times."""
+    """Reduce 16 bits to 8; return uint8 (height, width, channels). Pillow may store 16-bit gray as 32 bits."""
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * np.uint8(255)
     if array.dtype != np.uint8:
@@ -278,7 +278,7 @@ def _as_bytes(array: npt.NDArray[Any]) -> Image:
 
 
 def _as_channels(image: Image, channels: int) -> Image:
-    """With the channels that are asked for: gray is repeated, alpha dropped, colour weighted as luminance is."""
+    """Convert to the requested channels: repeat gray, drop alpha, weight colours to luminance."""
     if image.shape[2] == 2 or image.shape[2] == 4:
         image = image[:, :, :-1]
     if image.shape[2] == 1 and channels == 3:
@@ -289,13 +289,13 @@ def _as_channels(image: Image, channels: int) -> Image:
 
 
 def _as_stored(image: Image, data: Data) -> Image:
-    """OpenCV and Pillow turn TIFF, and TIFF only, as its orientation says, whatever they are asked for."""
+    """Undo the orientation of a TIFF, which OpenCV and Pillow always apply, but for no other format."""
     turned = exif.orientation(data) if exif.kind(data) == "tiff" else 1
     return image if turned == 1 else exif.oriented(image, exif.inverse(turned))
 
 
 def _check_end(data: Data, partial: bool) -> None:
-    """libjpeg fills up what is missing of a truncated JPEG and only warns, which these libraries do not pass on."""
+    """Refuse a truncated JPEG: libjpeg fills the missing part and only warns, which these libraries hide."""
     if not partial and exif.kind(data) == "jpeg" and not jpeg.has_end(data):
         raise ValueError("truncated: no end-of-image marker")
 
@@ -317,4 +317,4 @@ BACKENDS: dict[str, Backend] = {
         Backend("imagecodecs", "imagecodecs", frozenset({"png"}), _imagecodecs),
     )
 }
-"""All back ends by name, installed or not."""
+"""All backends by name, installed or not."""

@@ -1,21 +1,21 @@
-"""How fast each installed back end reads your own files: the measurement behind ``penstock bench readers``.
+"""Measures how fast each installed backend reads the user's files. Used by ``penstock bench readers``.
 
     files = sample(Path("/data/train"), count=200)
     result = compare(files, target=224, threads=(1, 8), rounds=3)
     result.speed["simplejpeg"]["decode", 8]          # images/s, the median of the rounds
 
-Four tasks, each from bytes in memory, so that no disk is measured:
+There are four tasks. Each begins with bytes in memory, so no disk is measured:
 
 ==========  ==========================================================================================
 ``header``  width and height only
 ``decode``  the whole image
-``target``  the whole image, resized to `target` pixels a side; shrunk while decoding where a library can
-``crop``    the middle quarter of the area, resized to `target`; native decodes that part only
+``target``  the whole image, resized to `target` pixels a side; shrunk while decoding if the library can
+``crop``    the middle quarter of the area, resized to `target`; ``native`` decodes only that part
 ==========  ==========================================================================================
 
-All back ends take turns in every round, so that a noisy moment hits them alike. Files with which any of them fails at
-any task are counted and left out for all. Where a library cannot shrink a file while decoding, or cannot decode a part
-of it (CMYK, say), it decodes the whole image, as in training.
+All backends take turns in every round, so that noise affects them alike. A file that any backend cannot process in any
+task is counted and left out for all. If a library cannot shrink a file while decoding, or cannot decode a part of it
+(such as CMYK), it decodes the whole image, as in training.
 """
 
 from __future__ import annotations
@@ -61,41 +61,41 @@ class Files:
     kind: str
     data: list[bytes]
     left_out: int = 0
-    """Files of other formats that were found among them."""
+    """Number of files of other formats."""
     unreadable: int = 0
-    """Files that could not be read: dangling links, or no permission."""
+    """Number of files that could not be read: dangling links, or no permission."""
 
 
 @dataclass
 class Comparison:
-    """Images/s by back end, task and number of threads; what was measured, and what could not be decoded."""
+    """Images/s by backend, task and number of threads, with the numbers of measured and failed files."""
 
     files: int
     speed: dict[str, dict[tuple[str, int], float]] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
-    """Files that a back end could not decode, or not do another task with, which were left out for all."""
+    """Number of files that a backend failed on in some task. They were left out for all backends."""
 
     def best(self, task: str, threads: int) -> str | None:
-        """The fastest back end at a task; `None` where none can do it."""
+        """Return the fastest backend for a task; `None` if none supports it."""
         speeds = {name: found[task, threads] for name, found in self.speed.items() if (task, threads) in found}
         return max(speeds, key=speeds.__getitem__) if speeds else None
 
 
 def sample(folder: Path, *, count: int) -> Files:
-    """At most `count` image files (and 1 GB) under `folder`, evenly spread over its sorted paths.
+    """Read at most `count` image files (and 1 GB) under `folder`, evenly spread over its sorted paths.
 
-    They are those of the format that most of the files have; what cannot be read is counted. Looks at the first 100,000
-    files at most. Raises `ImageError` where there is no folder or no image.
+    Return those of the most frequent format. Unreadable files are counted. At most 100,000 files are listed. Raises
+    `ImageError` if the folder does not exist or contains no image.
     """
     if not folder.is_dir():
-        raise ImageError(f"{str(folder)!r} is no folder; give one with image files")
+        raise ImageError(f"{str(folder)!r} is not a folder: pass a folder with image files")
     paths = sorted(_images(folder))
     kinds, total, unreadable = Counter[str](), 0, 0
     read: list[tuple[str, bytes]] = []
     for k in range(min(count, len(paths))):
         path = paths[k * len(paths) // min(count, len(paths))]
         try:
-            data = path.read_bytes() if path.is_file() else None  # a pipe would wait for ever
+            data = path.read_bytes() if path.is_file() else None  # a pipe would block forever
         except OSError:
             data = None
         if data is None:
@@ -109,14 +109,14 @@ def sample(folder: Path, *, count: int) -> Files:
     del kinds["other"]
     if not kinds:
         also = f", but {unreadable} that cannot be read" if unreadable else ""
-        raise ImageError(f"{str(folder)!r} holds no image files ({', '.join(EXTENSIONS)}){also}")
+        raise ImageError(f"{str(folder)!r} contains no image files ({', '.join(EXTENSIONS)}){also}")
     kind = kinds.most_common(1)[0][0]
     data_of_kind = [data for found, data in read if found == kind]
     return Files(kind, data_of_kind, len(read) - len(data_of_kind), unreadable)
 
 
 def made_up(count: int = 64) -> Files:
-    """JPEGs of 500 x 375 pixels with about the detail of a photograph, for whoever has no folder at hand."""
+    """Return synthetic JPEGs of 500 x 375 pixels with about the detail of a photograph."""
     rng = np.random.default_rng(0)
     data = []
     for _ in range(count):
@@ -138,13 +138,13 @@ def compare(
     backends: Sequence[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Comparison:
-    """Measure `backends` (default: all that are installed and read this format) at all tasks.
+    """Measure `backends` (default: all that are installed and read this format) in all tasks.
 
     `target` is pixels a side, `threads` are the numbers of threads to measure with, and speeds are the median of
-    `rounds`. `progress` is called with runs done and runs to do.
+    `rounds`. `progress` is called with the number of finished runs and of all runs.
 
-    Raises `ConfigError` for a back end that is not here or does not read this format, `ImageError` when there is no
-    file with which all of them can do all their tasks.
+    Raises `ConfigError` for a backend that is not installed or does not read this format, `ImageError` if no file works
+    with all of them in all tasks.
     """
     if min(threads, default=0) < 1 or rounds < 1 or target < 1:
         raise ConfigError(f"threads={threads}, rounds={rounds} and target={target} must be at least 1")
@@ -199,7 +199,7 @@ def _images(folder: Path) -> Iterable[Path]:
 def _usable(
     files: Sequence[bytes], names: Sequence[str], functions: Mapping[tuple[str, str], Task]
 ) -> tuple[list[bytes], dict[str, int]]:
-    """The files with which all can do all tasks, which also warms everything up; and with how many each could not."""
+    """Return the files that all backends can process, and the number of failures of each. Also serves as warm-up."""
     good, failed = [], dict.fromkeys(names, 0)
     for data in files:
         bad = {name for (name, task), function in functions.items() if not _works(function, data)}
@@ -215,12 +215,12 @@ def _usable(
 def _works(function: Task, data: bytes) -> bool:
     try:
         return function(data) is not None  # None: a header without a size
-    except Exception:  # libraries raise what they like
+    except Exception:  # libraries raise any type of error
         return False
 
 
 def _function(name: str, kind: str, task: str, target: int) -> Task | None:
-    """What a back end does for a task, in the way of its library that is meant for it; `None` where it cannot."""
+    """Return the function of a backend for a task, by its library's preferred method; `None` if not supported."""
     if task == "header":
         return _HEADERS.get(name) if kind == "jpeg" or name != "simplejpeg" else None
     if task == "decode":
@@ -269,7 +269,7 @@ def _simplejpeg_target(data: bytes, target: int) -> object:
     check_jpeg(data, _LIMIT)
     try:
         image = simplejpeg.decode_jpeg(data, "RGB", min_height=target, min_width=target)
-    except ValueError:  # an unusual subsampling, say, with which decode() helps itself
+    except ValueError:  # such as an unusual subsampling, which decode() handles
         image = decode(data, backend="simplejpeg")
     return _resize(image, target)
 

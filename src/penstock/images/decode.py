@@ -1,16 +1,16 @@
-"""Image files to RGB arrays, and image sizes without decoding.
+"""Decode image files to RGB arrays, and read image sizes without decoding.
 
-JPEG is decoded by libjpeg-turbo (simplejpeg), PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000 and AVIF by OpenCV; other
-back ends by name (`penstock.images.backends`). The result is uint8, (height, width, 3), RGB, C-contiguous: grey,
-palette and CMYK images are converted, 16 bits become 8, an alpha channel is dropped, of an animation the first frame is
-taken.
+JPEG is decoded by libjpeg-turbo (simplejpeg); PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000 and AVIF by OpenCV. Other
+backends can be selected by name (`penstock.images.backends`). The result is uint8, (height, width, 3), RGB,
+C-contiguous: grey, palette and CMYK images are converted, 16 bits become 8, an alpha channel is dropped, and only the
+first frame of an animation is decoded.
 
-**EXIF orientation is ignored** unless asked for: pixels come as they are stored, and `image_size` agrees with `decode`.
-This is what the pipelines that ImageNet models were trained with do; whoever needs rotation rotates the files once, or
-says ``orientation="apply"``.
+**EXIF orientation is ignored** by default: pixels are in stored order, and `image_size` agrees with `decode`. The
+pipelines that ImageNet models were trained with do the same. To apply the orientation, rotate the files once, or pass
+``orientation="apply"``.
 
-A file that ends too early is an error, never an image with a grey lower half. A complete JPEG with stray bytes before
-a marker, as ImageNet and many cameras have them, is decoded, as Pillow and OpenCV decode it.
+A truncated file is an error, never an image with a grey lower half. A complete JPEG with stray bytes before a marker,
+as in ImageNet and from many cameras, is decoded as by Pillow and OpenCV.
 
     >>> image = read_image("cat.jpg")      # doctest: +SKIP
     >>> image.shape, image.dtype           # doctest: +SKIP
@@ -43,18 +43,18 @@ _PART = 1 << 20
 _HEADER_BYTES = 64 * 1024
 _MAX_SIDE = 2**31 - 1
 MAX_PIXELS = 2**28
-"""Of an image that is decoded unless another limit is given: 268 million, 805 MB as RGB."""
+"""The default limit for the pixels of an image: 268 million, 805 MB as RGB."""
 
 
 def read_image(
     path: str | os.PathLike[str], *, storage: Storage | None = None, data: Callable[[], bytes] | None = None
 ) -> npt.NDArray[np.uint8]:
-    """The image in a file, or in a remote object, as uint8 (height, width, 3) RGB.
+    """Read the image of a file or remote object, as uint8 (height, width, 3) RGB.
 
-    `storage` says how remote objects are reached; `data` gives the bytes, when somebody else reads them.
+    `storage` gives access to remote objects. `data` returns the bytes, if they are not read from `path`.
 
-    Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated, no
-    image, or of more than `MAX_PIXELS`.
+    Raises `ImageError`, which names the path, if the file is missing, a folder, unreadable, empty, truncated, not an
+    image, or has more than `MAX_PIXELS`.
     """
     return decode(read_bytes(path, storage=storage, data=data), path=path)
 
@@ -69,23 +69,25 @@ def decode(
     partial: bool = False,
     max_pixels: int = MAX_PIXELS,
 ) -> npt.NDArray[np.uint8]:
-    """The image in an encoded buffer as uint8, (height, width, 3) RGB, or (height, width, 1) with ``mode="gray"``.
+    """Decode an encoded image to uint8, (height, width, 3) RGB, or (height, width, 1) with ``mode="gray"``.
 
-    `path` is for the error message only. `backend` is a name of `backends.BACKENDS`; ``auto`` is the first that is
-    installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` an
-    image that ends too early or is damaged gives what could be decoded, the rest gray or black: a JPEG by ``native``,
-    ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``; ``auto`` takes these where they are installed,
-    and of other images gives whole ones only. `max_pixels` is checked before any pixel is made, by the header as the
-    library that decodes reads it (`penstock.images.limits`). The array is new and C-contiguous.
+    `path` is only for error messages. `backend` is a name of `backends.BACKENDS`; ``auto`` is the preferred installed
+    one for the format. With ``orientation="apply"`` the image is turned by its EXIF orientation. With `partial` a
+    truncated or damaged image is decoded as far as possible, with the rest gray or black: a JPEG by ``native``,
+    ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``. ``auto`` uses these if installed, and decodes
+    only whole images of other formats. `max_pixels` is checked before decoding, with the header as the decoding
+    library reads it (`penstock.images.limits`). The array is new and C-contiguous.
 
-    Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
-    unknown, not installed, does not read this format, or gives no part of it with `partial`.
+    Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a backend that is
+    unknown, not installed, does not read this format, or does not support `partial` for it.
 
     >>> decode(data, mode="gray", orientation="apply").shape                 # doctest: +SKIP
     (500, 375, 1)
     """
     if mode not in ("rgb", "gray") or orientation not in ("ignore", "apply"):
-        raise ConfigError(f"mode is 'rgb' or 'gray', orientation 'ignore' or 'apply', not {mode!r} and {orientation!r}")
+        raise ConfigError(
+            f"mode must be 'rgb' or 'gray', orientation 'ignore' or 'apply', not {mode!r}, {orientation!r}"
+        )
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
     kind = exif.kind(data)
@@ -95,10 +97,10 @@ def decode(
         if limit.size is not None:
             limit.check(*limit.size)
         image = chosen.decode(data, 1 if mode == "gray" else 3, partial, limit)
-        limit.check(image.shape[1], image.shape[0])  # formats whose header says nothing
+        limit.check(image.shape[1], image.shape[0])  # formats without a size in the header
     except TooManyPixels as error:
         raise ImageError(
-            f"{_name(path)} has {error}: damaged, or meant to fill the memory; pass max_pixels= if it is neither"
+            f"{_name(path)} has {error}: damaged or malicious; if it is neither, pass a larger max_pixels="
         ) from None
     except ValueError as error:
         raise ImageError(f"{_name(path)} {_what(kind, str(error))} ({len(data)} bytes): {error}") from error
@@ -108,11 +110,11 @@ def decode(
 
 
 def image_size(path: str | os.PathLike[str], *, storage: Storage | None = None) -> tuple[int, int]:
-    """``(width, height)`` in pixels of the image in a file or object, as stored (EXIF orientation ignored).
+    """Return ``(width, height)`` in pixels of the image in a file or object, as stored (EXIF orientation ignored).
 
-    Reads the first 64 KiB, the whole file only where the header is longer (large EXIF or ICC blocks), and decodes only
-    what has no simple header (TIFF, JPEG 2000, AVIF). A file that is cut behind its header therefore has a size here
-    and fails in `read_image`. `storage` says how remote objects are reached. Raises `ImageError` as `read_image` does.
+    Reads the first 64 KiB, or the whole file if the header is longer (large EXIF or ICC blocks). Decodes only formats
+    without a simple header (TIFF, JPEG 2000, AVIF). So a file that is truncated after its header has a size here, but
+    fails in `read_image`. `storage` gives access to remote objects. Raises `ImageError` as `read_image` does.
     """
     data = read_bytes(path, _HEADER_BYTES, storage=storage)
     try:
@@ -124,13 +126,13 @@ def image_size(path: str | os.PathLike[str], *, storage: Storage | None = None) 
             data = read_bytes(path, storage=storage)
             size = size_from_header(data)
     except TruncatedHeader:
-        message = f"{_name(path)} is truncated: {len(data)} bytes, and no image size in them"
+        message = f"{_name(path)} is truncated: no image size in {len(data)} bytes"
         raise ImageError(message) from None
     if size is None:
         height, width = read_image(path, storage=storage).shape[:2]
         return width, height
     if not (0 < size[0] <= _MAX_SIDE and 0 < size[1] <= _MAX_SIDE):
-        raise ImageError(f"{_name(path)} is damaged: its header says {size[0]} x {size[1]} pixels")
+        raise ImageError(f"{_name(path)} is damaged: its header states {size[0]} x {size[1]} pixels")
     return size
 
 
@@ -141,9 +143,9 @@ def read_bytes(
     storage: Storage | None = None,
     data: Callable[[], bytes] | None = None,
 ) -> bytes:
-    """The first `size` bytes of an image file or object, or all of them; or what `data` gives, if somebody else reads.
+    """Return the first `size` bytes of an image file or object, or all of them; or the result of `data`, if given.
 
-    `storage` says how remote objects are reached. Raises `ImageError`, which names the path, where it cannot be read.
+    `storage` gives access to remote objects. Raises `ImageError`, which names the path, if it cannot be read.
     """
     try:
         if data is not None:
@@ -158,18 +160,16 @@ def read_bytes(
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if isinstance(error, FileNotFoundError) and data is None and not os.path.isabs(path):
-            reason += (
-                ", seen from the working folder; root= (--root) of a manifest is the folder that its paths begin in"
-            )
+            reason += ", relative to the working folder; pass root= (--root) to set the folder of a manifest's paths"
         raise ImageError(f"{_name(path)}: cannot be read: {reason}") from error
 
 
 def _read_file(path: str | os.PathLike[str], size: int) -> bytes:
-    """As much of a file, in half the time that Python's file objects take."""
+    """Return the first `size` bytes of a file, or all if negative, in half the time of Python's file objects."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         whole = size < 0
-        # One byte more than there are, so that a short read is the end. A pipe has no size, and says by nothing alone.
+        # Request one byte more than the size, so that a short read means the end. A pipe ends with an empty read.
         wanted = os.fstat(descriptor).st_size + 1 if whole else size
         data = os.read(descriptor, wanted)
         if whole and len(data) == wanted - 1:

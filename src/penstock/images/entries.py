@@ -1,26 +1,26 @@
-"""An index of entries: where the coded data of each image of a manifest can be begun, beside it: ``train.txt.entries``.
+"""An index of entries: points where decoding of a manifest's JPEGs can begin. The file is ``train.txt.entries``.
 
-A crop out of the middle of a JPEG costs a walk over all that is coded before it. `write_index` walks over each image
-once and keeps what `native.entries_of` says. A crop is then decoded from the nearest entries on, to the same pixels:
+A crop from the middle of a JPEG requires entropy decoding of all data before it. `write_index` scans each image once
+and stores the result of `native.entries_of`. A crop is then decoded from the nearest entries on, to the same pixels:
 
     manifest = Manifest.open("train.txt", root="/data/imagenet")
     report = write_index(manifest)
     index = ImageIndex.open(report.path, manifest)
-    entries = index.entries(row, data)      # bytes for `decode_region(data, ..., entries=entries)`; None: it has none
+    entries = index.entries(row, data)      # for `decode_region(data, ..., entries=entries)`; None: no entries
 
-The file is a header, a row of the table for each row of the manifest, and the entries (all little-endian):
+The file is a header, a table with a row per manifest row, and the entries (all little-endian):
 
-    byte 0    magic, version, step, rows, size of the file, fingerprint     8s I I q q 16s   (size -1: it grows)
-    byte 48   xxh3_64 of the bytes before                                   Q
-    byte 64   of each row: offset, hash, bytes                              Q Q I  (0 bytes: it has no entries)
+    byte 0    magic, version, step, rows, file size, fingerprint     8s I I q q 16s   (size -1: the file grows)
+    byte 48   xxh3_64 of the bytes before                            Q
+    byte 64   per row: offset, hash, number of bytes                 Q Q I  (0 bytes: no entries)
 
-The hash is that of the image file's bytes, seeded with that of the entries. So entries of another file, of an older
-version of it, and damaged ones are noticed at every use, and never give wrong pixels. The fingerprint is that of the
-whole manifest, so an index of another one is refused (`StateError`). That of a tar shard is the same file, with the
-fingerprint of the shard and a row for each sample (`penstock.shards.entries`). `penstock.images.learning` makes such a
-file while images are decoded.
+The hash is that of the image file's bytes, seeded with the hash of the entries. So damaged entries, and entries of
+another file or of an older version of it, are detected at every use and never cause wrong pixels. The fingerprint is
+the whole manifest's, so the index of another manifest is refused (`StateError`). The index of a tar shard has the same
+format, with the fingerprint of the shard and a row per sample (`penstock.shards.entries`).
+`penstock.images.learning` builds such a file while images are decoded.
 
-Memory: `write_index` holds 20 bytes a row; an open index holds none, and is read by two system calls an image.
+Memory: `write_index` uses 20 bytes per row; an open index uses none and is read with two system calls per image.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ __all__ = [
 ]
 
 MAX_ERRORS = 1000
-"""Of the images that could not be read, listed one by one."""
+"""The most unreadable images that a report lists."""
 STEP = 8
-"""MCUs from one entry to the next, unless another number is given."""
-_BLOCK = 64  # rows per task: their entries wait in memory for those before them
+"""The default distance of entries in MCUs."""
+_BLOCK = 64  # rows per task: entries stay in memory until earlier blocks are written
 _MAGIC, _VERSION = b"PSENTRY\0", 1
 _HEAD = struct.Struct("<8sIIqq16s")
 _CHECKSUM = struct.Struct("<Q")
 TABLE = 64
-"""Where it begins."""
+"""Offset of the table in bytes."""
 ROW = struct.Struct("<QQI")
-"""Of the table: offset, hash, bytes. Zeros: nothing is known; a hash without bytes: there are no entries."""
-_GROWS = -1  # instead of a size
+"""A row of the table: offset, hash, bytes. Zeros: the image was not scanned; a hash with 0 bytes: it has no entries."""
+_GROWS = -1  # size in the header of a file that grows
 _ROWS = np.dtype([("offset", "<u8"), ("hash", "<u8"), ("bytes", "<u4")])
 
 
 class Origin(NamedTuple):
-    """What has the images of an index, and the command that makes one, for messages."""
+    """The kind of the indexed images' source, and the command that builds an index, for messages."""
 
     name: str
     make: str
@@ -95,61 +95,61 @@ class UnreadImage(NamedTuple):
 
 
 class IndexReport(NamedTuple):
-    """What `write_index` has done."""
+    """The result of `write_index`."""
 
     path: Path
-    """Of the index."""
+    """Path of the index."""
     images: int
     indexed: int
-    """Images that have entries."""
+    """Number of images with entries."""
     nbytes: int
-    """Of the images."""
+    """Total size of the images."""
     unread: int
-    """Images that could not be read."""
+    """Number of images that could not be read."""
     errors: list[UnreadImage]
-    """The first `MAX_ERRORS` of these, by row."""
+    """The first `MAX_ERRORS` unreadable images, by row."""
 
 
 class Found(NamedTuple):
-    """The entries of an image, none if they are empty, and their hash with its bytes."""
+    """The entries of an image (empty if it has none), and the hash of entries and image bytes."""
 
     entries: bytes
     hash: int
 
     @classmethod
     def of(cls, data: bytes | bytearray | memoryview, entries: bytes) -> Found:
-        """These entries of these bytes."""
+        """Return an object for these entries of these image bytes."""
         return cls(entries, _hash(data, entries))
 
     def is_of(self, data: bytes | bytearray | memoryview) -> bool:
-        """Whether they were made of these bytes."""
+        """Return whether the entries belong to these image bytes."""
         return _hash(data, self.entries) == self.hash
 
 
 class _Block(NamedTuple):
-    """Of some images, one after the other."""
+    """The result for a block of images."""
 
     entries: list[tuple[int, Found]]
-    """Of each row that has some."""
+    """(row, entries) of the images with entries."""
     nbytes: int
     errors: list[UnreadImage]
 
 
 def find_entries(data: bytes | bytearray | memoryview, step: int = STEP) -> Found | None:
-    """What an index keeps of an image file; None where it has no entries. Cost: two fifths of a decode."""
+    """Compute the entries of an image file; None if it has none. Cost: two fifths of a decode."""
     entries = native.entries_of(data, step=step)
     return None if entries is None else Found.of(data, entries)
 
 
 def index_path(manifest: Manifest) -> Path:
-    """Where the index of `manifest` belongs: beside its file.
+    """Return the default path of a manifest's index: beside its file.
 
-    Raises `ConfigError` for a manifest of several files or of a server: such a place has to be said.
+    Raises `ConfigError` for a manifest of several files or of a server, which needs an explicit path.
     """
     if len(manifest.sources) != 1:
         what = f"of {len(manifest.sources)} files" if manifest.sources else "of a server"
         raise ConfigError(
-            f"a manifest {what} has no one place for its index of entries: name a file (--out of penstock images "
+            f"a manifest {what} has no default path for its index of entries: pass a path (--out of penstock images "
             "index, path= of write_index, index= of ImageDataset)"
         )
     source = Path(manifest.sources[0])
@@ -166,16 +166,16 @@ def write_index(
 ) -> IndexReport:
     """Write the entries of all images of `manifest` to `path` (default: `index_path`), atomically.
 
-    There is an entry every `step` MCUs (8 or 16 pixels each) of a row of them. `workers` threads (default: 4 per CPU,
-    at most 32) read the files; `progress` is called now and then with the number of rows done and of all rows. Of a
-    view only its rows get entries. Images that have none are left out, so are those that cannot be read, which the
-    report names.
+    Each row of MCUs has an entry every `step` MCUs (8 or 16 pixels each). `workers` threads (default: 4 per CPU, at
+    most 32) read the files; `progress` is called from time to time with the number of finished rows and of all rows.
+    For a view, only its rows get entries. Images without entries and unreadable ones are left out; the report lists the
+    unreadable ones.
 
-    Raises `ConfigError` without the C extension, for a step outside 1 to 65,535, and for a `path` of a file that is no
-    index, which stays; `ImageError` where no image has entries, `ManifestError` for lines that do not parse,
-    `ManifestIOError` when the place cannot be written.
+    Raises `ConfigError` without the C extension, for a step outside 1 to 65,535, and if `path` is a file other than an
+    index, which is not overwritten; `ImageError` if no image has entries, `ManifestError` for lines that do not parse,
+    `ManifestIOError` if the index cannot be written.
 
-    Cost: the files are read once; two fifths of a decode each. With a step of 8, 3 % of the bytes of photographs.
+    Cost: the files are read once; two fifths of a decode per image. Size: with a step of 8, 3 % of photographs.
     """
     native.require("an index of entries needs")
     if not 1 <= step <= 65535:
@@ -202,33 +202,33 @@ def write_index(
             if not writer.indexed:
                 raise _nothing(images, errors)
             writer.finish(step, manifest.whole_fingerprint)
-    except ManifestIOError:  # of the manifest itself
+    except ManifestIOError:  # reading the manifest failed
         raise
     except OSError as error:
-        doing = "cannot write an index of entries (choose another place with path=, or --out on the command line) to"
+        doing = "cannot write an index of entries (choose another path with path=, or --out on the command line) to"
         raise io_error(target, error, doing) from error
     return IndexReport(target, images, writer.indexed, nbytes, unread, errors)
 
 
 def _check_target(path: Path) -> None:
-    """Refuse to write over what is no index: a manifest, by a slip of the pen."""
+    """Refuse to overwrite a file that is not an index, such as a manifest."""
     try:
         with path.open("rb") as file:
             found = file.read(len(_MAGIC))
     except OSError:
-        return  # there is none, or writing will say what is wrong
+        return  # it does not exist, or writing will report the error
     if found not in (b"", _MAGIC):
-        raise ConfigError(f"{path} exists, and is no index of entries: choose another place for one, or remove it")
+        raise ConfigError(f"{path} exists and is not an index of entries: choose another path, or remove it")
 
 
 class IndexWriter:
-    """An index on its way into a file: entries as they come, then the table and the header before them."""
+    """Writes an index to a file: first the entries, then table and header at the start."""
 
     def __init__(self, file: BinaryIO, rows: int) -> None:
         self._file, self._table = file, np.zeros(rows, _ROWS)
         self._end = TABLE + self._table.nbytes
         self.indexed = 0
-        """Rows that have entries."""
+        """Number of rows with entries."""
         file.seek(self._end)
 
     def add(self, row: int, found: Found) -> None:
@@ -238,45 +238,45 @@ class IndexWriter:
         self.indexed += 1
 
     def finish(self, step: int, fingerprint: str) -> None:
-        """Write what comes before the entries."""
+        """Write header and table."""
         self._file.seek(0)
         self._file.write(pack_header(fingerprint, len(self._table), step, size=self._end))
         self._file.write(self._table.tobytes())
 
 
 class ImageIndex:
-    """The entries of the images of a manifest, or of a shard, in a file that is open.
+    """An open index with the entries of a manifest's or a shard's images.
 
-    Safe in several threads and after a fork. Picklable: the path and the expected fingerprint travel.
+    Safe in threads and after a fork. A pickle contains only the path and the expected fingerprint.
     """
 
     def __init__(
         self, path: Path, fingerprint: str, rows: int, of: Origin = _MANIFEST, *, once: Once | None = None
     ) -> None:
-        """Use `ImageIndex.open`. Indexes with the same `once` warn once together."""
+        """Use `ImageIndex.open`. Indexes with the same `once` share one warning."""
         self.path = path
         self.fingerprint = fingerprint
-        """Of the whole manifest, or the shard, whose images these are."""
+        """Fingerprint of the whole manifest or of the shard."""
         self.rows = rows
         self._of = of
         try:
             self._file = SourceFile(str(path))
         except ManifestIOError as error:
-            failed = ManifestIOError(f"no index of entries (make one with: {of.make}): {error}")
+            failed = ManifestIOError(f"no index of entries (build one with: {of.make}): {error}")
             failed.errno = error.errno
             raise failed from error
         self.step, size = _check_header(self._file, fingerprint, rows, of)
-        """MCUs from one entry to the next."""
+        """Distance of entries in MCUs."""
         self.grows = size == _GROWS
-        """Whether entries are learned and written into it; see `penstock.images.learning`."""
+        """Whether new entries are appended to the file; see `penstock.images.learning`."""
         self._once = Once() if once is None else once
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> ImageIndex:
-        """The index in `path`, which must have been made of the content that `manifest`, or what it is a view of, has.
+        """Open the index at `path`, which must belong to the current content of `manifest`, or of its whole if a view.
 
-        Raises `ManifestIOError` (missing), `ManifestError` (another kind of file, or a damaged one), `StateError`
-        (another manifest).
+        Raises `ManifestIOError` (missing), `ManifestError` (another kind of file, or damaged), `StateError` (another
+        manifest).
         """
         return cls(Path(path), manifest.whole_fingerprint, whole_rows(manifest))
 
@@ -290,12 +290,12 @@ class ImageIndex:
         return f"ImageIndex({str(self.path)!r})"
 
     def entries(self, row: int, data: bytes | bytearray | memoryview) -> bytes | None:
-        """The entries of an image, whose whole file is `data`, for `decode_region`; None if it has none.
+        """Return the entries of an image for `decode_region`; None if it has none.
 
-        `row` is that of the whole manifest (`Record.row`), or the number of the sample in the shard. Entries that were
-        made of other bytes are not returned; there is a warning, once in a process.
+        `data` is the whole image file. `row` is the row in the whole manifest (`Record.row`), or the number of the
+        sample in the shard. Entries of other bytes are not returned; a warning is issued once per process.
 
-        Raises `IndexError` for a row that there is not, `ManifestError` where the file was truncated meanwhile.
+        Raises `IndexError` for a row out of range, `ManifestError` if the index was truncated meanwhile.
 
         Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB.
         """
@@ -303,18 +303,18 @@ class ImageIndex:
         if found is None or found.is_of(data):
             return (found and found.entries) or None
         self._once.warn(
-            f"{self.path}: the entries of row {row}, and maybe of others, are damaged or those of another image file. "
-            f"They are not used: pixels are right, but take longer. Make the index again: {self._of.make}"
+            f"{self.path}: the entries of row {row}, and maybe of others, are damaged or belong to another image file. "
+            f"They are not used: pixels are right, but take longer. Build the index again: {self._of.make}"
         )
         return None
 
     def is_of(self, row: int, data: bytes | bytearray | memoryview) -> bool:
-        """Whether a row's entries, if it has any, were made of these bytes. Raises as `entries` does."""
+        """Return whether a row's entries, if it has any, belong to these bytes. Raises as `entries` does."""
         found = self._find(row)
         return found is None or found.is_of(data)
 
     def _find(self, row: int) -> Found | None:
-        """What is known of a row: its entries, or that it has none."""
+        """Return the entries of a row, perhaps empty; None if the image was not scanned."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} is out of range for an index of {self.rows} rows: {self.path}")
         line = self._file.read(ROW.size, TABLE + row * ROW.size)
@@ -323,18 +323,18 @@ class ImageIndex:
         offset, digest, size = ROW.unpack(line)
         if not size and not digest:
             return None
-        # One that is learned has grown since it was opened.
+        # An index that is being learned may have grown since it was opened.
         inside = offset + size <= self._file.size or offset + size <= self._file.size_now()
         return Found(self._file.read(size, offset) if inside else b"", digest)
 
 
 def whole_rows(manifest: Manifest) -> int:
-    """The rows of what it is a view of."""
+    """Return the number of rows of the whole manifest, even for a view."""
     return sum(part.rows for part in manifest.parts)
 
 
 def pack_header(fingerprint: str, rows: int, step: int, *, size: int = _GROWS) -> bytes:
-    """What comes before the table; without a `size` that of a file that grows."""
+    """Return the header; without `size`, the header of a file that grows."""
     body = _HEAD.pack(_MAGIC, _VERSION, step, rows, size, bytes.fromhex(fingerprint))
     return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(TABLE, b"\0")
 
@@ -361,40 +361,40 @@ def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _B
 
 
 def _nothing(images: int, errors: list[UnreadImage]) -> ImageError:
-    """The error for images of which none has entries."""
+    """Return the error for a manifest without any entries."""
     if errors:
         return ImageError(
-            f"no image has entries, so nothing is written; the first of {images:,} that cannot be read: "
+            f"no image has entries, so nothing is written; the first of {images:,} images that cannot be read: "
             f"{errors[0].message}"
         )
     return ImageError(
         f"none of {images:,} images has entries, so nothing is written: only baseline JPEGs without restart markers "
-        "have any"
+        "have entries"
     )
 
 
 def _check_header(file: SourceFile, fingerprint: str, rows: int, of: Origin) -> tuple[int, int]:
-    """Step and size of an index that is sound and that of images with this fingerprint."""
+    """Check an index and its fingerprint, and return step and size from its header."""
     head = file.read(TABLE, 0)
     body = head[: _HEAD.size]
     if len(head) < TABLE or _CHECKSUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(body):
-        raise _damaged(Path(file.path), "its header is not that of one", of)
+        raise _damaged(Path(file.path), "its header is invalid", of)
     magic, version, step, found_rows, size, found = _HEAD.unpack(body)
     if magic != _MAGIC or version != _VERSION:
-        raise _damaged(Path(file.path), f"it is of another version than {_VERSION}", of)
+        raise _damaged(Path(file.path), f"its version is not {_VERSION}", of)
     if size not in (_GROWS, file.size):
         raise _damaged(Path(file.path), f"it should have {size} bytes and has {file.size}", of)
     if found.hex() != fingerprint or found_rows != rows:
         raise StateError(
             f"{file.path!r} belongs to another {of.name} or an older version of it: it has {found_rows} rows and the "
-            f"fingerprint {found.hex()}, the {of.name} {rows} rows and {fingerprint}; make it again with: {of.make}"
+            f"fingerprint {found.hex()}, the {of.name} {rows} rows and {fingerprint}; build it again with: {of.make}"
         )
     if file.size < TABLE + rows * ROW.size:
-        raise _damaged(Path(file.path), "its table is cut off", of)
+        raise _damaged(Path(file.path), "its table is truncated", of)
     return int(step), int(size)
 
 
 def _damaged(path: Path, what: str, of: Origin) -> ManifestError:
     return ManifestError(
-        f"{str(path)!r} is no index of entries, or a damaged one: {what}; make it again with: {of.make}"
+        f"{str(path)!r} is not an index of entries, or is damaged: {what}; build it again with: {of.make}"
     )

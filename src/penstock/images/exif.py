@@ -1,6 +1,6 @@
-"""What an image file says about itself besides its size: its format, and how its pixels want to be turned.
+"""Read an image file's format and EXIF orientation.
 
-Pure functions over bytes, no decoding, for JPEG, PNG, WebP and TIFF; all others have no orientation.
+Pure functions over bytes, without decoding, for JPEG, PNG, WebP and TIFF; other formats have no orientation.
 
     >>> kind(b"GIF89a...")
     'gif'
@@ -32,12 +32,12 @@ _TIFF = {
     b"II+\0": ("<", 8, "Q", "Q", _LARGER),
     b"MM\0+": (">", 8, "Q", "Q", _LARGER),
 }
-"""By the first bytes of a TIFF or BigTIFF: byte order, where the place of the first directory stands, how the number of
-its entries and places are written, and the types of numbers that are read."""
+"""By the first bytes of a TIFF or BigTIFF: byte order, position of the first directory's offset, struct formats of a
+directory's count and of offsets, and the number types that are read."""
 
 
 def kind(data: Data) -> str:
-    """The format by its first bytes: jpeg, png, gif, bmp, webp, tiff, or other."""
+    """Return the format by the first bytes: jpeg, png, gif, bmp, webp, tiff, or other."""
     start = bytes(data[:12])
     if start[:2] == b"\xff\xd8":
         return "jpeg"
@@ -53,7 +53,7 @@ def kind(data: Data) -> str:
 
 
 def orientation(data: Data) -> int:
-    """The EXIF orientation, 1 to 8; 1, which is as stored, where the file has none or a damaged one."""
+    """Return the EXIF orientation, 1 to 8; 1 (as stored) if the file has none or a damaged one."""
     try:
         found = tags(_exif(data)).get(_ORIENTATION, 1)
     except struct.error:
@@ -62,10 +62,10 @@ def orientation(data: Data) -> int:
 
 
 def oriented(image: npt.NDArray[np.uint8], how: int) -> npt.NDArray[np.uint8]:
-    """`image` (height, width, channels) turned and mirrored as EXIF orientation `how` says, C-contiguous."""
+    """Return `image` (height, width, channels) turned and mirrored by EXIF orientation `how`, C-contiguous."""
     if how >= 5:
         image = image.transpose(1, 0, 2)
-    # After the transposition: mirrored left to right, top to bottom.
+    # After the transposition, mirror left to right and top to bottom.
     if how in (2, 3, 6, 7):
         image = image[:, ::-1]
     if how in (3, 4, 7, 8):
@@ -74,23 +74,23 @@ def oriented(image: npt.NDArray[np.uint8], how: int) -> npt.NDArray[np.uint8]:
 
 
 def inverse(how: int) -> int:
-    """The orientation that undoes `how`: but for the two quarter turns, each undoes itself."""
+    """Return the orientation that undoes `how`. All but the two quarter turns undo themselves."""
     return {6: 8, 8: 6}.get(how, how)
 
 
 def tags(tiff: Data) -> dict[int, int]:
-    """Return the numbers of 16 bits and more of the first directory of a TIFF, which is what EXIF is, by tag.
+    """Return the integers of 16 bits and more of a TIFF's first directory, by tag. EXIF has the same format.
 
-    Any other value is -1, and so is one of a tag that stands there twice: readers differ in which one they take. None
-    of a directory with thousands of tags. Raises `struct.error` where the directory is cut.
+    Other values are -1, and so is the value of a repeated tag, since readers differ in the one they use. A directory of
+    more than 1,024 tags yields none. Raises `struct.error` if the directory is truncated.
     """
     layout = _TIFF.get(bytes(tiff[:4]))
     if layout is None:
         return {}
     order, first, counter, number, numbers = layout
     (at,) = struct.unpack_from(order + number, tiff, first)
-    if at > len(tiff):  # more than `unpack_from` can be asked for, perhaps
-        raise struct.error("the directory is behind the end")
+    if at > len(tiff):  # may exceed the offsets that `unpack_from` accepts
+        raise struct.error("the directory is beyond the end")
     (count,) = struct.unpack_from(order + counter, tiff, at)
     begin, step = at + struct.calcsize(counter), 4 + 2 * struct.calcsize(number)
     found: dict[int, int] = {}
@@ -104,7 +104,7 @@ def tags(tiff: Data) -> dict[int, int]:
 
 
 def _exif(data: Data) -> Data:
-    """The EXIF block, which begins as a TIFF does, or nothing."""
+    """Return the EXIF block, which begins with a TIFF header; empty if there is none."""
     form = kind(data)
     if form == "tiff":
         return data
@@ -128,7 +128,7 @@ def _exif_of_jpeg(data: Data) -> Data:
 
 
 def _chunk(data: Data, at: int, layout: str, name: bytes, after: int, even: int) -> Data:
-    """The content of a chunk of PNG or RIFF; `after` bytes follow each content, which is padded to `even`."""
+    """Return the content of a PNG or RIFF chunk. Content is padded to `even`, and `after` bytes follow it."""
     while at + 8 <= len(data):
         first, second = struct.unpack_from(layout, data, at)
         found, size = (first, second) if isinstance(first, bytes) else (second, first)

@@ -1,4 +1,4 @@
-"""Which files are images, by their names; `penstock.wds` has WebDataset's list, of what it decodes."""
+"""Recognise image files by extension. `penstock.wds` has its own list, which is WebDataset's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", "
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is taken for an image.
+    """Return whether a file name has the extension of an image.
 
     >>> is_image("class/1.JPEG"), is_image("notes.txt")
     (True, False)

@@ -1,12 +1,12 @@
-"""Width and height of an image from the bytes of its file. Pure functions over bytes, no decoding.
+"""Read width and height of an image from the bytes of its file. Pure functions over bytes, without decoding.
 
-`size_from_header(data)` knows JPEG, PNG, GIF, BMP, WebP and PNM, and needs the first bytes only. It returns
-``(width, height)`` as the file stores them (no EXIF rotation), None for a format that it does not know, and raises
-`TruncatedHeader` when the bytes end before the size was found: the caller then reads further.
-`size_of_file(data)` needs the whole file and knows TIFF and JPEG 2000, too.
+`size_from_header(data)` supports JPEG, PNG, GIF, BMP, WebP and PNM, and needs only the first bytes. It returns
+``(width, height)`` as stored (without EXIF rotation), or None for an unknown format. It raises `TruncatedHeader` if the
+bytes end before the size: the caller then reads more. `size_of_file(data)` needs the whole file and also supports TIFF
+and JPEG 2000.
 
-OpenCV has no call that reads a header alone, so a size from here is what keeps its decoders within `max_pixels`. These
-functions are therefore strict: a header that a decoder could read in another way has no size.
+OpenCV has no call that reads only a header, so these functions enforce `max_pixels` for its decoders. They are
+therefore strict: a header that a decoder could interpret differently has no size.
 
     >>> size_from_header(b"GIF89a\\x0a\\x00\\x14\\x00")
     (10, 20)
@@ -31,17 +31,17 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JP2 = b"\0\0\0\x0cjP  \r\n\x87\n"
 _CODESTREAM = b"\xff\x4f\xff\x51"
 _MAX_COMPONENTS = 4
-# Each number has white space behind it: decoders differ in what else may end one. So may only a line end a comment.
+# Decoders differ in how numbers and comments may end, so accept only white space after numbers and line ends.
 _PNM = re.compile(rb"P[1-6]\s(?:\s|#[^\r\n]*[\r\n])*(\d{1,10})\s(?:\s|#[^\r\n]*[\r\n])*(\d{1,10})\s")
 _WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT, _STRIP_HEIGHT = 0x100, 0x101, 0x142, 0x143, 0x116
-_DEPTHS = frozenset({0x80E5, 0x80E6})  # of pictures with three dimensions, and of their tiles
+_DEPTHS = frozenset({0x80E5, 0x80E6})  # tags of three-dimensional images and of their tiles
 _ALL_ROWS = 2**32 - 1
 
 
 def size_from_header(data: Data) -> Size | None:
     """Return ``(width, height)`` in pixels from the first bytes of a file, or None for an unknown format.
 
-    Raises `TruncatedHeader` when more bytes are needed. A size of zero is returned as it stands.
+    Raises `TruncatedHeader` if more bytes are needed. A size of zero is returned unchanged.
     """
     if data[:2] == b"\xff\xd8":
         return jpeg.frame_size(data)
@@ -61,7 +61,7 @@ def size_from_header(data: Data) -> Size | None:
 
 
 def size_of_file(data: Data) -> Size | None:
-    """Return ``(width, height)`` in pixels of a whole file, or None where its header does not say it beyond doubt."""
+    """Return ``(width, height)`` in pixels of a whole file, or None if the header is ambiguous or unknown."""
     try:
         form = exif.kind(data)
         if form == "tiff":
@@ -108,7 +108,7 @@ def _webp(data: Data) -> Size | None:
 
 
 def _jpeg2000(data: Data) -> Size | None:
-    """The size of a codestream, or of the first one in the boxes of a file; without palettes or subsampling."""
+    """Return the size of a codestream, or of a file's first one; None with palettes or subsampling."""
     at = 0
     while data[at : at + 4] != _CODESTREAM:
         length, name = struct.unpack_from(">I4s", data, at)
@@ -127,7 +127,7 @@ def _jpeg2000(data: Data) -> Size | None:
 
 
 def png_is_whole(data: Data) -> bool:
-    """Return whether no chunk of a PNG goes beyond the end of the data: OpenCV makes room for what a chunk claims."""
+    """Return whether all chunks of a PNG end within the data. OpenCV allocates the size that a chunk claims."""
     at = len(_PNG)
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)
@@ -140,7 +140,7 @@ def png_is_whole(data: Data) -> bool:
 
 
 def tiff_block(data: Data) -> Size | None:
-    """Return ``(width, height)`` of the tiles or strips that a TIFF is decoded by; None where it has no size."""
+    """Return ``(width, height)`` of a TIFF's tiles or strips; None if it has no size."""
     try:
         return _tiff(data)[1]
     except struct.error:
@@ -148,7 +148,7 @@ def tiff_block(data: Data) -> Size | None:
 
 
 def _tiff(data: Data) -> tuple[Size | None, Size | None]:
-    """The size of the first picture, and of its tiles or strips; Nones unless all of that is plain numbers."""
+    """Return the size of the first image, and of its tiles or strips; Nones unless all are plain numbers."""
     tags = exif.tags(data)
     width, height = tags.get(_WIDTH, -1), tags.get(_HEIGHT, -1)
     rows = tags.get(_STRIP_HEIGHT, _ALL_ROWS)
@@ -159,14 +159,14 @@ def _tiff(data: Data) -> tuple[Size | None, Size | None]:
 
 
 def gif_pixels(data: Data) -> int:
-    """Return the pixels of all frames of a GIF, for decoders that decode all; a frame has the screen's, or more."""
+    """Return the total pixels of a GIF's frames, for decoders that decode all; each counts at least the screen."""
     width, height = _pair("<HH", data, 6)
     screen = width * height
     return sum(max(screen, frame) for frame in _gif_frames(data))
 
 
 def _gif_frames(data: Data) -> Iterator[int]:
-    """The pixels of each frame. Raises `struct.error` where a block is cut, as decoders refuse that."""
+    """Yield the pixels of each frame. Raises `struct.error` for a truncated block, which decoders refuse, too."""
     at = 13 + _colours(data[10])
     while at < len(data) and data[at] in (0x21, 0x2C):
         if data[at] == 0x2C:

@@ -1,11 +1,11 @@
-"""The markers of a JPEG file, found by the rules that libjpeg finds them by.
+"""Parse the markers of a JPEG file by libjpeg's rules.
 
-libjpeg decides how large an image is, so a walk that differs from its own is a way past `max_pixels`. Its rules
-(jdmarker.c): the next marker is the next byte 0xFF that is followed by neither 0x00 nor 0xFF, whatever lies before it;
-restart markers and TEM have no content; a marker that it does not know ends the walk.
+libjpeg determines the size of an image, so a parser with other rules could be used to bypass `max_pixels`. Its rules
+(jdmarker.c): the next marker is the next byte 0xFF that is followed by neither 0x00 nor 0xFF, regardless of the bytes
+before it; restart markers and TEM have no content; an unknown marker ends the parsing.
 
-Pure functions over bytes. Decoders check the size with libjpeg itself (`backends`); `frame_size` is for what libjpeg
-cannot read, the first kilobytes of a file, and the tests compare the two.
+Pure functions over bytes. Decoders check the size with libjpeg itself (`backends`). `frame_size` is for the first
+kilobytes of a file, which libjpeg cannot read, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["MAX_SCANS", "TruncatedHeader", "frame_size", "has_end", "scans", "se
 Data: TypeAlias = bytes | bytearray | memoryview
 
 MAX_SCANS = 200
-"""More are refused, here and in `_jpeg.c`: a small file can ask for thousands of passes over a large image."""
+"""More scans are refused, here and in `_jpeg.c`: a small file can cause thousands of passes over a large image."""
 
 # A marker: no stuffed zero, no fill byte, and none of TEM and the restart markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
@@ -27,19 +27,19 @@ _SCAN, _END = 0xDA, 0xD9
 # Frame headers, which carry the size: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-# DHT, DAC, SOS, DQT, DNL, DRI, APP0 to APP15, COM: with the frames, what libjpeg reads or skips by its length.
+# DHT, DAC, SOS, DQT, DNL, DRI, APP0 to APP15, COM: with the frames, segments that libjpeg reads or skips by length.
 _WITH_LENGTH = _FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE}
 
 
 class TruncatedHeader(Exception):
-    """The bytes end before the size. A signal to callers within `penstock.images`, never shown to a user."""
+    """The bytes end before the size. Internal to `penstock.images`; users never see it."""
 
 
 def segments(data: Data, *, beyond: bool = False) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and stop of the content of each segment, those between scans too.
+    """Yield marker, and start and stop of the content, for each segment, including those between scans.
 
-    The last one is the end of the image, or a marker that libjpeg refuses; both are given as empty, and `beyond` goes
-    on behind them. Bytes that end too early end the walk.
+    The last one is the end of the image, or a marker that libjpeg refuses. Both have no content, and with `beyond` the
+    parsing continues after them. It also ends where the bytes end.
     """
     at = 2
     while found := _MARKER.search(data, at):
@@ -52,16 +52,16 @@ def segments(data: Data, *, beyond: bool = False) -> Iterator[tuple[int, int, in
             continue
         if at + 2 > len(data):
             return
-        # A length counts its own two bytes, which libjpeg has read when it sees a smaller one.
+        # A length includes its own two bytes, which libjpeg consumes even if the length is smaller.
         stop = at + max(2, data[at] << 8 | data[at + 1])
         yield marker, at + 2, stop
         at = stop
 
 
 def frame_size(data: Data) -> tuple[int, int] | None:
-    """Return ``(width, height)`` from the frame header; None where the image ends or a scan begins before it.
+    """Return ``(width, height)`` from the frame header; None if the image ends or a scan begins before it.
 
-    Raises `TruncatedHeader` when more bytes are needed.
+    Raises `TruncatedHeader` if more bytes are needed.
     """
     for marker, start, _ in segments(data):
         if marker in _FRAMES:
@@ -74,7 +74,7 @@ def frame_size(data: Data) -> tuple[int, int] | None:
 
 
 def scans(data: Data) -> int:
-    """Return how many scans an image has, or more, as metadata may hold their marker; at most `MAX_SCANS` + 1."""
+    """Return an upper bound of the number of scans (metadata may contain their marker); at most `MAX_SCANS` + 1."""
     if not _has_several_scans(data):
         return 1
     whole = bytes(data)
@@ -90,7 +90,7 @@ def scans(data: Data) -> int:
 
 
 def _has_several_scans(data: Data) -> bool:
-    """Whether libjpeg expects more scans behind the first one: of a progressive file, or of other components."""
+    """Return whether libjpeg expects more scans after the first: of a progressive file, or of other components."""
     progressive, components = False, 0
     for marker, start, _ in segments(data):
         if start + 5 >= len(data):
@@ -103,9 +103,9 @@ def _has_several_scans(data: Data) -> bool:
 
 
 def has_end(data: Data) -> bool:
-    """Return whether an end-of-image marker follows the beginning of the first scan.
+    """Return whether an end-of-image marker follows the start of the first scan.
 
-    Coded pixels never hold one, so the first one behind there is the image's.
+    Coded pixels never contain this marker, so the first one after the start is the image's.
     """
     whole = bytes(data)
     scan = next((start for marker, start, _ in segments(whole) if marker == _SCAN), len(whole))

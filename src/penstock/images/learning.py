@@ -1,19 +1,19 @@
-"""An index of entries that is learned while images are decoded, and kept for later epochs and for everybody else.
+"""An index of entries that is built while images are decoded, for later epochs and other processes.
 
-    index = find_index(manifest, learn=True)        # what `ImageDataset(index="learn")` does
-    entries = index.entries(row, data)              # known ones; else they are made now, and kept
+    index = find_index(manifest, learn=True)        # as in `ImageDataset(index="learn")`
+    entries = index.entries(row, data)              # known entries; else they are computed and stored
 
-The file is one of `penstock.images.entries` that grows. It begins as a header and a sparse table of zeros. Whoever
-meets an image without a row appends its entries, by one write, and then writes its row; that of an image without any
-says so. It is named by the fingerprint of the whole manifest and the folder of its images, and lies in the user's cache
-or the manifest's ``cache_dir``. What an index that was made already knows is not learned.
+The file has the format of `penstock.images.entries` and grows. It begins as a header and a sparse table of zeros. When
+an image without a row is decoded, its entries are appended by one write, and then its row is written, also for an image
+without entries. The file's name contains the fingerprint of the whole manifest and a hash of the images' folder. It is
+in the user's cache or the manifest's ``cache_dir``. Entries that an existing index contains are not learned.
 
-Promises: any number of processes and threads write at once, and nothing is locked meanwhile. A process that is killed
-loses the entries of one image. What two write at once, or a kill cuts off, the hash of the row tells, and it is learned
-anew; so is a file that was changed. Where nothing more can be read or written, a warning says so, and decoding goes on
-as ever. Entries of a file that was changed stay where they are: only a new index is smaller.
+Promises: any number of processes and threads may write concurrently, without locks. A killed process loses the entries
+of one image. The row's hash detects concurrent or truncated writes and changed image files, and their entries are
+learned again. If the index cannot be read or written any more, a warning is issued and decoding continues without it.
+Entries of changed files are not removed: only a new index is smaller.
 
-Memory: none. An image is known to all processes as soon as its row is written, whoever wrote it.
+Memory: none. All processes see the entries of an image as soon as its row is written.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _NOT_INHERITED = getattr(os, "O_CLOEXEC", 0)
 
 
 def find_index(manifest: Manifest, *, learn: bool = False) -> ImageIndex:
-    """The index of a manifest: that which was made, beside it, else that which was learned.
+    """Open the index of a manifest: the one beside it, else the learned one.
 
-    With `learn` both are used, and what neither knows is learned. One that was made and is damaged, or of an older
-    version of the manifest, is then left out; a warning names a damaged one.
+    With `learn` both are used, and unknown entries are learned. Then the index beside the manifest is ignored if it is
+    damaged, with a warning, or belongs to an older version of the manifest.
 
-    Raises `ManifestIOError` where there is none, or where one to be learned cannot be begun, `ManifestError` for a
-    damaged one, `StateError` for that of another manifest, and `ConfigError` where nothing can be learned (Windows).
+    Raises `ManifestIOError` if there is no index, or if a learned one cannot be created, `ManifestError` for a damaged
+    one, `StateError` for the index of another manifest, and `ConfigError` on systems without learning (Windows).
     """
     if learn:
         place = _name(manifest), manifest.cache_dir
@@ -81,9 +81,9 @@ def _made(manifest: Manifest) -> ImageIndex | None:
 
 
 def learned_path(manifest: Manifest) -> Path:
-    """Where the index of a manifest is learned.
+    """Return the path of a manifest's learned index.
 
-    Raises `ManifestIOError` where there is no cache folder at all.
+    Raises `ManifestIOError` if there is no cache folder.
     """
     return _place(_name(manifest), manifest.cache_dir)
 
@@ -91,7 +91,7 @@ def learned_path(manifest: Manifest) -> Path:
 def _name(manifest: Manifest) -> str:
     root, name = manifest.root, manifest.whole_fingerprint
     if root is not None:
-        # The same list may be that of other images.
+        # The same list may refer to different images below another root.
         place = root if is_remote(root) else os.path.abspath(root)
         name += f"-{xxhash.xxh3_64_hexdigest(os.fsencode(place))}"
     return name + ".entries"
@@ -109,18 +109,18 @@ def _place(name: str, cache_dir: str | None) -> Path:
 
 
 class LearnedIndex(ImageIndex):
-    """An `ImageIndex` that learns what it does not know; opened, or begun, in the cache of this machine.
+    """An `ImageIndex` that computes and stores missing entries. It is opened or created in this machine's cache.
 
-    Safe in several threads and after a fork. Picklable: its name travels, so on another machine it is that one's.
-    Without the C extension it learns nothing.
+    Safe in threads and after a fork. A pickle contains its name, so it refers to the cache of the machine that loads
+    it. Without the C extension it learns nothing.
     """
 
     def __init__(
         self, fingerprint: str, rows: int, name: str, cache_dir: str | None, made: ImageIndex | None = None
     ) -> None:
-        """Use `find_index`. What is `made` is used first."""
+        """Use `find_index`. The index `made` is searched first."""
         if not hasattr(os, "pwrite"):
-            raise ConfigError("entries cannot be learned on this system: make an index with penstock images index")
+            raise ConfigError("entries cannot be learned on this system: build an index with penstock images index")
         path = _place(name, cache_dir)
         try:
             _begin(path, fingerprint, rows)
@@ -131,10 +131,10 @@ class LearnedIndex(ImageIndex):
             raise io_error(path, error, "cannot write an index of entries to") from error
         self._name, self._cache_dir, self._made = name, cache_dir, made
         self.keeps = True
-        """Whether entries are still kept: not where nothing more can be written."""
+        """Whether new entries are stored: False once writing failed."""
         try:
             with self._opened():
-                pass  # it can be written to
+                pass  # the file is writable
         except OSError as error:
             self._stop(str(io_error(path, error, "cannot keep entries in")))
 
@@ -145,12 +145,12 @@ class LearnedIndex(ImageIndex):
         return f"LearnedIndex({str(self.path)!r})"
 
     def entries(self, row: int, data: bytes | bytearray | memoryview) -> bytes | None:
-        """The entries of an image, as those of an `ImageIndex`; made now if they are not known of these bytes.
+        """Return the entries of an image, as `ImageIndex.entries` does; compute and store them if they are missing.
 
-        Cost: where they are made two fifths of a decode, once for each image.
+        Cost: two fifths of a decode, once per image.
         """
         if bytes(data[:2]) != b"\xff\xd8":
-            return None  # no JPEG: neither are there any, nor has anybody to remember that
+            return None  # other formats have no entries, and no row is needed for that
         found = self._known(row, data)
         if found is None:
             if not self.keeps or not native.is_available():
@@ -166,7 +166,7 @@ class LearnedIndex(ImageIndex):
         for index in (self._made, self):
             try:
                 found = None if index is None else index._find(row)
-            except ManifestError as error:  # somebody has cut it off
+            except ManifestError as error:  # it was truncated
                 self._stop(str(error))
                 continue
             if found is not None and found.is_of(data):
@@ -174,22 +174,23 @@ class LearnedIndex(ImageIndex):
         return None
 
     def _keep(self, row: int, found: Found) -> None:
-        """Append the entries of an image, then write its row: without any, that it has none."""
+        """Append the entries of an image, then write its row, also if it has no entries."""
         offset, entries = 0, found.entries
         if entries:
-            # A descriptor of its own: behind a write its place is the end of that, whoever else appends.
+            # With an own descriptor, the position after a write is the end of this write, even if others append.
             with self._opened(os.O_APPEND) as file:
                 _written(os.write(file, entries), entries)
                 offset = os.lseek(file, 0, os.SEEK_CUR) - len(entries)
         line = ROW.pack(offset, found.hash, len(entries))
-        with self._opened() as file:  # where O_APPEND is set, Linux appends whatever place is said
+        # Without O_APPEND: with it, Linux ignores the offset of pwrite.
+        with self._opened() as file:
             _written(os.pwrite(file, line, TABLE + row * ROW.size), line)
         if not grown(self.path, len(entries)):
-            self._stop(f"{self.path}: no more entries are kept: what is kept exceeds half of what the disk has free")
+            self._stop(f"{self.path}: no more entries are stored: the cached files exceed half of the free disk space")
 
     @contextmanager
     def _opened(self, flags: int = 0) -> Iterator[int]:
-        """The file, to be written to."""
+        """Open the file for writing."""
         descriptor = os.open(self.path, os.O_WRONLY | _NOT_INHERITED | flags)
         try:
             if not self._file.is_same(descriptor):
@@ -200,7 +201,7 @@ class LearnedIndex(ImageIndex):
 
     def _stop(self, why: str) -> None:
         self.keeps = False
-        self._once.warn(f"{why}. Images without entries are decoded to the same pixels, in more time")
+        self._once.warn(f"{why}. Images without entries decode to the same pixels, but take longer")
 
 
 def _written(count: int, data: bytes) -> None:
@@ -209,7 +210,7 @@ def _written(count: int, data: bytes) -> None:
 
 
 def _begin(path: Path, fingerprint: str, rows: int) -> None:
-    """Make an index without entries, unless there is a sound one. One process does; the others wait for it."""
+    """Create an index without entries, unless a valid one exists. One process creates it; others wait."""
     if _is_sound(path, fingerprint, rows):
         return
     with file_lock(path):
@@ -218,7 +219,7 @@ def _begin(path: Path, fingerprint: str, rows: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_kept(path) as file:
             file.write(pack_header(fingerprint, rows, STEP))
-            file.truncate(TABLE + rows * ROW.size)  # a hole, which takes no space
+            file.truncate(TABLE + rows * ROW.size)  # a hole, which takes no disk space
 
 
 def _is_sound(path: Path, fingerprint: str, rows: int) -> bool:

@@ -1,16 +1,16 @@
-"""How large an image is, asked before any pixel is made, of the parser that its decoder goes by.
+"""Checks an image's size before it is decoded, as read by the parser that the decoder itself uses.
 
-A size from another parser is a way past `max_pixels`: a file of some hundred bytes can be 16 x 16 pixels for one and
-30,000 x 30,000 for the other. So each decoder is asked itself:
+With another parser `max_pixels` could be bypassed: a crafted file of some hundred bytes can be 16 x 16 pixels for one
+parser and 30,000 x 30,000 for another. So the size is read in this way:
 
-    decoder                         is asked by
-    our C extension                 libjpeg's header, within the call that decodes
-    others of JPEG                  simplejpeg's header call, which is libjpeg's (`check_jpeg`)
-    Pillow                          its open image (`open_pillow`); for JPEG libjpeg, too
-    OpenCV, torchvision,            nothing: they have no such call, so `penstock.images.headers` reads the header of
-    imagecodecs                     other formats, strictly, and what it does not read is refused (`check_without_call`)
+    decoder                         source of the size
+    our C extension                 libjpeg's header, within the decoding call
+    other JPEG decoders             simplejpeg's header call, which is libjpeg's (`check_jpeg`)
+    Pillow                          the open image (`open_pillow`); for JPEG libjpeg, too
+    OpenCV, torchvision,            they have no header call, so `penstock.images.headers` parses other formats
+    imagecodecs                     strictly, and images that it cannot parse are refused (`check_without_call`)
 
-A decoder that finds another size than callers were told is refused as well: crops are drawn from that one.
+An image is also refused if the decoder reads another size than the caller got, because crops are drawn from that size.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ Data: TypeAlias = bytes | bytearray | memoryview
 _POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")
 _NESTED = frozenset({"BLP", "CUR", "FPX", "ICNS", "ICO", "IPTC", "MIC"})
 _AVIF_PIXELS = 1 << 28
-"""libavif's own limit, by the sizes that it and the decoder of AV1 read. Pillow and OpenCV leave it as it is, and what
-they say of a file is not what its frames hold."""
-_NO_SIZE = f"an AVIF says nothing sure of its size: give max_pixels={_AVIF_PIXELS} or more, or convert it"
+"""libavif's own limit for the decoded size. Pillow and OpenCV keep it; the size that they report may differ from the
+size of the frames."""
+_NO_SIZE = (
+    f"the size of an AVIF is not known before it is decoded: pass max_pixels={_AVIF_PIXELS} or more, or convert it"
+)
 
 
 class TooManyPixels(ValueError):
-    """The image is larger than the limit; the text is its size and the limit."""
+    """The image is larger than the limit. The message contains its size and the limit."""
 
 
 class Limit(NamedTuple):
-    """What a back end checks the size against that its library reads, before it decodes."""
+    """The limit that a backend checks the size in the image's header against, before it decodes."""
 
     max_pixels: int
     size: tuple[int, int] | None
-    """(width, height) that callers take the image for; None where our own parsers find none."""
+    """The (width, height) that callers use; None if our own parsers do not find it."""
 
     def check(self, width: int, height: int) -> None:
-        """Refuse an image of this size.
+        """Check a size that a decoder has read.
 
-        Raises `TooManyPixels`, or ValueError where another size was read before: whoever relies on that one would crop
-        wrongly, and a file that has two sizes was made to have them.
+        Raises `TooManyPixels`, or ValueError if it differs from `size`: a crop would be wrong, and such a file is
+        probably malicious.
         """
         if min(width, height) < 1:
             raise ValueError(f"{width} x {height} pixels")
@@ -61,7 +63,7 @@ class Limit(NamedTuple):
 
 
 def check_jpeg(data: Data, limit: Limit) -> None:
-    """Refuse a JPEG by the size that libjpeg reads, as `Limit.check` does, and ValueError for too many scans."""
+    """Check the size that libjpeg reads, as in `Limit.check`. Raises ValueError for too many scans, too."""
     limit.check(*_jpeg_size(data))
     if jpeg.scans(data) > jpeg.MAX_SCANS:
         raise ValueError(f"more than {jpeg.MAX_SCANS} scans")
@@ -71,7 +73,7 @@ def _jpeg_size(data: Data) -> tuple[int, int]:
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
         return width, height
-    except (ValueError, KeyError):  # a rare subsampling or colour space, which TurboJPEG does not name
+    except (ValueError, KeyError):  # a rare subsampling or colour space that TurboJPEG does not support
         pass
     try:
         size = jpeg.frame_size(data)
@@ -83,13 +85,13 @@ def _jpeg_size(data: Data) -> tuple[int, int]:
 
 
 def check_without_call(data: Data, form: str, limit: Limit) -> None:
-    """Refuse what is too large for a library that cannot be asked for a size, and what has none beyond doubt."""
+    """Check the size for libraries without a header call. Refuse images without an unambiguous size."""
     if form == "jpeg":
         check_jpeg(data, limit)
     elif limit.size is not None:
         limit.check(*limit.size)
         if form == "png" and not headers.png_is_whole(data):
-            raise ValueError("truncated: a chunk goes beyond the end")
+            raise ValueError("truncated: a chunk extends beyond the end")
         if form == "tiff":
             _check_blocks(data, limit)
     elif _is_avif(data):
@@ -97,46 +99,46 @@ def check_without_call(data: Data, form: str, limit: Limit) -> None:
             raise ValueError(_NO_SIZE)
     else:
         raise ValueError(
-            f"damaged, not an image, or no header with a size that Penstock reads, starting with {bytes(data[:12])!r}; "
-            "backend='pillow' knows more formats"
+            f"damaged, not an image, or a format whose size Penstock cannot read, starting with {bytes(data[:12])!r}; "
+            "backend='pillow' supports more formats"
         )
 
 
 def _check_blocks(data: Data, limit: Limit) -> None:
-    """Refuse a TIFF whose tiles or strips are too large, as the picture itself need not be."""
+    """Refuse a TIFF with too large tiles or strips, which may be larger than the image."""
     block = headers.tiff_block(data)
     if block is not None:
         Limit(limit.max_pixels, None).check(*block)
 
 
 def _is_avif(data: Data) -> bool:
-    """Whether OpenCV's reader for AVIF takes it, and none of its others."""
+    """Return whether OpenCV decodes the data with its AVIF reader."""
     return data[:3] == b"\0\0\0" and data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis")
 
 
 def open_pillow(data: Data, limit: Limit | None = None) -> Any:
-    """Return an image of Pillow whose pixels are still to be decoded.
+    """Open an image with Pillow and return it. Its pixels are not decoded yet.
 
-    Refused are PostScript, which Pillow would have Ghostscript run, whatever the file is called, and a JPEG whose
-    header libjpeg and Pillow read differently, as libjpeg decodes it. With `limit`, what that refuses, and files that
-    hold images of other sizes than they say; without, Pillow's own limit holds, which it checks for these, too.
-
-    Raises ValueError for these, and what Pillow raises for others.
+    Raises ValueError for PostScript, which Pillow would run with Ghostscript, and for a JPEG whose header libjpeg and
+    Pillow read differently, since libjpeg decodes it. With `limit`, also for sizes that it refuses, and for formats
+    that contain images of other sizes than the header states. Without it, Pillow's own limit applies to all of them.
+    Raises Pillow's errors for other problems.
     """
     from PIL import Image
 
     if bytes(data[:4]) in _POSTSCRIPT:
-        raise ValueError("PostScript (EPS), which is a program, and is not run; convert it to an image beforehand")
+        raise ValueError("PostScript (EPS) is a program, which is not run; convert it to an image beforehand")
     image = Image.open(io.BytesIO(data))
     if limit is not None and image.format == "AVIF" and limit.max_pixels < _AVIF_PIXELS:
         raise ValueError(_NO_SIZE)
     if limit is not None and image.format in _NESTED:
-        raise ValueError(f"{image.format}, which holds images of other sizes than it says; convert it beforehand")
+        raise ValueError(f"{image.format} may contain images of other sizes than it states; convert it beforehand")
     if exif.kind(data) == "jpeg":
         check_jpeg(data, Limit(image.width * image.height, image.size))
     if limit is not None:
         stored = limit.size is not None and image.format == "TIFF" and image.size == limit.size[::-1]
-        limit.check(*(image.size[::-1] if stored else image.size))  # it turns TIFF, and says so at once
+        # Pillow applies the orientation of a TIFF, so width and height may be swapped.
+        limit.check(*(image.size[::-1] if stored else image.size))
         if image.format == "TIFF":
             _check_blocks(data, limit)
     return image

@@ -1,22 +1,23 @@
-"""The C extension on libjpeg-turbo, where it was built: the pixels of a box, shrunk by 2, 4 or 8 where that is enough.
+"""Wrapper of the optional C extension on libjpeg-turbo: decodes a box of a JPEG, shrunk by 2, 4 or 8 if possible.
 
-`decode_box` decodes a JPEG; `region.decode_region` is what a pipeline calls, it also knows what to do without the
-extension and with other formats. What cannot be decoded here raises, and the caller decodes the whole image otherwise:
+Pipelines call `region.decode_region`, which also handles other formats and a missing extension. If the extension
+cannot decode an image, it raises, and the caller decodes the whole image by other means:
 
 =====================  ==============================================================================================
-`ValueError`           a damaged or truncated file; `backends.decode` then finds the words, or forgives stray bytes
-`NotImplementedError`  colours that libjpeg does not turn into RGB (CMYK, YCCK)
+`ValueError`           a damaged or truncated file; `backends.decode` then reports it, or tolerates stray bytes
+`NotImplementedError`  colours that libjpeg does not convert to RGB (CMYK, YCCK)
 `IndexError`           the box is not inside the image, whose size is the error's text
-`OverflowError`        a limit: more pixels than `max_pixels`, or more scans than any honest progressive file has
+`OverflowError`        more pixels than `max_pixels`, or more scans than a legitimate progressive file has
 =====================  ==============================================================================================
 
-Baseline files are decoded by our own decoder (`baseline.c`), to the bits of libjpeg-turbo. With restart markers, or
-with `entries_of` a file, it begins near the box. libjpeg-turbo decodes what is rare: progressive and arithmetic-coded
-files as a whole (shrunk all the same), other sampling factors than 4:4:4, 4:2:2 and 4:2:0, and damaged files.
+Our own decoder (`baseline.c`) decodes baseline files, with the same result as libjpeg-turbo, bit for bit. With restart
+markers, or with the entries from `entries_of`, it begins near the box. libjpeg-turbo decodes rare kinds: whole
+progressive and arithmetic-coded files (also shrunk), sampling factors other than 4:4:4, 4:2:2 and 4:2:0, and damaged
+files.
 
-Threads: the GIL is released; there is no shared state. Memory: the result, and one scratch of at most 32 MiB per
-thread, in which results of `decode_box` lie until the next call: it is replaced, not overwritten, while somebody still
-holds an array in it.
+Threads: the GIL is released, and no state is shared. Memory: the result, and a scratch buffer of at most 32 MiB per
+thread, which holds the result of `decode_box` until the next call. While an array in it is referenced, the next call
+allocates a new buffer instead of overwriting it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.errors import ConfigError
 
 try:
     from penstock.images import _jpeg
-except ImportError:  # built without compiler or headers, or libjpeg is not on this machine
+except ImportError:  # no compiler or headers at build time, or no libjpeg on this machine
     _jpeg = None  # type: ignore[assignment]
 
 __all__ = [
@@ -51,7 +52,7 @@ Data: TypeAlias = bytes | bytearray | memoryview
 _KEPT = 32 << 20
 _STEP = 1 << 20
 _WHOLE = (0.0, 0.0, 0.0, 0.0)
-_MOST = 65535 * 65535  # what a JPEG can have
+_MOST = 65535 * 65535  # the most pixels of a JPEG
 
 
 class Region(NamedTuple):
@@ -60,10 +61,10 @@ class Region(NamedTuple):
     array: npt.NDArray[np.uint8]
     """(height, width, channels): 3 are RGB, 1 is gray. Rows need not be adjacent in memory."""
     x: int
-    """Where the array's first pixel lies in the shrunken image."""
+    """Position of the array's first pixel in the shrunken image."""
     y: int
     scale: int
-    """1, 2, 4 or 8. Pixel i of the shrunken image is the mean of the pixels from i * scale on."""
+    """1, 2, 4 or 8. Pixel i of the shrunken image is the mean of `scale` pixels a side, from i * scale on."""
 
 
 class _Scratch(threading.local):
@@ -74,15 +75,15 @@ _scratch = _Scratch()
 
 
 def is_available() -> bool:
-    """Whether the extension was built and can be loaded."""
+    """Return whether the extension was built and can be loaded."""
     return _jpeg is not None
 
 
 def require(what: str) -> None:
-    """Raise `ConfigError` without the extension. `what` is a noun and a verb: "restart markers need"."""
+    """Raise `ConfigError` if the extension is missing. `what` is a subject with its verb: "restart markers need"."""
     if _jpeg is None:
         raise ConfigError(
-            f"{what} the C extension, which is not built here: `penstock doctor` says what is missing for it"
+            f"{what} the C extension, which is not built here: `penstock doctor` shows what is missing for it"
         )
 
 
@@ -94,11 +95,11 @@ def decode_image(
     partial: bool = False,
     size: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """The whole image in a JPEG as a new uint8 array (height, width, channels): 3 are RGB, 1 is gray.
+    """Decode a whole JPEG to a new uint8 array (height, width, channels): 3 are RGB, 1 is gray.
 
-    An image of more than `max_pixels` is refused by the header that libjpeg reads, and so is one of another size than
-    `size` (width, height), which the caller has read. With `partial`, what is missing or damaged is gray or wrong
-    instead of an error. Raises as this module says.
+    The header that libjpeg reads must have at most `max_pixels`, and the `size` (width, height) that the caller has
+    read, if given. With `partial`, missing or damaged parts are gray or wrong instead of an error. Raises the errors
+    that the module's docstring lists.
     """
     arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)), None, True)
     needed = _jpeg.decode(data, bytearray(0), *arguments)
@@ -119,12 +120,12 @@ def decode_box(
     size: tuple[int, int] | None = None,
     entries: bytes | memoryview | None = None,
 ) -> Region:
-    """The pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
+    """Decode the pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
 
-    They are shrunk by 2, 4 or 8 where the box stays at least as large as `target` (height, width). At scale 1 they are
-    the pixels of a decode of the whole image. `entries` are those of the same data, from `entries_of`: with others the
-    pixels are wrong, or it raises. The array lies in this thread's scratch: copy what you keep. The limit
-    and `size` are those of `decode_image`. Raises as this module says.
+    They are shrunk by 2, 4 or 8 if the box stays at least as large as `target` (height, width). At scale 1 they equal
+    those of a decode of the whole image. `entries` must come from `entries_of` for the same data: others lead to wrong
+    pixels or an error. The array is in this thread's scratch buffer: copy it to keep it. `max_pixels` and `size` are
+    as in `decode_image`. Raises the errors that the module's docstring lists.
     """
     arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)), entries, True)
     out = _free_scratch()
@@ -135,7 +136,7 @@ def decode_box(
         assert not isinstance(done, int)
     width, height, x, y, scale, _, _ = done
     array = out[: height * width * channels].reshape(height, width, channels)
-    # What was decoded besides: columns up to the next block, and all of a file that is decoded whole.
+    # Drop the additional pixels: columns up to the next block, or the rest of a file that is decoded whole.
     left, top = int(box[0] // scale), int(box[1] // scale)
     right, bottom = -int(-box[2] // scale), -int(-box[3] // scale)
     return Region(array[top - y : bottom - y, left - x : right - x], left, top, scale)
@@ -155,10 +156,10 @@ def draw_box(
     size: tuple[int, int] | None = None,
     entries: bytes | memoryview | None = None,
 ) -> float:
-    """Decode `box` and resize it into `out`: what `decode_box` and `resize` do, without an image in between.
+    """Decode `box` and resize it into `out`: `decode_box` and `resize` in one, without an intermediate image.
 
-    Rows are resized as they are decoded. Arguments are those of the two. Returns the seconds that resizing took. Raises
-    as this module says; `out` may have been written to then.
+    Rows are resized as they are decoded. The arguments are those of the two functions. Return the seconds that resizing
+    took. Raises the errors that the module's docstring lists; then `out` may be partly written.
     """
     how = interpolation == "bicubic", antialias, *flipped
     spent = _jpeg.draw(data, out, *box, *how, table, planar, _limit(max_pixels), *(size or (0, 0)), entries, True)
@@ -166,12 +167,12 @@ def draw_box(
 
 
 def entries_of(data: Data, *, step: int = 8) -> bytes | None:
-    """The entries of a JPEG, at which its coded data can be begun: every `step` MCUs of each row; None if it has none.
+    """Return the entries of a JPEG: points where decoding can begin, every `step` MCUs of each row; None without any.
 
-    `decode_box` decodes a box of the same data by them without reading what comes before. Progressive, arithmetic-coded
-    and damaged files have none, nor need those with restart markers any.
+    With them `decode_box` decodes a box of the same data without reading the data before it. Progressive,
+    arithmetic-coded and damaged files have none, and files with restart markers need none.
 
-    Cost: two fifths of a decode. 10 bytes an entry: with a `step` of 8, about 3 % of a photograph.
+    Cost: two fifths of a decode. Size: 10 bytes an entry, about 3 % of a photograph with a `step` of 8.
     """
     out = bytearray(max(4096, len(data) // 16))
     size = _jpeg.entries(data, out, step)
@@ -182,23 +183,23 @@ def entries_of(data: Data, *, step: int = 8) -> bytes | None:
 
 
 def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels: int) -> bytes | None:
-    """The same JPEG with a restart marker every `interval` MCUs, where `decode_box` can begin; None if it has to stay.
+    """Return the JPEG with a restart marker every `interval` MCUs, where `decode_box` can begin; None if not possible.
 
-    No interval is one that suits the width: of the divisors of a row of MCUs from 4 on the one nearest to 8. 0 removes
-    all markers. Coefficients, quantisation, sampling and colours stay what they are, so pixels do; all APPn and COM
-    segments (EXIF, ICC) and what follows the image are kept byte for byte. Huffman tables are made for the image.
-    Progressive, arithmetic-coded and damaged files, those of several scans, of more than `max_pixels`, and what is no
-    JPEG have to stay as they are.
+    Without `interval`, it is the divisor of the MCUs of a row, from 4 on, that is nearest to 8. 0 removes all markers.
+    Coefficients, quantisation, sampling and colours are unchanged, and so are the pixels. All APPn and COM segments
+    (EXIF, ICC) and the data after the image are kept byte for byte. Huffman tables are optimised for the image. It is
+    not possible for progressive, arithmetic-coded and damaged files, files with several scans or more than
+    `max_pixels`, and files that are not JPEG.
 
     Raises `IndexError` for an interval outside 0 to 65,535.
 
-    Cost: three decodes. 0.8 % more bytes of a photograph. Memory: 2 bytes a coefficient: 3 to 6 bytes a pixel.
+    Cost: three decodes. A photograph grows by 0.8 %. Memory: 2 bytes per coefficient, which is 3 to 6 bytes per pixel.
 
     >>> marked = with_restart_markers(data, max_pixels=MAX_PIXELS)               # doctest: +SKIP
     """
     wanted = -1 if interval is None else interval
     if interval is not None and not 0 <= interval <= 65535:
-        raise IndexError(f"an interval is from 0 to 65,535 MCUs, not {interval}")
+        raise IndexError(f"an interval must be from 0 to 65,535 MCUs, not {interval}")
     out = bytearray(len(data) + len(data) // 8 + 4096)
     size = _jpeg.remark(data, out, wanted, _limit(max_pixels))
     if size > len(out):
@@ -208,14 +209,14 @@ def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels:
 
 
 def _limit(max_pixels: int) -> int:
-    """The limit as a C number, which has no sign."""
+    """Return the limit as an unsigned number for C."""
     return max(0, min(max_pixels, _MOST))
 
 
 def _free_scratch() -> npt.NDArray[np.uint8]:
-    """This thread's scratch, or none at all while an earlier result lies in it.
+    """Return this thread's scratch buffer, or an empty one while an earlier result is still in use.
 
-    Every array over it holds a reference, so two are those of the thread and of this call.
+    Every array in the buffer holds a reference. Two references are the thread's and this call's.
     """
     if sys.getrefcount(_scratch.buffer) <= 2:
         return _scratch.buffer

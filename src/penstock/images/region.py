@@ -1,17 +1,17 @@
-"""The part of an image that a crop needs, at no more resolution than its resize needs.
+"""Decode only the part of an image that a crop needs, at no more resolution than its resize needs.
 
-A random crop uses two fifths of a picture on average, and a large picture is shrunk at once: `decode_region` decodes
-that part only, where it can, and says where the crop lies in what it returns:
+A random crop uses two fifths of an image on average, and is often shrunk afterwards. `decode_region` decodes only that
+part if it can, and returns the position of the crop in its result:
 
     array, inner = decode_region(data, (10.5, 20, 250, 260.25), target=(224, 224))
     # resize `inner` (left, top, right, bottom, in pixels of `array`) to 224 x 224
 
-`draw_region` does both in one call, where the extension can, without an array in between.
+`draw_region` does both in one call, without an intermediate array, if the extension supports the image.
 
-Promises: `array` holds the box, rounded outward to whole pixels, and nothing else; boxes stay fractional. Unless the
-box is twice as large as `target` or more, its pixels are those of `decode`, bit for bit, with the C extension and
-without. Otherwise the extension shrinks a JPEG by 2, 4 or 8 in the frequency domain, never below `target`; without it
-`array` is never shrunk, and the resize that follows has to. EXIF orientation is ignored, as in `decode`.
+Promises: `array` contains exactly the box, rounded outward to whole pixels; boxes stay fractional. Unless the box is at
+least twice as large as `target`, its pixels equal those of `decode`, bit for bit, with and without the C extension.
+Otherwise the extension shrinks a JPEG by 2, 4 or 8 in the frequency domain, never below `target`. Without it, `array`
+is not shrunk. EXIF orientation is ignored, as in `decode`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Box", "decode_region", "draw_region"]
 T = TypeVar("T")
 
 Box: TypeAlias = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels: pixel i covers i to i + 1."""
+"""(left, top, right, bottom) in pixels. Pixel i covers i to i + 1."""
 
 
 def decode_region(
@@ -52,22 +52,22 @@ def decode_region(
     size: tuple[int, int] | None = None,
     entries: bytes | memoryview | None = None,
 ) -> tuple[npt.NDArray[np.uint8], Box]:
-    """The pixels of an encoded image that hold `box`, and the box in their coordinates.
+    """Decode the part of an image that contains `box`, and return it with the box in its coordinates.
 
-    `box` is in the stored image's pixels, `target` the (height, width) that the box is resized to afterwards, `size`
-    what `size_of_file` says of the data, if that is known. Returns a uint8 array, (h, w, 3) RGB or (h, w, 1) gray,
-    whose rows need not be adjacent in memory, and `box` in pixels of that array. The array may lie in this thread's
-    scratch and keep it from being used again: copy what you keep.
+    `box` is in pixels of the stored image, `target` is the (height, width) to which the box is resized afterwards, and
+    `size` is the result of `size_of_file(data)`, if known. Return a uint8 array, (h, w, 3) RGB or (h, w, 1) gray, whose
+    rows need not be adjacent in memory, and `box` in pixels of that array. The array may be in this thread's scratch
+    buffer and prevent its reuse: copy it to keep it.
 
-    `entries` are those of this very `data` (see `penstock.images.entries`), with which the extension begins to decode
-    near the box. The pixels are the same; with those of another file they would be wrong.
+    With `entries` of the same `data` (see `penstock.images.entries`) the extension begins to decode near the box. The
+    pixels are the same; with entries of another file they would be wrong.
 
     Raises `ImageError`, which names `path`, as `decode` does, also for an image of more than `max_pixels`, and
-    `ConfigError` for a box that is empty or not inside the image. A JPEG that is damaged below the box may pass; one
-    that ends too early does not.
+    `ConfigError` for a box that is empty or not inside the image. Damage below the box may stay undetected, but a
+    truncated JPEG is an error.
 
-    Cost: entropy decoding down to the box's lower edge, with `entries` that of the box alone, the rest for the box
-    only; a whole decode for other formats.
+    Cost: entropy decoding from the start to the box's lower edge, or with `entries` of the box alone; all other steps
+    for the box only. Other formats are decoded as a whole.
     """
     left, top, right, bottom = box
     _check(box, target)
@@ -99,12 +99,12 @@ def draw_region(
     size: tuple[int, int] | None = None,
     entries: bytes | memoryview | None = None,
 ) -> float | None:
-    """Draw a view of an encoded image into `out`, (height, width, 3) or (height, width, 1), in one call.
+    """Decode and render a view of an encoded image into `out`, (height, width, 3) or (height, width, 1), in one call.
 
-    What is drawn is what `view.render` makes of `decode_region`; with a `table`, (channels, 256), what it has for these
-    values, and with `planar` as (channels, height, width). Returns the seconds that resizing took; None where it
-    cannot be done: without the extension, for other formats, for what another library has to decode, and for the
-    nearest pixels. `entries` are those of `decode_region`, which also raises the same.
+    The result equals `view.render` after `decode_region`. With a `table`, (channels, 256), values are replaced by its
+    entries, and with `planar` the layout is (channels, height, width). Return the seconds that resizing took, or None
+    if it is not supported: without the extension, for other formats, for JPEGs that another library must decode, and
+    for nearest interpolation. `entries` and errors are as in `decode_region`.
     """
     _check(view.box, view.size)
     if view.interpolation == "nearest":
@@ -118,19 +118,20 @@ def draw_region(
 def _check(box: Box, target: tuple[int, int]) -> None:
     left, top, right, bottom = box
     if not (0 <= left < right < math.inf and 0 <= top < bottom < math.inf) or target[0] < 1 or target[1] < 1:
-        raise ConfigError(f"no region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
+        raise ConfigError(f"not a region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
 
 
 def _by_extension(
     call: Callable[[], T], data: bytes | bytearray | memoryview, box: Box, path: str | os.PathLike[str] | None
 ) -> T | None:
-    """What the extension makes of a JPEG; None without it, and for what it leaves to others."""
+    """Return the result of an extension call; None without the extension, or if it does not support the image."""
     if not native.is_available() or data[:2] != b"\xff\xd8":
         return None
     try:
         return call()
     except (ValueError, NotImplementedError):
-        return None  # a whole decode forgives stray bytes, converts CMYK, and knows how to name what is wrong
+        # A whole decode tolerates stray bytes, converts CMYK, and reports errors.
+        return None
     except OverflowError as error:
         raise _beyond(path, error) from None
     except IndexError as error:

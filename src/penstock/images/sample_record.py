@@ -1,4 +1,4 @@
-"""`SampleRecord`: a sample of shards, a dict, as the record of an image."""
+"""`SampleRecord`: wraps a sample of a shard, which is a dict, as the record of an image."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LABELS = ("cls", "class", "label", "index")
 
 
 class SampleRecord:
-    """A sample of shards as a record: its image, and its label.
+    """The image and label of a shard's sample.
 
     Args:
-        sample: its files by extension.
-        entries: gives the entries of the image's bytes, where there are any (see `penstock.images.entries`).
+        sample: the sample's files by extension.
+        entries: returns the entries of the image's bytes, or None (see `penstock.images.entries`).
 
     Raises:
-        ImageError: (when made) the sample has no image.
+        ImageError: (by the constructor) the sample has no image.
     """
 
     row: int = -1
@@ -34,7 +34,7 @@ class SampleRecord:
         where = f"{shown(str(sample.get('__url__'))).removesuffix('?...')}/{sample.get('__key__')}"
         name = next((name for name in sample if is_image(f".{name}")), None)
         if name is None:
-            raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
+            raise ImageError(f"{where}: the sample has no image: {', '.join(sample)}")
         self.path = f"{where}.{name}"
         self.sample = sample
         self.entries = entries
@@ -46,5 +46,5 @@ class SampleRecord:
         return f"<{self.path}>"
 
     def read(self) -> Any:
-        """The bytes of the image."""
+        """Return the bytes of the image."""
         return self._data

@@ -1,18 +1,18 @@
-"""Widths and heights of all images of a manifest, beside it: ``train.txt.sizes.arrow``.
+"""Widths and heights of all images of a manifest, in a file beside it: ``train.txt.sizes.arrow``.
 
 Aspect-ratio grouping needs the shape of every image before the first one is loaded. `measure` reads the headers once,
-`write_sizes` keeps the result, `Sizes.open` maps it again in a millisecond:
+`write_sizes` stores the result, `Sizes.open` maps it again in a millisecond:
 
     manifest = Manifest.open("train.txt", root="/data/imagenet")
     widths, heights, errors = measure(manifest, workers=16)
     path = write_sizes(manifest, widths, heights)
-    groups = Sizes.open(path, manifest).group_ids()        # 0: wider than high, 1: the others
+    groups = Sizes.open(path, manifest).group_ids()        # 0: wider than high, 1: others
 
 The file is Arrow IPC with two int32 columns, ``width`` and ``height``, one row per manifest row, 0 x 0 for an image
-that could not be read. Its schema metadata carries the manifest's fingerprint and rows, so the sizes of another file
-or of an older version of it are refused (`StateError`), never used.
+that could not be read. Its schema metadata contains the manifest's fingerprint and rows, so the sizes of another
+manifest or of an older version of it are refused (`StateError`).
 
-Memory: `measure` holds 8 bytes per row; an opened `Sizes` is a mapped file, shared by all processes of a machine.
+Memory: `measure` uses 8 bytes per row; an open `Sizes` is a mapped file, shared by all processes of a machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.storage import io_error, write_atomically
 __all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
 
 MAX_ERRORS = 1000
-"""Of the images without a size that are listed one by one."""
+"""The most images without a size that are listed."""
 _BLOCK = 256  # rows per task: long enough to hide the executor, short enough for a smooth progress bar
 _VERSION = "1"
 _GROUP_CHUNK = 1 << 20
@@ -53,11 +53,11 @@ class SizeError(NamedTuple):
 def measure(
     manifest: Manifest, *, workers: int | None = None, progress: Callable[[int, int], object] | None = None
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[SizeError]]:
-    """Widths, heights (int32, one per row of `manifest`) and errors, from the headers of all image files.
+    """Read the headers of all image files; return widths, heights (int32, one per row of `manifest`) and errors.
 
-    `workers` threads (default: 4 per CPU, at most 32) read the files; `progress` is called now and then with the number
-    of rows done and of all rows. A file that cannot be read or has no size gives 0 x 0 and an entry in `errors`, of
-    which the first `MAX_ERRORS` by row are kept: the whole number is ``numpy.count_nonzero(widths == 0)``. Lines of the
+    `workers` threads (default: 4 per CPU, at most 32) read the files; `progress` is called from time to time with the
+    number of finished rows and of all rows. A file that cannot be read or has no size yields 0 x 0 and an error. Only
+    the first `MAX_ERRORS` errors by row are returned: the total is ``numpy.count_nonzero(widths == 0)``. Lines of the
     manifest that do not parse raise `ManifestError`.
     """
     rows = len(manifest)
@@ -81,10 +81,10 @@ def measure(
 
 
 def sizes_path(manifest: Manifest) -> Path:
-    """Where the sizes of `manifest` belong: beside its file. A manifest of several files has no such place."""
+    """Return the default path of a manifest's sizes: beside its file. Raises `ConfigError` if it has several files."""
     if len(manifest.sources) != 1:
         raise ConfigError(
-            f"a manifest of {len(manifest.sources)} files has no one place for its sizes: pass path= to write_sizes"
+            f"a manifest of {len(manifest.sources)} files has no default path for its sizes: pass path= to write_sizes"
         )
     source = Path(manifest.sources[0])
     return source.with_name(source.name + ".sizes.arrow")
@@ -99,8 +99,7 @@ def write_sizes(
 ) -> Path:
     """Write the sizes of `manifest` to `path` (default: `sizes_path`), atomically, and return that path.
 
-    Raises `ConfigError` when the lengths differ from the manifest's, `ManifestIOError` when the place cannot be
-    written.
+    Raises `ConfigError` if the lengths differ from the manifest's, `ManifestIOError` if the file cannot be written.
     """
     if not len(widths) == len(heights) == len(manifest):
         raise ConfigError(f"{len(widths)} widths and {len(heights)} heights for {len(manifest)} rows")
@@ -116,7 +115,7 @@ def write_sizes(
         with write_atomically(target) as file, pa.ipc.new_file(file, schema) as writer:
             writer.write_batch(batch)
     except OSError as error:
-        doing = "cannot write image sizes (choose another place with path=, or --output on the command line) to"
+        doing = "cannot write image sizes (choose another path with path=, or --output on the command line) to"
         raise io_error(target, error, doing) from error
     return target
 
@@ -125,14 +124,14 @@ class Sizes:
     """The sizes of a manifest's images, memory-mapped.
 
     `widths` and `heights` are read-only int32 arrays over the mapped file, one value per manifest row; 0 x 0 is an
-    image that could not be read. Picklable: the path and the expected fingerprint travel.
+    image that could not be read. A pickle contains only the path and the expected fingerprint.
     """
 
     def __init__(self, path: Path, fingerprint: str, rows: int) -> None:
         """Use `Sizes.open`."""
         self.path = path
         self.fingerprint = fingerprint
-        """Of the manifest whose images these are."""
+        """Fingerprint of the manifest."""
         self._rows = rows
         try:
             with pa.memory_map(str(path)) as source:
@@ -141,13 +140,13 @@ class Sizes:
             doing = "no image sizes (write them with: penstock manifest sizes FILE), cannot read"
             raise io_error(path, error, doing) from error
         except (pa.ArrowInvalid, OSError) as error:
-            raise ManifestError(f"{str(path)!r} is no file of image sizes: {error}") from error
+            raise ManifestError(f"{str(path)!r} is not a file of image sizes: {error}") from error
         _check_identity(path, table.schema, fingerprint, rows, table.num_rows)
         self.widths, self.heights = (_mapped(table.column(name)) for name in ("width", "height"))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> Sizes:
-        """The sizes in `path`, which must have been measured from the content that `manifest` has now.
+        """Open the sizes at `path`, which must belong to the current content of `manifest`.
 
         Raises `ManifestIOError` (missing), `ManifestError` (another kind of file), `StateError` (another manifest).
         """
@@ -160,11 +159,11 @@ class Sizes:
         return Sizes, (self.path, self.fingerprint, self._rows)
 
     def group_ids(self, boundaries: Sequence[float] = (1.0,)) -> npt.NDArray[np.uint8] | npt.NDArray[np.int16]:
-        """The aspect-ratio group of every row: how many `boundaries` are <= height / width.
+        """Return the aspect-ratio group of every row: the number of `boundaries` that are <= height / width.
 
-        That is `bisect.bisect_right(sorted(boundaries), height / width)`, the rule of maskrcnn-benchmark; with the
-        default, 0 is wider than high and 1 square or higher. Images without a size count as square. The result is
-        uint8, int16 from 256 groups on; computed in blocks, so only the result takes memory.
+        This is `bisect.bisect_right(sorted(boundaries), height / width)`, the rule of maskrcnn-benchmark. By default, 0
+        is wider than high and 1 is square or higher. Images without a size count as square. The result is uint8, or
+        int16 from 256 groups on. It is computed in blocks, so only the result takes memory.
         """
         bins = np.sort(np.asarray(boundaries, np.float64))
         if bins.ndim != 1 or len(bins) > 32766 or np.isnan(bins).any():
@@ -180,7 +179,7 @@ class Sizes:
 
 
 def _mapped(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """A column as an array over the mapped file. Our files have one batch, or none when the manifest is empty."""
+    """Return a column as an array over the mapped file. Our files have one batch, or none for an empty manifest."""
     if column.num_chunks == 0:
         return np.zeros(0, np.int32)
     array: npt.NDArray[np.int32] = as_numpy(column.combine_chunks() if column.num_chunks > 1 else column.chunk(0))
@@ -191,7 +190,7 @@ def _check_identity(path: Path, schema: pa.Schema, fingerprint: str, rows: int, 
     metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     if metadata.get("penstock.sizes") != _VERSION or schema.names != ["width", "height"]:
         raise ManifestError(
-            f"{str(path)!r} is no file of image sizes (version {_VERSION}); write one: penstock manifest sizes FILE"
+            f"{str(path)!r} is not a file of image sizes (version {_VERSION}); write one: penstock manifest sizes FILE"
         )
     if metadata.get("penstock.fingerprint") != fingerprint or found_rows != rows:
         raise StateError(

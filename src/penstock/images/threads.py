@@ -1,4 +1,4 @@
-"""Work on many files with threads: blocks of rows in parallel, results in order, a bounded number under way."""
+"""Process blocks of rows in parallel threads, with results in order and a bounded number of pending blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 def map_blocks(
     function: Callable[[range], T], rows: int, *, block: int, workers: int | None = None
 ) -> Iterator[tuple[range, T]]:
-    """Yield ``(part, function(part))`` for the consecutive parts of ``range(rows)`` of `block` rows, in order.
+    """Split ``range(rows)`` into blocks of `block` rows and yield ``(part, function(part))`` in order.
 
-    `workers` threads (default: 4 per CPU, at most 32, since most of the time goes into waiting for a disk) run the
-    calls; results are computed at most 4 * `workers` blocks ahead of the consumer. An exception of `function` is
-    raised where its result would come. Raises `ConfigError` for less than one worker.
+    `workers` threads run the calls (default: 4 per CPU, at most 32, because most of the time is spent on disk reads).
+    They compute at most 4 * `workers` blocks ahead of the consumer. An exception of `function` is raised in place of
+    its result. Raises `ConfigError` for less than one worker.
 
         >>> [total for _, total in map_blocks(sum, 10, block=4, workers=2)]
         [6, 22, 17]

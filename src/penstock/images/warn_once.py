@@ -1,4 +1,4 @@
-"""`Once`: one warning, where many things may be wrong in the same way."""
+"""`Once`: a warning that is shown once per process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Once"]
 
 
 class Once:
-    """Gives the first warning of those that it is asked for, in each process."""
+    """Issues its first warning in each process and ignores further ones."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -18,7 +18,7 @@ class Once:
         return Once, ()
 
     def warn(self, text: str) -> None:
-        """Warn, unless it has."""
-        # Whoever takes the lock is the first, and nobody gives it back.
+        """Issue a warning, unless this object has issued one before."""
+        # The first caller takes the lock and never releases it.
         if self._turn.acquire(blocking=False):
             warnings.warn(text, stacklevel=3)

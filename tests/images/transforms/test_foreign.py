@@ -98,7 +98,7 @@ def test_what_is_no_image(returned: Any) -> None:
 
 
 def test_masks_are_not_left_behind_silently() -> None:
-    with pytest.raises(ConfigError, match="could not take its masks"):
+    with pytest.raises(ConfigError, match="cannot transform masks"):
         Compose([noisy])(IMAGE, {"masks": IMAGE[:, :, 0]})
 
 
@@ -199,7 +199,7 @@ def test_targets_that_make_no_sense_and_those_that_do() -> None:
     for boxes in ([[5, 0, 1, 9.0]], [[0, 0, float("nan"), 9.0]]):
         with pytest.raises(ConfigError, match="left, top, right, bottom"):
             HorizontalFlip(1)(IMAGE, {"boxes": np.array(boxes)})
-    with pytest.raises(ConfigError, match="masks= is None"):
+    with pytest.raises(ConfigError, match="masks is None"):
         HorizontalFlip(1)(IMAGE, {"masks": None})
     boxes = np.array([[0, 0, 5, 5], [30, 20, 50, 40], [35, 25, 45, 35.0]])
     _, target = CenterCrop(20)(IMAGE, {"boxes": boxes, "labels": (1, 2, 3), "scores": range(3)})

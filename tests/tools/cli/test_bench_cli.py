@@ -75,10 +75,10 @@ def test_what_is_missing_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_folder_no_images_no_back_end(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="is no folder"):
+    with pytest.raises(ImageError, match="is not a folder"):
         sample(tmp_path / "nowhere", count=3)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ImageError, match="holds no image files"):
+    with pytest.raises(ImageError, match="contains no image files"):
         sample(tmp_path / "empty", count=3)
     result = CliRunner().invoke(app, ["bench", "readers", str(folder), "--backend", "libpng"])
     assert isinstance(result.exception, ConfigError)

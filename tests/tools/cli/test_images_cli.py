@@ -95,6 +95,6 @@ def test_no_image_at_all_writes_nothing_and_leads_to_root(
 
 def test_options_become_part_of_the_identity(images: Path) -> None:
     run(images, "--root", images.parent, "--label", "str")
-    with pytest.raises(PenstockError, match="make it again"):
+    with pytest.raises(PenstockError, match="build it again"):
         ImageIndex.open(f"{images}.entries", Manifest.open(images))
     assert len(ImageIndex.open(f"{images}.entries", Manifest.open(images, label="str"))) == 4

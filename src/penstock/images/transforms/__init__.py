@@ -1,10 +1,10 @@
-"""Transforms of images: `Compose` and its steps. Import from here; what each promises stands in its module.
+"""Image transforms: `Compose` and its steps. Import from here; each module documents its guarantees.
 
     chain = Compose([RandomResizedCrop(224), HorizontalFlip(), ToTensor(torch.bfloat16), Normalize(MEAN, STD)])
     dataset = ImageDataset("train.txt", transform=chain)         # or the list alone
 
-Names, arguments and defaults are torchvision's where it has them. Ours draw from `penstock.generator()` alone. Steps
-change uint8 images (height, width, 3), RGB, until `ToTensor`.
+Names, arguments and defaults are torchvision's if it has the transform. Penstock's transforms draw only from
+`penstock.generator()`. Before `ToTensor`, steps work on uint8 images (height, width, 3), RGB.
 """
 
 from __future__ import annotations

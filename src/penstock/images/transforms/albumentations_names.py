@@ -1,6 +1,6 @@
-"""`Rotate` and `CoarseDropout`: albumentations' (extra ``augment``), with the names and defaults people know.
+"""`Rotate` and `CoarseDropout`: albumentations' transforms (extra ``augment``) with familiar names and defaults.
 
-Masks and boxes follow. Whatever else albumentations has can stand in a chain as it is.
+They apply to masks and boxes, too. All other transforms of albumentations can be used in a chain directly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILTERS = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic
 
 
 def _make(name: str, **options: Any) -> Any:
-    """One of albumentations' transforms.
+    """Create a transform of albumentations.
 
     Raises:
         ConfigError: it is not installed.
@@ -53,19 +53,19 @@ class _Adapter(Albumentations):
 
 
 class Rotate(_Adapter):
-    """Turned around its middle; the size stays. torchvision's RandomRotation.
+    """Rotate the image around its centre and keep its size, as torchvision's RandomRotation.
 
     Args:
-        degrees: the angle, against the clock, is drawn from ``(-degrees, degrees)``, or from ``(least, most)``.
-        interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``, or torchvision's name of these.
-        expand: nothing but False: images keep their size here.
-        center: nothing but None: the middle.
-        fill: value of what was outside, or one for each channel. Of masks it is zero.
-        p: probability.
+        degrees: the counterclockwise angle is drawn from ``(-degrees, degrees)``, or from ``(min, max)``.
+        interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``, or torchvision's InterpolationMode.
+        expand: must be False: images keep their size.
+        center: must be None: the centre of the image.
+        fill: value of pixels from outside, or one per channel. It is zero for masks.
+        p: probability of the rotation.
 
     Raises:
-        ConfigError: a number of degrees that is negative, `expand` or `center`, an unknown filter, no probability, or
-            albumentations is not installed.
+        ConfigError: `degrees` is negative, `expand` or `center` is given, the filter is unknown, `p` is not a
+            probability, or albumentations is not installed.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Rotate(_Adapter):
     ) -> None:
         if expand or center is not None:
             raise ConfigError(
-                f"expand={expand!r}, center={center!r}: Rotate turns around the middle and keeps the size; "
-                "torchvision's RandomRotation can do the others, and stand in a chain"
+                f"expand={expand!r}, center={center!r}: Rotate turns around the centre and keeps the size; "
+                "use torchvision's RandomRotation in the chain for other options"
             )
         limits = (-degrees, degrees) if isinstance(degrees, int | float) else tuple(degrees)
         if len(limits) != 2 or limits[0] > limits[1]:
-            raise ConfigError(f"degrees is one positive number, or (least, most), not {degrees!r}")
+            raise ConfigError(f"degrees must be one positive number, or (min, max), not {degrees!r}")
         self.degrees, self.interpolation, self.p = limits, filter_of(interpolation), chance(p)
         self.fill = filling(fill)
         how = {"interpolation": _FILTERS[self.interpolation], "border_mode": cv2.BORDER_CONSTANT, "fill": self.fill}
@@ -92,16 +92,16 @@ class Rotate(_Adapter):
 
 
 class CoarseDropout(_Adapter):
-    """Rectangles replaced by a value.
+    """Replace rectangles by a value.
 
     Args:
-        max_holes, max_height, max_width: the most rectangles, and pixels of their sides.
-        min_holes, min_height, min_width: the fewest; None: as many as the most.
-        fill_value: what they become, one number or one for each channel.
+        max_holes, max_height, max_width: the largest number of rectangles, and of pixels of their sides.
+        min_holes, min_height, min_width: the smallest numbers; None: the same as the largest.
+        fill_value: the new value, one number or one per channel.
         p: probability.
 
     Raises:
-        ConfigError: a number below one, no probability, or albumentations is not installed.
+        ConfigError: a number is below one, `p` is not a probability, or albumentations is not installed.
     """
 
     def __init__(
@@ -127,5 +127,5 @@ class CoarseDropout(_Adapter):
     def _range(least: int | None, most: int, name: str) -> tuple[int, int]:
         found = (most if least is None else least), most
         if not 1 <= found[0] <= found[1]:
-            raise ConfigError(f"{name}: at least 1, and no more than the most, not {found!r}")
+            raise ConfigError(f"{name}: the minimum must be at least 1 and at most the maximum, got {found!r}")
         return found

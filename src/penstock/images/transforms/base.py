@@ -1,4 +1,4 @@
-"""`Transform`, what every step of a chain is, and what steps share."""
+"""`Transform`, the base class of all steps, and helpers that steps share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Size = int | tuple[int, int] | list[int]
 
 
 def pair(size: Any, name: str = "size") -> tuple[int, int]:
-    """(height, width) from one number for both, or from two.
+    """Return (height, width) from one int for both, or from two.
 
     Raises:
-        ConfigError: it is neither, or not positive.
+        ConfigError: another value, or not positive.
     """
     given = tuple(size) if isinstance(size, list | tuple) else (size,)
     try:
@@ -34,65 +34,65 @@ def pair(size: Any, name: str = "size") -> tuple[int, int]:
 
 
 def chance(p: float) -> float:
-    """A probability.
+    """Check and return a probability.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not between 0 and 1.
     """
     if not 0 <= p <= 1:
-        raise ConfigError(f"p is a probability, between 0 and 1, not {p!r}")
+        raise ConfigError(f"p must be a probability, between 0 and 1, not {p!r}")
     return float(p)
 
 
 def switch(value: Any, name: str) -> bool:
-    """True or False.
+    """Check and return a bool.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is not a bool.
     """
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} is True or False, not {value!r}")
+        raise ConfigError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 class Transform:
-    """One step of a chain, and by itself a chain of one. Subclasses define ``apply`` and say what they leave.
+    """One step of a chain, which can also be called by itself. Subclasses define ``apply`` and ``leaves``.
 
-    A step of your own need not be one: any callable can stand in a chain, see `foreign`.
+    Your own steps need not be subclasses: a chain accepts any callable, see `external`.
 
     >>> HorizontalFlip(p=1)(np.array([[[1], [2]]], np.uint8)).tolist()      # doctest: +SKIP
     [[[2], [1]]]
     """
 
     pure: bool = True
-    """Whether it draws from `penstock.generator()` alone, and may be used by several threads at once."""
+    """Whether it draws only from `penstock.generator()`, and may be used by several threads at once."""
 
     def apply(self, canvas: Canvas) -> None:
-        """Change the image on the canvas, and what belongs to it."""
+        """Change the image on the canvas, with its masks and boxes."""
         raise NotImplementedError
 
     def leaves(self, form: Form) -> Form:
-        """What is known of every image afterwards, from what was known before.
+        """Return the known properties of images after this step, given those before it.
 
         Raises:
-            ConfigError: it makes no sense at this place of a chain.
+            ConfigError: the step is not possible at this position of a chain.
         """
         return form
 
     def __call__(self, image: Any, target: Mapping[str, Any] | None = None) -> Any:
-        """Transform one image by hand.
+        """Transform one image.
 
         Args:
             image: uint8 (height, width, channels) or (height, width), RGB; or a tensor (channels, height, width); or an
-                object with an array, such as an image of Pillow.
-            target: a dict with ``masks`` or ``boxes`` that belong to the image (see `targets`), and anything else.
+                object with the array interface, such as a Pillow image.
+            target: a dict with ``masks`` or ``boxes`` of the image (see `targets`), and any other entries.
 
         Returns:
-            An array like the given one, or a tensor (channels, height, width) where a tensor was given, and after
-            `ToTensor`; with a target also that, changed in the same way.
+            An array like the given one; or a tensor (channels, height, width) if a tensor was given or after
+            `ToTensor`. With a target, a tuple with the target, changed in the same way.
 
         Raises:
-            ConfigError: an image of another number of dimensions, or a step that makes no sense by itself.
+            ConfigError: an image with another number of dimensions, or a step that cannot be used alone.
         """
         self.leaves(Form())
         return transform_image(self.apply, image, target)
@@ -103,5 +103,5 @@ class Transform:
 
 
 def draws(p: float) -> bool:
-    """Whether something of this probability happens now. One draw, whatever `p` is, so that others stay the same."""
+    """Return True with probability `p`. Always one draw, so that later draws do not depend on `p`."""
     return bool(generator().random() < p)

@@ -1,6 +1,6 @@
-"""`Border`: pixels around an image, of one value for each channel.
+"""`Border`: a constant border around an image.
 
-It is known before any pixel is, so the image can be drawn inside of it:
+Its size is known before the image is decoded, so the image can be drawn inside it:
 
     whole[...] = colour(border.fill)
     draw(whole[border.inside(whole.shape[:2])])
@@ -22,39 +22,39 @@ from penstock.images.transforms.view import Pixels
 __all__ = ["Border", "colour", "fill_values", "filling"]
 
 _PLAIN = cv2.BORDER_CONSTANT
-_MOST = 1 << 31  # OpenCV rounds to integers of 32 bits first
+_MOST = 1 << 31  # OpenCV converts to 32-bit integers first
 
 
 def filling(fill: Any) -> float | tuple[float, ...]:
-    """What new pixels are filled with: a number for all channels, or one for each; None is 0.
+    """Check and return the value of new pixels: a number for all channels, or one per channel; None is 0.
 
     Raises:
-        ConfigError: something else, such as torchvision's dict of types.
+        ConfigError: another value, such as torchvision's dict of types.
     """
     if fill is None:
         return 0
     values = tuple(fill) if isinstance(fill, list | tuple) else (fill,)
     if not 1 <= len(values) <= 4 or not all(isinstance(value, Real) and abs(float(value)) < _MOST for value in values):
-        raise ConfigError(f"fill is a number, or one for each channel, not {fill!r}")
+        raise ConfigError(f"fill must be a number, or one for each channel, not {fill!r}")
     numbers = tuple(value if isinstance(value, int) else float(value) for value in values)
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 def fill_values(fill: float | tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """The same for OpenCV, which takes a number for each of four channels.
+    """Return the value for OpenCV, which takes a number for each of four channels.
 
     Raises:
-        ConfigError: numbers for more or fewer channels than there are.
+        ConfigError: the number of values does not match the channels.
     """
     if not isinstance(fill, tuple):
         return (fill,) * 4
     if len(fill) != channels:
-        raise ConfigError(f"fill has {len(fill)} values, and the image {channels} channels: give one for each, or one")
+        raise ConfigError(f"fill has {len(fill)} values, and the image {channels} channels: pass one for each, or one")
     return fill
 
 
 class Border(NamedTuple):
-    """So many pixels on each side; `fill` is as `filling` gives it."""
+    """Numbers of pixels on each side; `fill` is a result of `filling`."""
 
     left: int
     top: int
@@ -63,16 +63,16 @@ class Border(NamedTuple):
     fill: float | tuple[float, ...] = 0
 
     def mirror(self, *, upside_down: bool = False) -> Border:
-        """That of the image mirrored left to right, or upside down."""
+        """Return the border of the image mirrored left to right, or upside down."""
         left, top, right, bottom, fill = self
         return Border(left, bottom, right, top, fill) if upside_down else Border(right, top, left, bottom, fill)
 
     def inside(self, size: tuple[int, int]) -> tuple[slice, slice]:
-        """Rows and columns that are the image's, of a whole of (height, width) pixels."""
+        """Return rows and columns of the image inside the whole of (height, width) pixels."""
         return slice(self.top, size[0] - self.bottom), slice(self.left, size[1] - self.right)
 
     def around(self, pixels: Pixels, mode: int = _PLAIN) -> Pixels:
-        """A new image: (height, width, channels) with the border around it, made in one of OpenCV's ways."""
+        """Return a new image (height, width, channels) with the border, in one of OpenCV's border modes."""
         ends = self.top, self.bottom, self.left, self.right
         made: Pixels = cv2.copyMakeBorder(pixels, *ends, mode, value=fill_values(self.fill, pixels.shape[2]))
         return made if made.ndim == 3 else made[:, :, None]
@@ -80,7 +80,7 @@ class Border(NamedTuple):
 
 @lru_cache(maxsize=64)
 def colour(fill: float | tuple[float, ...]) -> npt.NDArray[np.uint8]:
-    """The bytes that OpenCV rounds a `fill` to: one, or three where they differ, which NumPy is slower to fill with."""
+    """Return the bytes that OpenCV rounds `fill` to: one if all are equal, which NumPy fills faster, else three."""
     made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=fill_values(fill, 3))
     found: npt.NDArray[np.uint8] = made[0, 0]
     return found if np.ptp(found) else found[:1]

@@ -1,7 +1,7 @@
-"""An image on its way through a chain: steps of geometry are noted, and pixels made when a step looks at them.
+"""`Canvas`: an image that passes through a chain. Geometric steps are recorded; pixels are computed when needed.
 
-Masks and boxes that belong to the image lie on the same canvas and follow its geometry: masks by their nearest pixel,
-boxes by their corners.
+The canvas also holds the image's masks and boxes, which follow its geometry: masks with nearest interpolation, boxes by
+their corners.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ __all__ = ["Array", "Canvas", "Source"]
 
 
 class Source(Protocol):
-    """Where pixels come from."""
+    """A source of pixels."""
 
     size: tuple[int, int]
-    """(height, width) of the whole."""
+    """(height, width) of the whole image."""
 
     def draw(self, view: View, out: Pixels | None) -> Pixels:
-        """The pixels of a view: in `out` if that is given and has their shape and type, else in new memory."""
+        """Return the pixels of a view: in `out` if given with their shape and dtype, else in new memory."""
 
     def lies_in(self, out: Pixels) -> bool:
-        """Whether this memory may be that of the source itself."""
+        """Return whether `out` may share memory with the source."""
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
-        """Whether what becomes of a view's pixels was drawn, as bits, in `out`; if not, these are made first."""
+        """Write a view's converted pixels, as bits, to `out`; return False if the source does not support it."""
 
 
 class Array:
-    """Pixels that are there already, as a `Source`: (height, width, channels)."""
+    """A `Source` of pixels in memory: (height, width, channels)."""
 
     def __init__(self, pixels: Pixels) -> None:
         self.pixels = pixels
         self.size = pixels.shape[0], pixels.shape[1]
 
     def draw(self, view: View, out: Pixels | None) -> Pixels:
-        """The pixels of a view."""
+        """Return the pixels of a view."""
         if out is not None and (out.shape[2] != self.pixels.shape[2] or out.dtype != self.pixels.dtype):
             out = None
         if out is not None and self.lies_in(out):
@@ -55,26 +55,26 @@ class Array:
             return render(self.pixels, view.box, view, out=out)
 
     def lies_in(self, out: Pixels) -> bool:
-        """Whether this memory may be that of the pixels."""
+        """Return whether `out` may share memory with the pixels."""
         return np.may_share_memory(out, self.pixels)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
-        """False: the pixels are there already."""
+        """Return False: the pixels exist already."""
         return False
 
 
 class Canvas:
-    """What a chain works on.
+    """The state of an image in a chain.
 
     Args:
-        source: of the image.
+        source: the source of the image's pixels.
         masks: arrays (height, width) or (height, width, channels) of the image's size.
         boxes: (n, 4) of left, top, right, bottom in the image's pixels.
-        out: where the image should end up if it has this shape (as in memory) and type then.
+        out: memory for the result, used if its shape (in memory) and dtype match.
 
     Attributes:
-        conversion: what becomes of the pixels in the end; None: they stay as they are.
-        after: what is to be done to the tensor (channels, height, width) then.
+        conversion: the conversion of the pixels at the end; None: no conversion.
+        after: functions that then change the tensor (channels, height, width) in place.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Canvas:
         out: torch.Tensor | None = None,
     ) -> None:
         self._source = source
-        self._pending = True  # whether the view is still to be made
+        self._pending = True  # whether the view is not rendered yet
         self._view = View.of(source.size)
         self._border: Border | None = None  # around the view
         self.masks = masks
         self.boxes = None if boxes is None else np.array(boxes, np.float64).reshape(-1, 4)
         self.out = out
-        self._into: Pixels | None = None  # `out` as an array, once pixels were made there
+        self._into: Pixels | None = None  # `out` as an array, once pixels were written to it
         self.conversion: Conversion | None = None
         self.after: list[Callable[[torch.Tensor], object]] = []
         self.kept: npt.NDArray[np.int64] | None = None if boxes is None else np.arange(len(self.boxes))  # type: ignore[arg-type]
-        """Which of the boxes given are still there: those that a crop leaves nothing of are not."""
+        """Indices of the given boxes that are left. Boxes outside a crop are removed."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the image as it is now."""
+        """Current (height, width) of the image."""
         border, (height, width) = self._border, self._view.size
         if border is None:
             return height, width
@@ -108,20 +108,20 @@ class Canvas:
 
     @property
     def view(self) -> View:
-        """What the image is a view of. One with a border is all of its pixels."""
+        """The current view. An image with a border is rendered first, and the view is all of its pixels."""
         if self._border is not None:
             self.finish()
         return self._view
 
     @property
     def unseen(self) -> View | None:
-        """The view that the image is of its source, if nobody has looked at its pixels; None if there is more to it."""
+        """The view of the original source, if it is not rendered and nothing else was changed; else None."""
         alone = self._border is None and not self.after and not self.masks and self.boxes is None
         return self._view if self._pending and alone and not isinstance(self._source, Array) else None
 
     @property
     def pixels(self) -> Pixels:
-        """The image as it is now, (height, width, channels), to be changed at will."""
+        """The current image, (height, width, channels). It may be changed in place."""
         if self._pending:
             self._render()
         return self._pixels
@@ -136,7 +136,7 @@ class Canvas:
         self._source = Array(pixels)
 
     def look(self, view: View) -> None:
-        """From now on the image is this view of it."""
+        """Set the view of the image."""
         if view is not self.view:
             if self.after:
                 self.tensor = self.tensor
@@ -144,7 +144,7 @@ class Canvas:
             self._pending = True
 
     def mirror(self, *, upside_down: bool = False) -> None:
-        """The image mirrored left to right, or upside down."""
+        """Mirror the image left to right, or upside down."""
         view, border = self._view, self._border
         if border is not None and not self.after:
             self._view = view.mirror(upside_down=upside_down)
@@ -153,15 +153,16 @@ class Canvas:
             self.look(self.view.mirror(upside_down=upside_down))
 
     def finish(self) -> None:
-        """Masks and boxes are as the image is, whether or not its pixels have been looked at."""
+        """Apply pending geometry, so that masks and boxes match the image."""
         if self._pending:
             self.pixels = self.pixels
 
     def pad(
         self, left: int, top: int, right: int, bottom: int, *, mode: int = cv2.BORDER_CONSTANT, fill: Any = 0
     ) -> None:
-        """A border around the image, of so many pixels, in one of OpenCV's ways, of one value or one for each channel.
-        That of masks is zero; boxes move along.
+        """Add a border to the image: numbers of pixels, OpenCV's border mode, and one value or one per channel.
+
+        The border of masks is zero; boxes are shifted.
         """
         pixels = self.pixels
         if self.after:
@@ -176,12 +177,12 @@ class Canvas:
     def window(
         self, top: int, left: int, height: int, width: int, *, mode: int = cv2.BORDER_CONSTANT, fill: Any = 0
     ) -> None:
-        """A part of the image, in its pixels. Where it reaches beyond the image, it has a border, see `pad`."""
+        """Crop the image to a part, in its pixels. Parts outside the image get a border, see `pad`."""
         tall, wide = self.size
         over = max(0, -left), max(0, -top), max(0, left + width - wide), max(0, top + height - tall)
         seen = height - over[1] - over[3], width - over[0] - over[2]
-        # A plain border is drawn around what is seen of the image. Boxes are to be clipped by the whole, and a resize
-        # looks at pixels beside those that are seen.
+        # A constant border is drawn around the visible part without rendering the image first. That is impossible with
+        # boxes, which are clipped at the whole, or after a resize, which uses pixels beside the visible ones.
         plain = mode == cv2.BORDER_CONSTANT and self.boxes is None and not self.view.resized
         if plain and min(seen) > 0:
             self.look(self.view.crop(max(0, top), max(0, left), *seen))
@@ -192,8 +193,9 @@ class Canvas:
         self.look(self.view.crop(top + over[1], left + over[0], height, width))
 
     def warp(self, matrix: npt.NDArray[Any], *, interpolation: Filter, fill: Any = 0) -> None:
-        """Pixels moved: (2, 3), from positions in the result to positions before; the size stays. What was outside is
-        `fill`, of masks zero. Boxes become the boxes around their corners.
+        """Warp the image with a matrix (2, 3) that maps positions in the result to positions before; keep the size.
+
+        Pixels from outside are `fill`, zero in masks. Boxes become the bounding boxes of their moved corners.
         """
         pixels = self.pixels
         height, width = self.size
@@ -217,7 +219,7 @@ class Canvas:
             self._keep_boxes(np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1))
 
     def resize(self, change: Callable[[View], View | None]) -> None:
-        """Change the view by a step that may have to see the pixels of the view before."""
+        """Change the view by a function, which returns None if the view must be rendered first."""
         view = change(self.view)
         if view is None:
             self.pixels = self.pixels
@@ -227,7 +229,7 @@ class Canvas:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The image as a tensor (channels, height, width), all that was to be done to it done."""
+        """The finished image as a tensor (channels, height, width)."""
         conversion, out = self.conversion, self.out
         tensor = None if conversion is None else self._draw_converted(conversion)
         if tensor is None and conversion is not None:
@@ -252,7 +254,7 @@ class Canvas:
         self.after = []
 
     def _draw_converted(self, conversion: Conversion) -> torch.Tensor | None:
-        """The tensor, of pixels that nobody has looked at; None where they have to be made first."""
+        """Render view and conversion in one pass; None if the pixels must be computed first."""
         seen = not self._pending or isinstance(self._source, Array)
         if seen or self.masks or self.boxes is not None:
             return None
@@ -288,7 +290,7 @@ class Canvas:
         self._into = into if made is into else None
 
     def _bordered(self, border: Border, into: Pixels | None) -> Pixels:
-        """The view drawn inside of its border."""
+        """Return the view drawn inside its border."""
         whole = into
         if whole is None or whole.shape[2] != 3 or self._source.lies_in(whole):
             whole = np.empty((*self.size, 3), np.uint8)
@@ -298,7 +300,7 @@ class Canvas:
         return whole if made is part else border.around(made)
 
     def _settle(self) -> None:
-        """Give masks and boxes the geometry that the image has got."""
+        """Apply the image's pending geometry to masks and boxes."""
         view, border = self._view, self._border
         if (self.masks or self.boxes is not None) and view != View.of(self._source.size):
             self.masks = tuple(_mask(mask, view) for mask in self.masks)
@@ -314,7 +316,7 @@ class Canvas:
         self._keep_boxes(np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1))
 
     def _keep_boxes(self, boxes: npt.NDArray[np.float64]) -> None:
-        """What is inside of the image of boxes that have moved; those of which nothing is are left out."""
+        """Clip moved boxes to the image, and remove empty ones."""
         height, width = self.size
         boxes = boxes.clip(0, [width, height, width, height])
         assert self.kept is not None
@@ -323,13 +325,13 @@ class Canvas:
 
 
 def _padded(mask: Pixels, border: Border) -> Pixels:
-    """A mask with a border of zeros."""
+    """Return a mask with a border of zeros."""
     ends = (border.top, border.bottom), (border.left, border.right)
     return np.pad(mask, ends if mask.ndim == 2 else (*ends, (0, 0)))
 
 
 def _mask(mask: Pixels, view: View) -> Pixels:
-    """A view of a mask of any type: of each pixel the nearest one."""
+    """Return a view of a mask of any dtype, with nearest interpolation."""
     (left, top, right, bottom), (height, width) = view.box, view.size
     rows = (top + (np.arange(height) + 0.5) * ((bottom - top) / height)).astype(np.int64).clip(0, mask.shape[0] - 1)
     columns = (left + (np.arange(width) + 0.5) * ((right - left) / width)).astype(np.int64).clip(0, mask.shape[1] - 1)

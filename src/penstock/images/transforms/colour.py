@@ -1,7 +1,7 @@
-"""`ColorJitter`: brightness, contrast, saturation and hue of uint8 RGB images, as torchvision's.
+"""`ColorJitter`: changes brightness, contrast, saturation and hue of uint8 RGB images, as in torchvision.
 
-Brightness and contrast are look-ups, saturation is a 3 x 3 matrix, hue goes through 8-bit HSV as in Pillow. A factor of
-1, and a hue of 0, change nothing at all: what cannot change is left out.
+Brightness and contrast are look-ups, saturation is a 3 x 3 matrix, hue uses 8-bit HSV as in Pillow. A factor of 1 and a
+hue of 0 change nothing, so these operations are skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.random import generator
 __all__ = ["ColorJitter", "brightness", "contrast", "hue", "saturation"]
 
 _GREY = np.array([0.299, 0.587, 0.114])
-"""What red, green and blue add to brightness (ITU-R BT.601), as in Pillow."""
+"""Weights of red, green and blue in luminance (ITU-R BT.601), as in Pillow."""
 
 
 def look_up(image: Pixels, values: npt.NDArray[np.floating[Any]]) -> Pixels:
-    """Each byte of an image replaced by that value, rounded and kept within 0..255; in place."""
+    """Replace each byte of an image by its value in a table, rounded and clipped to 0..255; in place."""
     table = np.rint(values).clip(0, 255).astype(np.uint8)
     flat = image[:, :, 0] if image.shape[2] == 1 else image
     cv2.LUT(flat, table, dst=flat)
@@ -34,26 +34,26 @@ def look_up(image: Pixels, values: npt.NDArray[np.floating[Any]]) -> Pixels:
 
 
 def brightness(image: Pixels, factor: float) -> Pixels:
-    """Every value times a factor; in place, as are the others."""
+    """Multiply every value by a factor; in place, as the functions below."""
     return look_up(image, np.arange(256) * factor)
 
 
 def contrast(image: Pixels, factor: float) -> Pixels:
-    """Away from the mean brightness of the image, or towards it."""
+    """Scale the distance of each value from the image's mean luminance by a factor."""
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if image.shape[2] == 3 else image[:, :, 0]
     mean = float(np.rint(cv2.mean(grey)[0]))
     return look_up(image, np.arange(256) * factor + mean * (1 - factor))
 
 
 def saturation(image: Pixels, factor: float) -> Pixels:
-    """Away from the grey of the same brightness, or towards it. Grey images stay as they are."""
+    """Scale the distance of each pixel from grey of the same luminance by a factor. Grey images are unchanged."""
     if image.shape[2] == 3:
         image[:] = cv2.transform(image, np.eye(3) * factor + (1 - factor) * _GREY)
     return image
 
 
 def hue(image: Pixels, turn: float) -> Pixels:
-    """Colours turned by a part of the circle, -0.5 to 0.5. Grey images stay as they are."""
+    """Rotate hues by a share of the circle, -0.5 to 0.5. Grey images are unchanged."""
     if image.shape[2] == 3:
         turned = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
         table = (np.arange(256) + round(turn * 256)).astype(np.uint8)
@@ -66,13 +66,13 @@ _STEPS = (brightness, contrast, saturation, hue)
 
 
 class ColorJitter(Transform):
-    """Brightness, contrast, saturation and hue changed at random, in random order.
+    """Change brightness, contrast, saturation and hue randomly, in random order.
 
     Args:
         brightness, contrast, saturation: the factor is drawn from ``[max(0, 1 - value), 1 + value]``, or from
-            ``(least, most)``; None: it stays.
-        hue: the turn is drawn from ``[-value, value]``, at most 0.5, or from ``(least, most)``; None: it stays.
-        p: probability; otherwise the image stays as it is.
+            ``(min, max)``; None: no change.
+        hue: the rotation is drawn from ``[-value, value]``, at most 0.5, or from ``(min, max)``; None: no change.
+        p: probability of a change.
 
     Raises:
         ConfigError: a negative value, a hue of more than 0.5, or no probability; (when called) pixels that are not
@@ -98,7 +98,7 @@ class ColorJitter(Transform):
             return
         rng = generator()
         order = rng.permutation(4)
-        parts = rng.random(4)  # all of them always, so that one setting does not change what the others draw
+        parts = rng.random(4)  # always all, so that draws do not depend on settings
         intervals = self.brightness, self.contrast, self.saturation, self.hue
         if all(low == high == centre for (low, high), centre in zip(intervals, (1, 1, 1, 0), strict=True)):
             return
@@ -112,14 +112,14 @@ class ColorJitter(Transform):
 
 
 def bytes_of(canvas: Canvas, name: str) -> Pixels:
-    """The pixels of a canvas, uint8, to be changed in place.
+    """Return the uint8 pixels of a canvas, which may be changed in place.
 
     Raises:
-        ConfigError: they are something else by now.
+        ConfigError: the pixels are not uint8 any more.
     """
     conversion = canvas.conversion
     if canvas.after or (conversion is not None and conversion.mean) or canvas.pixels.dtype != np.uint8:
-        raise ConfigError(f"{name} works on uint8 images: put it before Normalize, and before what makes floats")
+        raise ConfigError(f"{name} needs uint8 images: put it before Normalize, and before steps that return floats")
     return canvas.pixels
 
 
@@ -134,7 +134,7 @@ def _interval(value: float | Sequence[float] | None, name: str, *, centre: int) 
     elif len(value) == 2:
         low, high = value
     else:
-        raise ConfigError(f"{name} is one number, or (least, most), not {value!r}")
+        raise ConfigError(f"{name} must be one number, or (min, max), not {value!r}")
     if not low <= high or (centre and low < 0) or (not centre and not -0.5 <= low <= high <= 0.5):
         raise ConfigError(f"{name} must be within {'-0.5 to 0.5' if not centre else '0 and more'}, got {value!r}")
     return float(low), float(high)

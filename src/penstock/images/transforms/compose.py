@@ -1,11 +1,12 @@
-"""`Compose`, a chain of transforms: ours, torchvision's, albumentations', and any callable.
+"""`Compose`, a chain of transforms: Penstock's, torchvision's, albumentations', and any callable.
 
     chain = Compose([RandomResizedCrop(224), HorizontalFlip(), ToTensor(), Normalize(MEAN, STD)])
-    tensor = chain(image)                        # of an array (height, width, channels), RGB
+    tensor = chain(image)                        # from an array (height, width, channels), RGB
     tensor, target = chain(image, {"masks": (mask,), "boxes": boxes})
 
-Ours draw from `penstock.generator()`, so within a loader with a seed they are a function of (seed, epoch, position).
-Steps of geometry that follow each other are one resampling of one box. In an `ImageDataset` only that box is decoded.
+Penstock's transforms draw from `penstock.generator()`, so in a loader with a seed they depend only on (seed, epoch,
+position). Consecutive geometric steps are combined to one resampling of one box. An `ImageDataset` decodes only that
+box.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ class Compose(Transform):
     """Several transforms, one after the other.
 
     Args:
-        transforms: ours (`Transform`), and anything that is called with an image: see `foreign.adapt` for what it gets.
+        transforms: Penstock's transforms (`Transform`), and any callable that takes an image: see `external.adapt`.
 
     Raises:
-        ConfigError: something that cannot be called, or steps in an order that makes no sense.
+        ConfigError: a step is not callable, or the order of steps is not possible.
 
     Attributes:
-        pure: whether every step is: draws from `penstock.generator()` alone, and may be used by several threads.
-        form: what is known of every image that leaves.
+        pure: whether all steps draw only from `penstock.generator()` and may be used by several threads.
+        form: the known properties of the resulting images.
 
     A chain can be pickled if its steps can.
     """

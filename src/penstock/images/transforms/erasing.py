@@ -1,4 +1,4 @@
-"""`RandomErasing`: a rectangle of the image replaced, in the tensor that leaves."""
+"""`RandomErasing`: replaces a rectangle of the output tensor."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ __all__ = ["RandomErasing"]
 
 
 class RandomErasing(Transform):
-    """A rectangle of random place, area and shape replaced by a value.
+    """Replace a rectangle of random position, area and aspect ratio by a value.
 
     Args:
         p: probability.
-        scale: least and largest share of the image's area.
-        ratio: least and largest height over width, drawn by its logarithm.
-        value: one number, or one for each channel, in what the image is at this place of the chain: 0..255 for bytes,
-            else floats; or ``"random"``: noise, of the normal distribution (of bytes: uniform).
-        inplace: makes no difference: within a chain nothing is copied for it, and an image given by hand is never
-            changed.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest height over width, drawn uniformly on a log scale.
+        value: one number, or one per channel, in the image's unit at this position of the chain: 0..255 for bytes, else
+            floats; or ``"random"``: normally distributed noise (uniform for bytes).
+        inplace: no effect: a chain copies nothing, and the caller's image is never changed.
 
     Raises:
-        ConfigError: no probability, shares that are not positive, or an unknown value.
+        ConfigError: `p` is not a probability, shares are not positive, or the value is unknown.
 
-    Where ten draws do not fit into the image, nothing is erased.
+    If ten draws do not fit into the image, nothing is erased.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class RandomErasing(Transform):
         self.scale = interval(scale, "scale")
         self.ratio = interval(ratio, "ratio")
         if isinstance(value, str) and value != "random":
-            raise ConfigError(f"value is a number, one for each channel, or 'random', not {value!r}")
+            raise ConfigError(f"value must be a number, one for each channel, or 'random', not {value!r}")
         self.value = value
         self.inplace = switch(inplace, "inplace")
 
@@ -81,7 +80,7 @@ class RandomErasing(Transform):
         return value
 
     def _rectangle(self, height: int, width: int) -> tuple[int, int, int, int] | None:
-        """(top, left, height, width); None if nothing fits."""
+        """Draw (top, left, height, width); None if nothing fits."""
         for tall, wide in draw_sides(height * width, self.scale, self.ratio):
             if 0 < tall < height and 0 < wide < width:
                 random = generator().random

@@ -1,15 +1,15 @@
-"""Transforms of other people in a chain: they get what they expect, and draw what the sample's key says.
+"""Adapters for transforms of other libraries: inputs in the form they expect, and seeds from the sample's key.
 
-    torchvision      a uint8 or float tensor (channels, height, width); its ``ToTensor``, ``ToImage`` and
-                     ``ToPILImage`` an array, its ``PILToTensor`` an image of Pillow
-    albumentations   ``image=`` an array (height, width, channels), with ``masks=`` and ``bboxes=`` where the target has
-                     any; its pipelines are given no ``bbox_params`` for that
+    torchvision      a uint8 or float tensor (channels, height, width); but ``ToTensor``, ``ToImage`` and
+                     ``ToPILImage`` get an array, and ``PILToTensor`` a Pillow image
+    albumentations   ``image=`` is an array (height, width, channels), with ``masks=`` and ``bboxes=`` from the target;
+                     pipelines must not have ``bbox_params``
     any callable     the array (height, width, channels), after `ToTensor` the tensor (channels, height, width)
 
-Each returns an array, a tensor or an image of Pillow, and the chain goes on from there. Albumentations' generators are
-seeded from the sample's own, with one copy of the pipeline for each thread. All others draw from the global generators
-of Python, NumPy and torch: these are seeded for each sample by the loader (``seed=``), inline and in processes, so such
-a chain is not `pure`; a callable that draws from `penstock.generator()` alone may say ``pure = True``.
+Each returns an array, a tensor or a Pillow image, and the chain continues with it. Albumentations' generators are
+seeded from the sample's generator, with one copy of the pipeline per thread. All others draw from the global generators
+of Python, NumPy and torch. The loader (``seed=``) seeds these for each sample, inline and in processes, so such a chain
+is not `pure`. A callable that draws only from `penstock.generator()` may set ``pure = True``.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _WANT_ARRAYS = frozenset({"PILToTensor", "ToImage", "ToPILImage", "ToTensor"})
 
 
 def adapt(transform: Any) -> Transform:
-    """A transform of another library, or any callable, as a step of ours.
+    """Wrap a transform of another library, or any callable, as a `Transform`.
 
     Raises:
-        ConfigError: it cannot be called.
+        ConfigError: it is not callable.
     """
     if not callable(transform):
-        raise ConfigError(f"a transform is something that is called with an image, not {transform!r}")
+        raise ConfigError(f"a transform must be callable with an image, not {transform!r}")
     if isinstance(transform, type):
-        raise ConfigError(f"{transform.__name__} is a class: give an instance of it, {transform.__name__}(...)")
+        raise ConfigError(f"{transform.__name__} is a class: pass an instance, {transform.__name__}(...)")
     home = {kind.__module__.partition(".")[0] for kind in type(transform).__mro__}
     if "albumentations" in home:
         return Albumentations(transform)
@@ -54,17 +54,17 @@ class Function(Transform):
     """A callable ``image -> image``.
 
     Args:
-        function: is called.
-        tensors: whether with tensors rather than arrays.
+        function: the callable.
+        tensors: whether it takes tensors instead of arrays.
 
     Raises:
-        ConfigError: (when called) there are masks or boxes, which it could not take along, or it returns no image.
+        ConfigError: (when called) the target has masks or boxes, which it cannot transform, or it returns no image.
     """
 
     def __init__(self, function: Callable[[Any], Any], *, tensors: bool = False) -> None:
         self.function = function
         first: Any = function
-        while tensors and getattr(first, "transforms", None):  # the first of a chain
+        while tensors and getattr(first, "transforms", None):  # the first step of a chain
             first = first.transforms[0]
         self.wants = "tensor" if tensors else "array"
         if tensors and type(first).__name__ in _WANT_ARRAYS:
@@ -74,8 +74,8 @@ class Function(Transform):
     def apply(self, canvas: Canvas) -> None:
         if canvas.masks or canvas.boxes is not None:
             raise ConfigError(
-                f"{self.function!r} gets the image alone, and could not take its masks and boxes along: use a "
-                "transform of Penstock or albumentations there, or leave masks and boxes out of the target"
+                f"{self.function!r} gets only the image and cannot transform masks and boxes: use a transform "
+                "of Penstock or albumentations, or leave masks and boxes out of the target"
             )
         if self.wants == "tensor" or canvas.conversion is not None:
             put(canvas, self.function(canvas.tensor.contiguous()))
@@ -94,10 +94,10 @@ class Function(Transform):
 
 
 def put(canvas: Canvas, made: Any) -> None:
-    """Go on with what a foreign transform returned.
+    """Set the image of the canvas to the result of an external transform.
 
     Raises:
-        ConfigError: it is no image.
+        ConfigError: the result is not an image.
     """
     if isinstance(made, torch.Tensor):
         if made.ndim != 3:
@@ -107,7 +107,7 @@ def put(canvas: Canvas, made: Any) -> None:
     array = made if isinstance(made, np.ndarray) else np.asarray(made) if hasattr(made, "__array_interface__") else None
     if array is None or array.dtype == object or array.ndim not in (2, 3):
         raise ConfigError(f"a transform returned {type(made).__name__}, not an array, a tensor or an image")
-    if array is not canvas.pixels:  # it may be read-only, a view, or wanted again by whoever returned it
+    if array is not canvas.pixels:  # it may be read-only, a view, or reused by the transform
         array = np.array(array, order="C")
     canvas.pixels = array if array.ndim == 3 else array[:, :, None]
 
@@ -115,20 +115,19 @@ def put(canvas: Canvas, made: Any) -> None:
 _CARRIED = {"bool": np.uint8, "int8": np.int16, "float16": np.float32} | dict.fromkeys(
     ("int32", "uint32", "int64", "uint64"), np.float64
 )
-"""Types of masks that OpenCV does not move about, and those that hold their values (of 64 bits: up to 2**53)."""
+"""Dtypes of masks that OpenCV does not support, and dtypes that hold their values (64 bits: up to 2**53)."""
 
 
 class Albumentations(Transform):
     """A transform or pipeline of albumentations.
 
     Args:
-        pipeline: is called with ``image=``, and with masks and boxes where there are any.
+        pipeline: called with ``image=``, and with masks and boxes if the target has any.
 
     Raises:
-        ConfigError: (when called) the pipeline has ``bbox_params`` of its own and there are boxes, or it returns no
-            image.
+        ConfigError: (when called) the pipeline has ``bbox_params`` and the target has boxes, or it returns no image.
 
-    Each thread copies the pipeline when it first uses it.
+    Each thread copies the pipeline at first use.
     """
 
     pure = True
@@ -148,12 +147,12 @@ class Albumentations(Transform):
         pipeline = self._here.of(self.pipeline, boxes=canvas.boxes is not None)
         pipeline.set_random_seed(int(generator().integers(2**32)))
         inputs: dict[str, Any] = {"image": canvas.pixels}
-        masks = [mask for mask in canvas.masks if mask.size]  # of no object there are none
+        masks = [mask for mask in canvas.masks if mask.size]  # leave out masks of no objects
         if masks:
             inputs["masks"] = [mask.astype(_CARRIED.get(mask.dtype.name, mask.dtype), copy=False) for mask in masks]
         if canvas.boxes is not None:
             height, width = canvas.size
-            inputs["bboxes"] = canvas.boxes.clip(0, [width, height, width, height])  # as a step of ours would
+            inputs["bboxes"] = canvas.boxes.clip(0, [width, height, width, height])  # as Penstock's steps do
             inputs["penstock_boxes"] = np.arange(len(canvas.boxes))
         found = pipeline(**inputs)
         put(canvas, found["image"])
@@ -176,7 +175,7 @@ class Albumentations(Transform):
 
 
 class _Copies(threading.local):
-    """Copies of a pipeline that belong to this thread, for images with boxes and for those without."""
+    """This thread's copies of a pipeline, for images with and without boxes."""
 
     def __init__(self) -> None:
         self.copies: dict[bool, Any] = {}
@@ -189,13 +188,15 @@ class _Copies(threading.local):
 
 
 def _with_boxes(pipeline: Any) -> Any:
-    """A pipeline that takes boxes in pixels, and says which are left.
+    """Return a pipeline that takes boxes in pixels and returns the indices of the remaining ones.
 
     Raises:
-        ConfigError: it takes boxes in a way of its own.
+        ConfigError: the pipeline has its own parameters of boxes.
     """
     albumentations = import_module("albumentations")
     if "bboxes" in getattr(pipeline, "processors", {}):
-        raise ConfigError("leave bbox_params out of this pipeline: Penstock gives it the boxes of the target in pixels")
+        raise ConfigError(
+            "leave bbox_params out of this pipeline: Penstock passes it the boxes of the target in pixels"
+        )
     params = albumentations.BboxParams(format="pascal_voc", label_fields=["penstock_boxes"])
     return albumentations.Compose([pipeline], bbox_params=params)

@@ -1,6 +1,6 @@
-"""Crops, resizes and flips: names, arguments and defaults of torchvision. None looks at a pixel but to add a border.
+"""Crops, resizes and flips with torchvision's names, arguments and defaults. Only borders need pixels.
 
-Masks and boxes follow all of them. Positions and sizes are whole pixels, drawn from the image's size alone.
+All apply to masks and boxes, too. Positions and sizes are whole pixels and depend only on the image's size.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ _FILTERS = {
     2: "bilinear",
     3: "bicubic",
 }
-"""By name, and by Pillow's number."""
+"""Filters by name and by Pillow's number."""
 
 
 def filter_of(interpolation: Any) -> Filter:
-    """A filter by its name, or as torchvision's InterpolationMode or Pillow's Resampling.
+    """Return the name of a filter, given as a name, torchvision's InterpolationMode or Pillow's Resampling.
 
     Raises:
-        ConfigError: it is none of ours.
+        ConfigError: it is not supported.
     """
     name = getattr(interpolation, "value", interpolation)
     if not isinstance(name, str | int) or name not in _FILTERS:
-        raise ConfigError(f"interpolation is 'nearest', 'bilinear' or 'bicubic', not {interpolation!r}")
+        raise ConfigError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', not {interpolation!r}")
     return cast(Filter, _FILTERS[name])
 
 
 def interval(values: Sequence[float], name: str) -> tuple[float, float]:
-    """Two positive numbers, the lesser one first.
+    """Check and return two positive numbers, the smaller first.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: they are not such.
     """
     if not isinstance(values, Sequence) or len(values) != 2 or not 0 < values[0] <= values[1]:
-        raise ConfigError(f"{name} must be (least, most), both positive, got {values!r}")
+        raise ConfigError(f"{name} must be (min, max), both positive, got {values!r}")
     return float(values[0]), float(values[1])
 
 
 def draw_sides(area: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Iterator[tuple[int, int]]:
-    """Ten times the two sides of a rectangle: a share of the area by `scale`, the first over the second by `ratio`."""
+    """Draw the sides of a rectangle ten times: `scale` is its share of the area, `ratio` first side over second."""
     random = generator().random
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
@@ -65,20 +65,20 @@ def draw_sides(area: int, scale: tuple[float, float], ratio: tuple[float, float]
 
 
 class RandomResizedCrop(Transform):
-    """A crop of random area and shape, resized: what most networks for images are trained with.
+    """Crop a part of random area and aspect ratio, and resize it. Most image networks are trained with it.
 
     Args:
-        size: of the result: (height, width), or one int for both.
-        scale: the crop's least and largest share of the image's area.
-        ratio: its least and largest width over height, drawn by its logarithm.
-        interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
-        antialias: make each pixel of all source pixels that it covers, rather than of the nearest alone.
+        size: size of the result: (height, width), or one int for both.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest width over height, drawn uniformly on a log scale.
+        interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's InterpolationMode.
+        antialias: average all source pixels that a result pixel covers, instead of only the nearest ones.
 
     Raises:
-        ConfigError: a size, share or ratio that is not positive, or an unknown filter.
+        ConfigError: a size, share or ratio is not positive, or the filter is unknown.
 
-    After ten draws that do not fit into the image, the largest crop in its middle of the nearest allowed shape is
-    taken. Draws at most 40 numbers. With `ImageDataset` only the crop is decoded.
+    If ten draws do not fit into the image, it takes the largest centred crop of the nearest allowed ratio. Draws at
+    most 40 numbers. An `ImageDataset` decodes only the crop.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RandomResizedCrop(Transform):
         canvas.look(made)
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """(top, left, height, width) of the crop."""
+        """Return (top, left, height, width) of the crop."""
         for wide, tall in draw_sides(height * width, self.scale, self.ratio):
             if 0 < wide <= width and 0 < tall <= height:
                 random = generator().random
@@ -118,14 +118,14 @@ class RandomResizedCrop(Transform):
 
 
 class CenterCrop(Transform):
-    """The middle of the image; a smaller image gets a border of zeros first.
+    """Crop the centre of the image; a smaller image is padded with zeros first.
 
     Args:
         size: (height, width), or one int for both.
-        p: probability; otherwise the image stays as it is.
+        p: probability of the crop.
 
     Raises:
-        ConfigError: a size that is not positive, or no probability.
+        ConfigError: the size is not positive, or `p` is not a probability.
     """
 
     def __init__(self, size: Size, p: float = 1.0) -> None:
@@ -139,7 +139,7 @@ class CenterCrop(Transform):
         short, narrow = max(0, height - canvas.size[0]), max(0, width - canvas.size[1])
         if short or narrow:
             canvas.pad(narrow // 2, short // 2, narrow - narrow // 2, short - short // 2)
-        # As in torchvision, halves are rounded to the even neighbour.
+        # As in torchvision, halves are rounded to even.
         top, left = round((canvas.size[0] - height) / 2), round((canvas.size[1] - width) / 2)
         canvas.look(canvas.view.crop(top, left, height, width))
 
@@ -148,21 +148,22 @@ class CenterCrop(Transform):
 
 
 class RandomCrop(Transform):
-    """A part of the image anywhere, of the image with a border if that is asked for.
+    """Crop a part at a random position, after optional padding.
 
     Args:
         size: (height, width), or one int for both.
-        padding: of the border: one number, (left and right, top and bottom), or (left, top, right, bottom).
-        pad_if_needed: give an image that is smaller than `size` as much border on both sides as it lacks.
-        fill: value of a constant border, or one for each channel: red, green, blue.
+        padding: width of the border: one number, (left and right, top and bottom), or (left, top, right, bottom).
+        pad_if_needed: pad an image that is smaller than `size`, on both sides by as much as it lacks.
+        fill: value of a constant border, or one per channel: red, green, blue.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``. The border of masks is zero.
-        p: probability; otherwise the image stays as it is.
+        p: probability of the crop.
 
     Raises:
-        ConfigError: a size that is not positive, a negative or incomplete `padding`, an unknown mode, no probability.
-        ImageError: (when called) an image that is smaller than `size`, without `pad_if_needed`.
+        ConfigError: the size is not positive, `padding` is negative or incomplete, the mode is unknown, or `p` is not a
+            probability.
+        ImageError: (when called) the image is smaller than `size`, without `pad_if_needed`.
 
-    A border that is not constant takes the whole image to be decoded.
+    With a border that is not constant, the whole image is decoded.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class RandomCrop(Transform):
         if (narrow or short) and not self.pad_if_needed:
             raise ImageError(
                 f"an image of {canvas.size} (height, width) is smaller than the crop of {self.size}: "
-                "RandomCrop(..., pad_if_needed=True) gives it a border, Resize before it makes it larger"
+                "use RandomCrop(..., pad_if_needed=True) to pad it, or put Resize before to enlarge it"
             )
         left, top, random = left + narrow, top + short, generator().random
         y = int(random() * (top + tall + bottom + short - height + 1)) - top
@@ -205,17 +206,17 @@ def _cropped(form: Form, size: tuple[int, int], p: float) -> Form:
 
 
 class Resize(Transform):
-    """Another size: (height, width), or one int for the shorter side, the other in proportion.
+    """Resize to (height, width), or to one int for the shorter side with the same aspect ratio.
 
     Args:
-        size: (height, width), or the length of the shorter side; None: `max_size` alone says how large.
-        interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
-        max_size: of the longer side. With one int as `size`: if it would be longer, it is made this long instead.
-        antialias: make each pixel of all source pixels that it covers, rather than of the nearest alone.
+        size: (height, width), or the length of the shorter side; None: `max_size` determines the size.
+        interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's InterpolationMode.
+        max_size: length of the longer side if `size` is None; with one int as `size`, its maximum.
+        antialias: average all source pixels that a result pixel covers, instead of only the nearest ones.
 
     Raises:
-        ConfigError: a size that is not positive, no size at all, `max_size` with two sizes or below the shorter side,
-            or an unknown filter.
+        ConfigError: a size is not positive, no size is given, `max_size` is combined with two sizes or not larger than
+            the shorter side, or the filter is unknown.
     """
 
     def __init__(
@@ -224,12 +225,12 @@ class Resize(Transform):
         self.size: int | tuple[int, int] | None = None
         if size is None:
             if not isinstance(max_size, int) or max_size < 1:
-                raise ConfigError(f"without a size, max_size is the length of the longer side, not {max_size!r}")
+                raise ConfigError(f"without a size, max_size must be the length of the longer side, not {max_size!r}")
         else:
             one = isinstance(size, int) or len(size) == 1
             self.size = pair(size)[0] if one else pair(size)
             if max_size is not None and not (isinstance(self.size, int) and max_size > self.size):
-                raise ConfigError(f"max_size={max_size} goes with one int as size, and is larger; got {size!r}")
+                raise ConfigError(f"max_size={max_size} needs one int as size, which is smaller; got {size!r}")
         self.interpolation = filter_of(interpolation)
         self.max_size = max_size
         self.antialias = switch(antialias, "antialias")
@@ -256,7 +257,7 @@ class Resize(Transform):
 
 
 class _Flip(Transform):
-    """What both have in common."""
+    """Base class of the flips."""
 
     _upside_down = False
 
@@ -269,24 +270,24 @@ class _Flip(Transform):
 
 
 class HorizontalFlip(_Flip):
-    """Mirrored left to right.
+    """Mirror the image left to right.
 
     Args:
-        p: probability.
+        p: probability of the flip.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `p` is not a probability.
     """
 
 
 class VerticalFlip(_Flip):
-    """Mirrored upside down.
+    """Mirror the image upside down.
 
     Args:
-        p: probability.
+        p: probability of the flip.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `p` is not a probability.
     """
 
     _upside_down = True

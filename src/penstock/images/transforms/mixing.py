@@ -1,9 +1,9 @@
-"""`MixUp` and `CutMix`: two samples of a batch made into one, images and labels alike.
+"""`MixUp` and `CutMix`: mix pairs of samples in a batch, both images and labels.
 
     loader = DataLoader(dataset, batch_size=64, seed=0, collate_fn=MixUp(num_classes=1000))
     for images, labels in loader:          # labels (64, 1000), float32
 
-As ``collate_fn`` they draw from the generator of the batch, so what is mixed repeats with the seed. They can also be
+As ``collate_fn`` they draw from the generator of the batch, so the result depends only on the seed. They can also be
 called with a finished batch. Sample i is mixed with sample i - 1, as in torchvision.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["CutMix", "MixUp"]
 
 
 def _collate(samples: list[Any]) -> list[Any]:
-    """As torch's default function; images that lie as (height, width, channels) stay so."""
+    """Collate as torch does by default, but keep the memory layout (height, width, channels) of images."""
     images = [sample[0] for sample in samples]
     if all(image.ndim == 3 and not image.is_contiguous() for image in images):
         stacked = torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
@@ -32,13 +32,13 @@ def _collate(samples: list[Any]) -> list[Any]:
 
 
 class _Mix:
-    """What the two share.
+    """Base class of both.
 
     Args:
-        alpha: both parameters of the Beta distribution that the share of the first image is drawn from.
-        num_classes: of labels that are class numbers; None for labels that have a column for each class already.
-        labels_getter: nothing but ``"default"``: labels are the second part of a batch.
-        p: probability that a batch is mixed; otherwise only its labels change, to columns.
+        alpha: both parameters of the Beta distribution of the first image's weight.
+        num_classes: number of classes, if labels are class numbers; None for labels with a column per class.
+        labels_getter: must be ``"default"``: labels are the second element of a batch.
+        p: probability that a batch is mixed. In any case labels become columns.
     """
 
     pure = True
@@ -48,24 +48,24 @@ class _Mix:
     ) -> None:
         if labels_getter != "default":
             raise ConfigError(
-                f"labels_getter={labels_getter!r}: labels are the second part of a batch here, as with 'default'; put "
-                "them there in the collate_fn or after the loader"
+                f"labels_getter={labels_getter!r}: only 'default' is supported, where labels are the second element of "
+                "a batch; put them there in the collate_fn or after the loader"
             )
         if not alpha > 0:
             raise ConfigError(f"alpha must be positive, got {alpha!r}")
         if num_classes is not None and num_classes < 1:
             raise ConfigError(f"num_classes must be positive, got {num_classes!r}")
         if not 0 <= p <= 1:
-            raise ConfigError(f"p is a probability, between 0 and 1, not {p!r}")
+            raise ConfigError(f"p must be a probability, between 0 and 1, not {p!r}")
         self.alpha = float(alpha)
         self.num_classes = num_classes
         self.p = float(p)
 
     def __call__(self, batch: Any) -> tuple[Any, ...]:
-        """``(images, labels, ...)``: of a finished batch, or of a list of samples, which is collated first.
+        """Mix a batch, or a list of samples, which is collated first; return ``(images, labels, ...)``.
 
         Raises:
-            ConfigError: labels that are no class numbers below `num_classes`, and no columns either.
+            ConfigError: labels are neither class numbers below `num_classes` nor columns.
         """
         if isinstance(batch, list) and batch and isinstance(batch[0], tuple | list):
             batch = _collate(batch)
@@ -82,8 +82,8 @@ class _Mix:
     def _columns(self, labels: Any) -> torch.Tensor:
         if not isinstance(labels, torch.Tensor):
             raise ConfigError(
-                f"{type(self).__name__} mixes labels that are a tensor, not {type(labels).__name__}: of what target= "
-                "gives, put the class numbers there in the collate_fn"
+                f"{type(self).__name__} needs labels as a tensor, not {type(labels).__name__}: with target=, put the "
+                "class numbers there in the collate_fn"
             )
         if labels.ndim == 2 and labels.dtype.is_floating_point:
             return labels
@@ -102,39 +102,39 @@ class _Mix:
 
 
 class MixUp(_Mix):
-    """Each image becomes a weighted mean of itself and the one before it; so do the labels.
+    """Replace each image, and its label, by a weighted mean of itself and the previous one in the batch.
 
     Args:
-        alpha: both parameters of the Beta distribution that the weight is drawn from, one for the batch.
-        num_classes: of labels that are class numbers; None for labels that have a column for each class already.
-        labels_getter: nothing but ``"default"``: labels are the second part of a batch.
-        p: probability that a batch is mixed; otherwise only its labels change, to columns.
+        alpha: both parameters of the Beta distribution of the weight, which is drawn once per batch.
+        num_classes: number of classes, if labels are class numbers; None for labels with a column per class.
+        labels_getter: must be ``"default"``: labels are the second element of a batch.
+        p: probability that a batch is mixed. In any case labels become columns.
 
     Raises:
-        ConfigError: an `alpha` or `num_classes` that is not positive, a `labels_getter`, or no probability.
+        ConfigError: `alpha` or `num_classes` is not positive, `labels_getter` is given, or `p` is not a probability.
     """
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
         if images.dtype.is_floating_point:
             return torch.lerp(images.roll(1, 0), images, share), share
         mixed = torch.empty_like(images)
-        for number in range(len(images)):  # image by image: floats of one image at a time
+        for number in range(len(images)):  # one by one, so that only one image is float at a time
             mean = torch.lerp(images[number - 1].float(), images[number].float(), share)
             mixed[number] = mean.round_()
         return mixed, share
 
 
 class CutMix(_Mix):
-    """In each image a rectangle is that of the one before it; labels are mixed by its area.
+    """Replace a rectangle in each image by that of the previous one in the batch; mix labels by its area.
 
     Args:
-        alpha: both parameters of the Beta distribution that the area is drawn from, one for the batch.
-        num_classes: of labels that are class numbers; None for labels that have a column for each class already.
-        labels_getter: nothing but ``"default"``: labels are the second part of a batch.
-        p: probability that a batch is mixed; otherwise only its labels change, to columns.
+        alpha: both parameters of the Beta distribution of the area, which is drawn once per batch.
+        num_classes: number of classes, if labels are class numbers; None for labels with a column per class.
+        labels_getter: must be ``"default"``: labels are the second element of a batch.
+        p: probability that a batch is mixed. In any case labels become columns.
 
     Raises:
-        ConfigError: an `alpha` or `num_classes` that is not positive, a `labels_getter`, or no probability.
+        ConfigError: `alpha` or `num_classes` is not positive, `labels_getter` is given, or `p` is not a probability.
     """
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:

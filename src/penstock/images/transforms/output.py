@@ -1,7 +1,7 @@
-"""From uint8 pixels to the tensor that leaves: scaled, normalised, in any float type and either layout, in one pass.
+"""Convert uint8 pixels to the output tensor in one pass: scale and normalise, in any float dtype and either layout.
 
-Of 8 bits there are 256 values, so the result of scaling and normalising is looked up: exactly what torchvision's
-arithmetic in float32 gives, rounded once to the type wanted, without an array in between.
+Bytes have 256 values, so scaling and normalising is a table look-up: exactly torchvision's arithmetic in float32,
+rounded once to the output dtype, without an intermediate array.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from penstock.images.transforms.view import Pixels
 __all__ = ["Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "place"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.float64}
-"""Types that OpenCV moves about, by their bytes: it knows nothing of bfloat16."""
+"""Dtypes that OpenCV can copy, by item size. It does not support bfloat16."""
 
 
 class Form(NamedTuple):
-    """What is known of every image that leaves a step.
+    """Known properties of all images after a step.
 
     Attributes:
         size: (height, width); None if images differ.
-        dtype: None if it is not known.
-        channels_last: whether images lie as (height, width, channels) in memory.
+        dtype: dtype of the images; None if it is not known.
+        channels_last: whether the memory layout is (height, width, channels).
     """
 
     size: tuple[int, int] | None = None
@@ -38,19 +38,19 @@ class Form(NamedTuple):
 
     @property
     def row(self) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """Shape, as it lies in memory, and type of an image of three channels; None if that is not known."""
+        """Shape (in memory) and dtype of an image of three channels; None if they are not known."""
         if self.size is None or self.dtype is None:
             return None
         return ((*self.size, 3) if self.channels_last else (3, *self.size)), self.dtype
 
 
 class Conversion(NamedTuple):
-    """What becomes of the pixels in the end.
+    """The conversion of pixels at the end of a chain.
 
     Attributes:
-        dtype: of the tensor; bytes stay what they are, for any other type they are brought to 0..1.
-        channels_last: how it lies in memory.
-        mean, std: of each channel, after scaling to 0..1; empty for none.
+        dtype: dtype of the tensor; uint8 keeps the values, other dtypes scale them to 0..1.
+        channels_last: whether the memory layout is (height, width, channels).
+        mean, std: per channel, applied after scaling to 0..1; empty for no normalisation.
     """
 
     dtype: torch.dtype
@@ -61,7 +61,7 @@ class Conversion(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
-    """(256, channels): the bits of the result for each value of each channel."""
+    """Return (256, channels): the bits of the result for each value of each channel."""
     if conversion.dtype is torch.uint8:
         return np.arange(256, dtype=np.uint8)[:, None].repeat(channels, 1)
     values = torch.arange(256, dtype=torch.float32).div(255).repeat(channels, 1)
@@ -76,10 +76,10 @@ def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=64)
 def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
-    """The same as (channels, 256), for `draw_region`.
+    """Return the table of a conversion as (channels, 256), for `draw_region`.
 
     Raises:
-        ConfigError: means for another number of channels.
+        ConfigError: the number of means does not match the channels.
     """
     if conversion.mean:
         check_channels(conversion.mean, channels)
@@ -87,7 +87,7 @@ def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
 
 
 def place(conversion: Conversion, size: tuple[int, int], channels: int, out: torch.Tensor | None) -> torch.Tensor:
-    """`out`, if it has the shape in memory and the type of a result of this size; else new memory."""
+    """Return `out` if its shape (in memory) and dtype match a result of this size; else new memory."""
     shape = (*size, channels) if conversion.channels_last else (channels, *size)
     if out is None or out.shape != shape or out.dtype is not conversion.dtype:
         return torch.empty(shape, dtype=conversion.dtype)
@@ -95,30 +95,30 @@ def place(conversion: Conversion, size: tuple[int, int], channels: int, out: tor
 
 
 def as_bits(memory: torch.Tensor) -> npt.NDArray[Any]:
-    """The memory of a tensor as numbers that NumPy knows: it knows nothing of bfloat16."""
+    """Return the memory of a tensor as an array of another dtype, since NumPy does not support bfloat16."""
     bits: npt.NDArray[Any] = memory.view(_BITS[memory.dtype.itemsize]).numpy()
     return bits
 
 
 def check_channels(mean: tuple[float, ...], channels: int) -> None:
-    """One number for all channels, or one for each.
+    """Check for one mean for all channels, or one per channel.
 
     Raises:
-        ConfigError: another number of them.
+        ConfigError: another number of means.
     """
     if len(mean) not in (1, channels):
         raise ConfigError(
-            f"Normalize has {len(mean)} means, and the image {channels} channels: give one for each, or one"
+            f"Normalize has {len(mean)} means, and the image {channels} channels: pass one for each, or one"
         )
 
 
 def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor:
-    """The tensor (channels, height, width), written to `out` if that has the shape and type; else new memory.
+    """Return the tensor (channels, height, width), in `out` if its shape and dtype match; else in new memory.
 
-    `out` has the shape of the memory: (height, width, channels) or (channels, height, width).
+    `out` has the shape in memory: (height, width, channels) or (channels, height, width).
 
     Raises:
-        ConfigError: means for another number of channels.
+        ConfigError: the number of means does not match the channels.
     """
     height, width, channels = pixels.shape
     if conversion.mean:
@@ -126,7 +126,7 @@ def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) ->
     out = place(conversion, (height, width), channels, out)
     if pixels.dtype == np.uint8:
         _look_up(pixels, conversion, out)
-    else:  # what is no byte is not scaled
+    else:  # only bytes are scaled
         values = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.float32)
         if conversion.mean:
             values = (values - torch.tensor(conversion.mean)) / torch.tensor(conversion.std)

@@ -1,4 +1,4 @@
-"""`SquarePad`: a border that makes an image square; and what borders have in common."""
+"""`SquarePad`: pads an image to a square. Also checks for arguments of borders."""
 
 from __future__ import annotations
 
@@ -24,44 +24,43 @@ MODES = {
 
 
 def border_mode(name: Any) -> Literal["constant", "edge", "reflect", "symmetric"]:
-    """The name of a kind of border.
+    """Check and return the name of a padding mode.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the mode is unknown.
     """
     if name not in MODES:
-        raise ConfigError(f"padding_mode is one of {', '.join(MODES)}, not {name!r}")
+        raise ConfigError(f"padding_mode must be one of {', '.join(MODES)}, not {name!r}")
     found: Literal["constant", "edge", "reflect", "symmetric"] = name
     return found
 
 
 def borders(padding: Any) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of one number, of (left and right, top and bottom), or of four; None is no border.
+    """Return (left, top, right, bottom) from one, two (left and right, top and bottom) or four numbers, or None.
 
     Raises:
-        ConfigError: something else, or a negative number.
+        ConfigError: another value, or a negative number.
     """
     values = () if padding is None else tuple(padding) if isinstance(padding, list | tuple) else (padding,)
     if len(values) not in (0, 1, 2, 4) or not all(isinstance(value, int) and value >= 0 for value in values):
-        raise ConfigError(f"padding is one number, two or four of them, none negative; not {padding!r}")
+        raise ConfigError(f"padding must be one, two or four non-negative numbers, not {padding!r}")
     left, top, right, bottom = (values * (4 // len(values))) if values else (0, 0, 0, 0)
     return left, top, right, bottom
 
 
 class SquarePad(Transform):
-    """The shorter side made as long as the longer one, by a border.
+    """Pad the shorter side to the length of the longer one.
 
     Args:
-        position: where the image goes: in the ``"center"``, or with all of the border behind it (``"top_left"``) or
-            before it (``"bottom_right"``).
-        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as torchvision's Pad has them.
-        fill: value of a constant border, or one for each channel: red, green, blue.
-        p: probability; otherwise the image stays as it is.
+        position: position of the image: ``"center"``, ``"top_left"`` or ``"bottom_right"``.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as in torchvision's Pad.
+        fill: value of a constant border, or one per channel: red, green, blue.
+        p: probability of the padding.
 
     Raises:
-        ConfigError: an unknown position or mode, or no probability.
+        ConfigError: an unknown position or mode, or `p` is not a probability.
 
-    Masks get a border of zeros, boxes move along.
+    Masks are padded with zeros, and boxes are shifted.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class SquarePad(Transform):
         p: float = 1.0,
     ) -> None:
         if position not in ("center", "top_left", "bottom_right"):
-            raise ConfigError(f"position is 'center', 'top_left' or 'bottom_right', not {position!r}")
+            raise ConfigError(f"position must be 'center', 'top_left' or 'bottom_right', not {position!r}")
         self.position = position
         self.padding_mode = border_mode(padding_mode)
         self.fill = filling(fill)

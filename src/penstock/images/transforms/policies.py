@@ -1,8 +1,8 @@
-"""`RandAugment`, `TrivialAugment` and `AutoAugment`: operations of random kind and strength, as torchvision has them.
+"""`RandAugment`, `TrivialAugment` and `AutoAugment`: random operations of random strength, as in torchvision.
 
-Kinds and strengths are those of the papers (Cubuk et al. 2019 and 2020, Müller and Hutter 2021). They are look-ups and
-warps of OpenCV, for albumentations has no such policies. Images are uint8, those of three channels RGB. Masks and boxes
-follow what moves pixels. Draws come from `penstock.generator()`.
+Operations and strengths are those of the papers (Cubuk et al. 2019 and 2020, Müller and Hutter 2021). They use OpenCV's
+look-ups and warps, because albumentations has no such policies. Images are uint8; three channels are RGB. Geometric
+operations apply to masks and boxes, too. Draws come from `penstock.generator()`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMMON = (
 
 
 def sharpness(image: Pixels, factor: float) -> Pixels:
-    """Away from a smoothed image, or towards it; the outermost pixels stay."""
+    """Blend with a smoothed image, or extrapolate from it; the outermost pixels are unchanged."""
     kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
     smooth = image.copy()
     inner = cv2.filter2D(image, -1, kernel)
@@ -46,7 +46,7 @@ def sharpness(image: Pixels, factor: float) -> Pixels:
 
 
 def autocontrast(image: Pixels, _: float) -> Pixels:
-    """Each channel stretched to 0..255."""
+    """Stretch each channel to 0..255."""
     for channel in range(image.shape[2]):
         plane = image[:, :, channel : channel + 1]
         low, high = int(plane.min()), int(plane.max())
@@ -56,7 +56,7 @@ def autocontrast(image: Pixels, _: float) -> Pixels:
 
 
 def equalize(image: Pixels, _: float) -> Pixels:
-    """Each channel with as many pixels of every value, as nearly as can be."""
+    """Equalise the histogram of each channel."""
     for channel in range(image.shape[2]):
         plane = np.ascontiguousarray(image[:, :, channel : channel + 1])
         counts = np.bincount(plane.reshape(-1), minlength=256)
@@ -82,7 +82,7 @@ _PIXELS: dict[str, Callable[[Pixels, float], Pixels]] = {
 
 
 def _matrix(name: str, value: float, height: int, width: int) -> np.ndarray[Any, Any]:
-    """Where pixels of the result come from: (2, 3), turned around the middle, sheared from the upper left corner."""
+    """Return the matrix (2, 3) from result to source: rotation around the centre, shear from the upper left corner."""
     x, y = ((width - 1) / 2, (height - 1) / 2) if name == "rotate" else (-0.5, -0.5)
     if name == "rotate":
         cos, sin = math.cos(math.radians(value)), math.sin(math.radians(value))
@@ -98,10 +98,10 @@ def _matrix(name: str, value: float, height: int, width: int) -> np.ndarray[Any,
 
 
 def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: Filter, fill: Any) -> None:
-    """One operation, by its name, of a strength in its own unit: pixels, degrees, bits, or a change of the factor.
+    """Apply an operation by name, with a strength in its own unit: pixels, degrees, bits, or a change of the factor.
 
     Raises:
-        ConfigError: pixels that are not uint8, where the operation changes colours.
+        ConfigError: the operation changes colours and the pixels are not uint8.
     """
     if name in _MOVES:
         canvas.warp(_matrix(name, value, *canvas.size), interpolation=interpolation, fill=fill)
@@ -115,7 +115,7 @@ class _Policy(Transform):
         self.fill = filling(fill)
 
     def _do(self, canvas: Canvas, name: str, share: float, *, wide: bool = False) -> None:
-        """An operation of a strength between 0 and 1."""
+        """Apply an operation with a strength between 0 and 1."""
         height, width = canvas.size
         strongest = {
             "shearx": 0.99 if wide else 0.3,
@@ -138,16 +138,16 @@ class _Policy(Transform):
 
 
 class RandAugment(_Policy):
-    """Some operations of equal strength, each drawn from 14.
+    """Apply several random operations, out of 14, of the same strength.
 
     Args:
-        num_ops: how many.
-        magnitude: their strength, below `num_magnitude_bins`.
-        num_magnitude_bins: what counts as the strongest, plus one.
-        interpolation, fill: of operations that move pixels.
+        num_ops: number of operations.
+        magnitude: their strength, from 0 to below `num_magnitude_bins`.
+        num_magnitude_bins: number of strengths.
+        interpolation, fill: filter and fill value of geometric operations.
 
     Raises:
-        ConfigError: a number that is negative or too large, or an unknown filter; (when called) pixels that are not
+        ConfigError: a number is negative or too large, or the filter is unknown; (when called) the pixels are not
             uint8.
     """
 
@@ -171,14 +171,14 @@ class RandAugment(_Policy):
 
 
 class TrivialAugment(_Policy):
-    """One operation of 14, of any strength; torchvision's TrivialAugmentWide.
+    """Apply one random operation, out of 14, of random strength; torchvision's TrivialAugmentWide.
 
     Args:
-        num_magnitude_bins: how many strengths there are.
-        interpolation, fill: of operations that move pixels.
+        num_magnitude_bins: number of strengths.
+        interpolation, fill: filter and fill value of geometric operations.
 
     Raises:
-        ConfigError: less than two strengths, or an unknown filter; (when called) pixels that are not uint8.
+        ConfigError: less than two strengths, or an unknown filter; (when called) the pixels are not uint8.
     """
 
     def __init__(
@@ -199,14 +199,14 @@ class TrivialAugment(_Policy):
 
 
 class AutoAugment(_Policy):
-    """A pair of operations, drawn from the 25 that were found for a data set.
+    """Apply a random pair of operations from a dataset's policy of 25 pairs.
 
     Args:
-        policy: of which data set: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's AutoAugmentPolicy.
-        interpolation, fill: of operations that move pixels.
+        policy: dataset of the policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's AutoAugmentPolicy.
+        interpolation, fill: filter and fill value of geometric operations.
 
     Raises:
-        ConfigError: another policy, or an unknown filter; (when called) pixels that are not uint8.
+        ConfigError: another policy, or an unknown filter; (when called) the pixels are not uint8.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class AutoAugment(_Policy):
     ) -> None:
         self.policy = getattr(policy, "value", policy)
         if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            raise ConfigError(f"policy is one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
+            raise ConfigError(f"policy must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
         super().__init__(interpolation, fill)
         self._pairs = pairs_of(self.policy)
 

@@ -1,4 +1,4 @@
-"""`transform_image`: one image by hand, outside of a data set."""
+"""`transform_image`: transforms a single image, outside a dataset."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["transform_image"]
 
 
 def transform_image(apply: Callable[[Canvas], None], image: Any, target: Mapping[str, Any] | None) -> Any:
-    """Return an image, and its target if there is one, after ``apply`` has changed them on a canvas.
+    """Apply a transform's ``apply`` to an image, and to its target if given; return the results.
 
     Raises:
-        ConfigError: an image of another number of dimensions.
+        ConfigError: the image has another number of dimensions.
     """
     given = image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) and image.ndim == 3 else image
     pixels = np.asarray(given)
@@ -27,7 +27,7 @@ def transform_image(apply: Callable[[Canvas], None], image: Any, target: Mapping
     if flat:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3:
-        raise ConfigError(f"an image has the shape (height, width, channels), not {pixels.shape}")
+        raise ConfigError(f"an image must have the shape (height, width, channels), not {pixels.shape}")
     belongs = dict(target) if target is not None else {}
     canvas = open_canvas(Array(np.ascontiguousarray(pixels)), belongs)
     apply(canvas)

@@ -1,7 +1,7 @@
-"""The policies that AutoAugment found (Cubuk et al. 2019, arXiv 1805.09501, appendix): facts, and how they are read.
+"""The policies of AutoAugment (Cubuk et al. 2019, arXiv 1805.09501, appendix), and their parser.
 
-A policy has 25 pairs, one a line, of ``operation probability strength``; strengths count to ten, ``-`` is none. In the
-paper operations that know no strength have one too; it says nothing, and is left out here as in torchvision.
+A policy has 25 pairs, one a line, of ``operation probability strength``. Strengths are 0 to 9, ``-`` means none. The
+paper lists strengths even for operations without one; they have no effect and are left out, as in torchvision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Step(NamedTuple):
     name: str
     probability: float
     share: float
-    """Of the greatest strength, 0 to 1."""
+    """Strength as a share of the largest, 0 to 1."""
 
 
 _IMAGENET = """
@@ -105,11 +105,11 @@ shearx 0.7 2, invert 0.1 -
 """
 
 POLICIES = {"imagenet": _IMAGENET, "cifar10": _CIFAR10, "svhn": _SVHN}
-"""By the data set that they were found on; the names are torchvision's."""
+"""Policies by the dataset that they were found on, with torchvision's names."""
 
 
 def pairs_of(policy: str) -> list[tuple[Step, Step]]:
-    """The pairs of a policy, by its name."""
+    """Return the pairs of the policy with this name."""
     found = []
     for line in POLICIES[policy].strip().split("\n"):
         first, second = (_step(*part.split()) for part in line.split(", "))

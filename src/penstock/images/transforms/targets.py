@@ -1,11 +1,11 @@
-"""What belongs to an image, as a dict, and how it follows the image through the geometry of a chain.
+"""Targets of an image: a dict with masks and boxes, to which geometric transforms apply, too.
 
     {"masks": (mask,), "boxes": boxes, "labels": labels, ...}
 
 ``masks`` are arrays or tensors of the image's size: (height, width) or (n, height, width), or a sequence of such; they
-take the nearest pixel. ``boxes`` are (n, 4) of left, top, right, bottom, arrays or tensors; those that a crop leaves
-nothing of are left out, and so are the entries with the same n of ``labels``, ``areas``, ``scores`` and of the stacked
-masks. Everything else stays as it is. Types are what they were; boxes of integers become float32.
+are resampled with nearest interpolation. ``boxes`` are (n, 4) of left, top, right, bottom, arrays or tensors. Boxes
+outside a crop are removed, and so are their entries in ``labels``, ``areas``, ``area``, ``scores``, ``iscrowd`` and
+stacked masks of the same n. Other entries are unchanged. Types are kept, but boxes of integers become float32.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _WITH_BOXES = ("labels", "areas", "area", "scores", "iscrowd")
 
 
 def open_canvas(source: Source, target: Mapping[str, Any], out: torch.Tensor | None = None) -> Canvas:
-    """A canvas with an image and what belongs to it.
+    """Return a canvas with an image and its target.
 
     Raises:
-        ConfigError: a mask of another size than the image, or boxes that are not (n, 4), in order and finite.
+        ConfigError: a mask has another size than the image, or boxes are not (n, 4), ordered and finite.
     """
     if not target:
         return Canvas(source, out=out)
     if target.get("masks", ()) is None:
-        raise ConfigError("masks= is None: leave the key out where there are none")
+        raise ConfigError("masks is None: leave the key out if there are no masks")
     masks = tuple(_planes(mask) for mask in _several(target.get("masks", ())))
     for mask in masks:
         if mask.shape[:2] != source.size:
@@ -42,16 +42,16 @@ def open_canvas(source: Source, target: Mapping[str, Any], out: torch.Tensor | N
     if boxes is not None:
         boxes = np.asarray(boxes)
         if boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4):
-            raise ConfigError(f"boxes have the shape (n, 4): left, top, right, bottom; not {boxes.shape}")
+            raise ConfigError(f"boxes must be (n, 4): left, top, right, bottom; not {boxes.shape}")
         if boxes.size and not ((boxes[:, :2] <= boxes[:, 2:]).all() and np.isfinite(boxes).all()):
             raise ConfigError(
-                f"boxes are left, top, right, bottom in pixels, the first two not beyond the others: {boxes}"
+                f"boxes must be finite left, top, right, bottom in pixels, left <= right and top <= bottom: {boxes}"
             )
     return Canvas(source, masks=masks, boxes=boxes, out=out)
 
 
 def close_target(canvas: Canvas, target: Mapping[str, Any]) -> dict[str, Any]:
-    """The target as the canvas has left it."""
+    """Return the target after the changes of the canvas."""
     made = dict(target)
     canvas.finish()
     kept = canvas.kept
@@ -90,7 +90,7 @@ def _several(masks: Any) -> Sequence[Any]:
 
 
 def _planes(mask: Any) -> np.ndarray[Any, Any]:
-    """(height, width), or (height, width, n) of n planes."""
+    """Return a mask as (height, width), or as (height, width, n) for n planes."""
     array = np.asarray(mask)
     return array if array.ndim == 2 else array.transpose(1, 2, 0)
 

@@ -1,4 +1,4 @@
-"""`ToTensor` and `Normalize`: what the network gets. They only say what is to become of the pixels; see `output`."""
+"""`ToTensor` and `Normalize`. They only record the conversion; `output` applies it to the pixels."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ _TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class ToTensor(Transform):
-    """A float tensor (channels, height, width): bytes 0..255 become 0..1, other numbers stay what they are.
+    """Convert to a float tensor (channels, height, width): bytes 0..255 become 0..1, other numbers are unchanged.
 
     Args:
         dtype: ``torch.float32``, ``float16``, ``bfloat16`` or ``float64``.
-        channels_last: how it lies in memory: (height, width, channels), as a batch with ``channels_last`` strides,
-            which is faster to make and for most networks to use; or False: (channels, height, width).
+        channels_last: memory layout: True: (height, width, channels), torch's ``channels_last``, which is faster to
+            create, and faster for most networks; False: (channels, height, width).
 
     Raises:
-        ConfigError: another type.
+        ConfigError: another dtype.
 
-    Without it, images leave an `ImageDataset` as uint8. With the `Normalize` that follows it is one look-up of
-    each byte: torchvision's arithmetic in float32, rounded once to `dtype`.
+    Without it, an `ImageDataset` returns uint8 images. Together with a following `Normalize` it is one table look-up
+    per byte: torchvision's arithmetic in float32, rounded once to `dtype`.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32, channels_last: bool = True) -> None:
         if dtype not in _TYPES:
-            raise ConfigError(f"dtype is one of {', '.join(map(str, _TYPES))}, not {dtype!r}; leave uint8 as it is")
+            raise ConfigError(
+                f"dtype must be one of {', '.join(map(str, _TYPES))}, not {dtype!r}; for uint8 leave ToTensor out"
+            )
         self.dtype = dtype
         self.channels_last = channels_last
 
@@ -48,16 +50,15 @@ class ToTensor(Transform):
 
 
 class Normalize(Transform):
-    """``(value - mean) / std`` for each channel, of values that `ToTensor` has brought to 0..1.
+    """Compute ``(value - mean) / std`` for each channel, of the values 0..1 from `ToTensor`.
 
     Args:
-        mean, std: one number for each channel, in the order red, green, blue; or one for all.
-        inplace: makes no difference, for within a chain nothing is copied for it: the values are worked out when the
-            tensor is made. An image given by hand is never changed.
+        mean, std: one number per channel, in the order red, green, blue; or one for all.
+        inplace: no effect: a chain copies nothing, and the caller's image is never changed.
 
     Raises:
-        ConfigError: other numbers of them, or a `std` of zero; in a chain: no `ToTensor` before it; when called: images
-            of another number of channels.
+        ConfigError: the numbers do not match, or a `std` is zero; in a chain: no `ToTensor` before it; when called: the
+            image has another number of channels.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
@@ -65,7 +66,7 @@ class Normalize(Transform):
         self.std = tuple(map(float, std))
         self.inplace = switch(inplace, "inplace")
         if not self.mean or len(self.mean) != len(self.std) or 0 in self.std:
-            raise ConfigError(f"mean and std have one number for each channel, std none of zero: {mean!r}, {std!r}")
+            raise ConfigError(f"mean and std need one number for each channel, and std no zero: {mean!r}, {std!r}")
 
     def apply(self, canvas: Canvas) -> None:
         conversion = canvas.conversion

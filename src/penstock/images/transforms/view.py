@@ -1,15 +1,14 @@
-"""Geometry before pixels: which part of an image is wanted, at what size, mirrored or not; resampled once, at the end.
+"""`View`: the part of an image to use, its size and its flips, which are applied in one resampling at the end.
 
     view = View.of((375, 500))                       # (height, width) of the stored image
     view = view.crop(10, 20, 200, 300).resize(224, 224).mirror()
-    image = render(pixels, view.box, view)           # one resampling, whatever came together
+    image = render(pixels, view.box, view)           # one resampling for all steps
 
-A chain of crops, resizes and flips is one `View`, so an image is decoded only where it is looked at. A crop after a
-resize becomes a fractional box, and stays one: rounding it to whole pixels costs 3 to 10 dB. Where two pixels or more
-make one in a direction, blocks of them are averaged first; where one and a part make one, neighbours are blended by as
-much as that takes.
+A chain of crops, resizes and flips is one `View`, so only the used part of an image is decoded. A crop after a resize
+becomes a fractional box, which is not rounded: rounding it to whole pixels costs 3 to 10 dB. When shrinking by a factor
+of 2 or more, blocks of pixels are averaged first; for factors between 1 and 2, neighbours are blended.
 
-Invariant: the image is ``mirror(resize(source[box], size))``; each method gives the view after one more step.
+Invariant: the image is ``mirror(resize(source[box], size))``; each method returns the view after one more step.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _WARP = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": 
 
 
 _FAINT = 0.02
-"""Share of a neighbour below which nothing is blended: steps of up to 1.11 pixels."""
+"""Weight of a neighbour below which nothing is blended: for factors up to 1.11."""
 
 
 class View(NamedTuple):
@@ -46,10 +45,10 @@ class View(NamedTuple):
     Attributes:
         box: (left, top, right, bottom) in pixels of the source, fractional.
         size: (height, width) of the result.
-        flipped: whether mirrored left to right, and upside down, after resampling.
-        resized: whether a resize was asked for: a second one has to look at the pixels of the first.
-        interpolation: how pixels are made of others.
-        antialias: whether all source pixels count where more than one make one.
+        flipped: whether to mirror left to right, and upside down, after resampling.
+        resized: whether a resize was applied: a second one needs the pixels of the first.
+        interpolation: the interpolation method.
+        antialias: whether to average all source pixels that a result pixel covers.
     """
 
     box: Box
@@ -61,11 +60,11 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, size: tuple[int, int]) -> View:
-        """All of an image of (height, width) pixels, as it is."""
+        """Return the view of a whole image of (height, width) pixels."""
         return cls((0.0, 0.0, float(size[1]), float(size[0])), size)
 
     def crop(self, top: int, left: int, height: int, width: int) -> View:
-        """A part of the result, in its pixels."""
+        """Return the view cropped to a part of the result, in pixels of the result."""
         sideways, upside_down = self.flipped
         if sideways:
             left = self.size[1] - left - width
@@ -80,7 +79,7 @@ class View(NamedTuple):
     def resize(
         self, height: int, width: int, *, interpolation: Filter = "bilinear", antialias: bool = True
     ) -> View | None:
-        """The result at another size; None if it has been resized before."""
+        """Return the view resized; None if it has been resized before."""
         if (height, width) == self.size:
             return self
         if self.resized:
@@ -88,12 +87,12 @@ class View(NamedTuple):
         return View(self.box, (height, width), self.flipped, True, interpolation, antialias)
 
     def mirror(self, *, upside_down: bool = False) -> View:
-        """The result mirrored left to right, or upside down."""
+        """Return the view mirrored left to right, or upside down."""
         sideways, down = self.flipped
         return self._replace(flipped=(sideways, not down) if upside_down else (not sideways, down))
 
     def points(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(n, 2) positions (x, y) in the source as positions in the result."""
+        """Map positions (x, y) in the source, (n, 2), to positions in the result."""
         x0, y0, x1, y1 = self.box
         height, width = self.size
         x = (points[:, 0] - x0) * (width / (x1 - x0))
@@ -103,11 +102,12 @@ class View(NamedTuple):
 
 
 def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -> Pixels:
-    """The pixels of a view: (height, width, channels), contiguous, of the source's type.
+    """Return the pixels of a view: (height, width, channels), contiguous, with the source's dtype.
 
-    `source` are pixels that hold at least the view's box, and `box` is where that lies in them: the source itself, or a
-    part of it, decoded at no more resolution than needed. With `out`, which has the result's shape and type, and whose
-    rows need not be adjacent, the result is written there. Otherwise it is new memory, never a part of the source.
+    `source` contains at least the view's box: it is the whole image, or a part of it, perhaps decoded at lower
+    resolution. `box` is the position of the view's box in `source`. The result is written to `out` if given, which has
+    the result's shape and dtype and whose rows need not be adjacent. Otherwise it is new memory, never a part of the
+    source.
     """
     height, width = view.size
     if out is None:
@@ -139,7 +139,7 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
 
 
 def _outward(source: Pixels, box: Box) -> tuple[Pixels, Box]:
-    """The whole pixels that hold a box, which is all that is decoded of a file, and the box in them."""
+    """Return the box rounded outward to whole pixels, as `decode_region` does, and the box in its coordinates."""
     left, top, right, bottom = box
     x, y = math.floor(left), math.floor(top)
     return source[y : math.ceil(bottom), x : math.ceil(right)], (left - x, top - y, right - x, bottom - y)
@@ -150,12 +150,11 @@ def _is_picture(source: Pixels) -> bool:
 
 
 def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
-    """Neighbours blended where up to two pixels make one, which interpolation alone would pick some of; and the box in
-    these.
+    """Blend neighbouring pixels before shrinking by a factor below 2, where interpolation alone would skip some.
 
-    Three weights have the variance that a triangle as wide as the step (Pillow's filter) has beyond that of a pixel:
-    (step**2 - 1) / 12 on either side. The result is as near to Pillow's as averages over pixel areas are, for a
-    fraction of their time.
+    Return the blended pixels and the box in them. The three weights have the variance of Pillow's triangle filter
+    beyond that of a pixel: (step**2 - 1) / 12 on either side. The result is as near to Pillow's as area averages, in a
+    fraction of the time.
     """
     left, top, right, bottom = box
     steps = (right - left) / view.size[1], (bottom - top) / view.size[0]
@@ -169,12 +168,12 @@ def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
 
 
 def _flat(image: Pixels) -> Pixels:
-    """The same memory without a third dimension of one, which is how OpenCV sees grey images."""
+    """Drop a third dimension of one, because OpenCV uses two dimensions for grey images. No copy."""
     return image[:, :, 0] if image.shape[2] == 1 else image
 
 
 def _method(view: View, box: Box) -> int:
-    """Which of OpenCV's ways resizes a box of whole pixels, less than twice as large as the result."""
+    """Return OpenCV's method to resize a box of whole pixels, less than twice as large as the result."""
     smaller = box[3] - box[1] >= view.size[0] and box[2] - box[0] >= view.size[1]
     if view.interpolation == "bicubic" and view.antialias and smaller:
         return cv2.INTER_AREA
@@ -182,10 +181,10 @@ def _method(view: View, box: Box) -> int:
 
 
 def _shrink(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
-    """Averages of whole blocks of pixels, so that less than two make one afterwards; and the box in these.
+    """Average whole blocks of pixels, so that a factor below 2 remains; return the result and the box in it.
 
-    Blocks of whole pixels take a fraction of the time of averages over fractional ones, at the same distance from
-    Pillow's result. Of what is left over at the right and lower edge, less than a block, nothing is seen.
+    Whole blocks take a fraction of the time of fractional areas, at the same distance from Pillow's result. The rest
+    at the right and lower edge, less than a block, is not used.
     """
     left, top, right, bottom = box
     across, down = int((right - left) / view.size[1]), int((bottom - top) / view.size[0])
@@ -195,7 +194,7 @@ def _shrink(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
     x0, y0 = math.floor(left), math.floor(top)
     wide, high = (math.ceil(right) - x0) // across, (math.ceil(bottom) - y0) // down
     blocks = source[y0 : y0 + high * down, x0 : x0 + wide * across]
-    # Halfway between two pixels is their average, and OpenCV is two to three times as fast at it as at blocks of two.
+    # Linear interpolation halfway between two pixels is their average, and two to three times as fast as INTER_AREA.
     method = cv2.INTER_LINEAR if across + down == 3 else cv2.INTER_AREA
     part = cv2.resize(blocks, (wide, high), interpolation=method)
     inner = (left - x0) / across, (top - y0) / down, (right - x0) / across, (bottom - y0) / down
