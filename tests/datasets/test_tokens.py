@@ -33,6 +33,7 @@ from penstock.errors import (
     ShardIOError,
     StateError,
 )
+from penstock.loader.collate import Collate
 from penstock.loader.fetch import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
 
@@ -201,8 +202,7 @@ def test_batches_are_written_where_they_are_delivered(files: list[str]) -> None:
     batch = dataset.fetch_batch([5, 0, 5], None, empty)
     assert batch is given_[0]
     assert torch.equal(batch, torch.stack([dataset[5], dataset[0], dataset[5]]))
-    loader = ps.DataLoader(dataset, batch_size=4)
-    fetch = Fetch(dataset, loader.pipeline.collate, batched=True, seed_globals=False)
+    fetch = Fetch(dataset, Collate(), batched=True, seed_globals=False)
     metrics = BatchMetrics()
     fetch(BatchRequest([1, 2], [1, 2]), metrics)
     assert (metrics.collate, metrics.samples) == (0.0, 2)
