@@ -39,6 +39,7 @@ ELSEWHERE = {
     "integrations.md",  # run by tests/integration, which has imported the frameworks
 }
 MEASURE = () if FULL else ("bench", "doctor", "plan", "profile", "shuffle-quality")
+QUICKSTARTS = "quickstart"  # a folder whose pages are run by test_quickstarts.py, in environments of their own
 SHELL = {"bash", "sh", "console"}
 TEXT = {"text", "toml", "json", "yaml", "ini", "make", "py", "diff"}
 
@@ -127,7 +128,11 @@ def test_what_is_only_shown_compiles() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [d for d in DOCUMENTS if any(lang == "python" for lang, _ in blocks(d)) and d.name not in ELSEWHERE],
+    [
+        d
+        for d in DOCUMENTS
+        if any(lang == "python" for lang, _ in blocks(d)) and d.name not in ELSEWHERE and d.parent.name != QUICKSTARTS
+    ],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_python_blocks_run(document: Path, folder: Path, tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def run_python(document: Path, tmp_path: Path, *, imports: Iterable[str] = ()) -
 
 @pytest.mark.parametrize(
     "document",
-    [d for d in DOCUMENTS if any(lang in SHELL for lang, _ in blocks(d))],
+    [d for d in DOCUMENTS if any(lang in SHELL for lang, _ in blocks(d)) and d.parent.name != QUICKSTARTS],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_shell_blocks_run(document: Path, folder: Path, tmp_path: Path) -> None:

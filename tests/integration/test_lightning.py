@@ -18,7 +18,7 @@ import penstock as ps
 
 lightning = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning_support import Model, Writer, fit_on_ranks, trainer  # noqa: E402
+from lightning_support import Model, Writer, _row, fit_on_ranks, trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -113,6 +113,20 @@ def test_resume_from_the_checkpoint_of_every_epoch(tmp_path: Path) -> None:
     whole = fit(make(), callbacks=[every], enable_checkpointing=True).seen
     for epoch in range(2):
         assert fit(make(), ckpt_path=str(tmp_path / f"epoch={epoch}.ckpt")).seen == whole[5 * epoch + 5 :]
+
+
+def test_resume_of_a_share(tmp_path: Path) -> None:
+    """A data set with an order of its own: the epoch is resumed to its end, and the next one is whole."""
+    (tmp_path / "rows.txt").write_text("".join(f"{row} {row}\n" for row in range(20)))
+
+    def loader() -> ps.DataLoader[Any]:
+        return ps.DataLoader(ps.RankDataset(tmp_path / "rows.txt", load=_row, seed=1), batch_size=4)
+
+    every = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    whole = fit(loader(), epochs=2, callbacks=[every], enable_checkpointing=True).seen
+    assert len(whole) == 10
+    for step in (2, 5, 7):
+        assert fit(loader(), epochs=2, ckpt_path=str(tmp_path / f"step={step}.ckpt")).seen == whole[step:]
 
 
 def test_resume_of_a_stream(tmp_path: Path) -> None:

@@ -99,6 +99,31 @@ def test_resume_at_every_batch(manifest: Manifest, name: str) -> None:
     check_chain(make, [1, 0, 2, 3])
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("mini_epochs", [1, 2])
+def test_length_is_that_of_a_whole_epoch_wherever_it_stands(manifest: Manifest, world: int, mini_epochs: int) -> None:
+    """Of a data set with an order of its own, too: trainers count the batches of an epoch by it."""
+
+    def loader(world: int) -> DataLoader[Any]:
+        share = RankDataset(manifest, rank=0, world_size=world, mini_epochs=mini_epochs, seed=0)
+        return DataLoader(share, batch_size=4)
+
+    begun, whole = loader(2), len(loader(world))
+    iterator = iter(begun)
+    next(iterator)
+    resumed = loader(world)
+    resumed.load_state_dict(travelled(begun.state_dict()))
+    assert len(resumed) == whole
+    left = iter(resumed)
+    next(left)
+    assert len(resumed) == whole, "while the epoch runs"
+    for _ in left:
+        pass
+    assert len(resumed) == whole, "behind its end"
+    next(iter(resumed))
+    assert len(resumed) == whole, "in the next one"
+
+
 @full_only("threads at each position", but=["block", "stream", "single", "foreign"])
 @pytest.mark.parametrize("name", NAMES)
 def test_threads_resume_what_the_main_thread_began_and_the_other_way(manifest: Manifest, name: str) -> None:

@@ -91,6 +91,11 @@ class MiniEpoch(NamedTuple):
         """The start of the same mini-epoch."""
         return self._replace(skip=0)
 
+    @property
+    def undealt(self) -> MiniEpoch:
+        """The same mini-epoch at the start of an epoch that nobody has read from."""
+        return self._replace(mini_epochs_done=0, consumed=0, skip=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShareCursor(Cursor):
@@ -568,12 +573,12 @@ class SharePlan(Plan[ShareEpoch]):
         return ShareEpoch(self, self.view(self._place(cursor)))
 
     def whole(self, cursor: Cursor) -> Cursor:
-        """Return the cursor itself: after a resume, a view has only the rest of its mini-epoch."""
-        return cursor
+        """Return the cursor at the start of the mini-epoch, for the ranks of this job."""
+        return ShareCursor.at(self._place(cursor).undealt)
 
     def restart(self, run: ShareEpoch) -> Cursor:
-        """Return the cursor at the start of a view."""
-        return ShareCursor.at(run.place)
+        """Return the cursor at the start of a view's mini-epoch."""
+        return ShareCursor.at(run.place.undealt)
 
     def after(self, run: ShareEpoch, delivered: int) -> Cursor:
         """Return the start of the next mini-epoch, or of the next epoch after the last one."""
