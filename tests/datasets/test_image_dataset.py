@@ -213,7 +213,7 @@ class TestBadInput:
         with pytest.raises(ConfigError, match="needs a source of records"):
             ImageDataset([1, 2, 3])
         for dataset in (RankDataset(manifest, load=draw_load), MPDataset(manifest, batch_size=2, load=draw_load)):
-            with pytest.raises(ConfigError, match="has a load= of its own"):
+            with pytest.raises(ConfigError, match="has its own load="):
                 ImageDataset(dataset)
         with pytest.raises(ManifestIOError, match=r"nowhere\.txt"):
             ImageDataset(tmp_path / "nowhere.txt")

@@ -102,7 +102,7 @@ def test_errors() -> None:
         Mixture([(Stream(0, 3), 1), (Numbers(0, 3), 1)])
     with pytest.raises(ConfigError, match=r"needs the length of every source"):
         make(mode="repeat")
-    with pytest.raises(ConfigError, match=r"source 0 gave no sample at all"):
+    with pytest.raises(ConfigError, match=r"source 0 yielded no samples"):
         list(make(sizes=(0, 3)))
     assert len(list(pickle.loads(pickle.dumps(make(stop=5))))) == 5
 

@@ -178,7 +178,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "truncated": ("tokens-00000.idx", lambda data: data[:-3], "truncated or damaged"),
     "too many": ("tokens-00000.idx", lambda data: data[:18] + b"\xff" * 8 + data[26:], "truncated or damaged"),
     "tokens truncated": ("tokens-00000.bin", lambda data: data[:-2], "of another pair"),
-    "half a token": ("tokens-00000.bin", lambda data: data[:-1], "no whole number"),
+    "half a token": ("tokens-00000.bin", lambda data: data[:-1], "not a whole number"),
     "documents": ("tokens-00000.idx", lambda data: data[:-8] + struct.pack("<q", 3), "do not begin"),
 }
 
