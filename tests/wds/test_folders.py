@@ -1,4 +1,4 @@
-"""A folder that is watched: what is taken, in which order, what becomes of it, and when it ends."""
+"""A watched folder: which shards are read, in which order, what happens to them, and when the list ends."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_state_cannot_go_on(tmp_path: Path) -> None:
     dataset.close()
     again = wds.WebDataset(wds.DirectoryShardList(tmp_path, poll=None, mode="keep"))
     again.load_state_dict(state)
-    with pytest.raises(StateError, match="folder that is watched"):
+    with pytest.raises(StateError, match="is a watched folder"):
         next(iter(again))
     assert len(list(pickle.loads(pickle.dumps(again)))) == 30
 
@@ -206,7 +206,7 @@ def test_a_state_cannot_go_on(tmp_path: Path) -> None:
     [
         ({"mode": "move"}, "unknown mode 'move'"),
         ({"select": "newest"}, "unknown selection strategy 'newest'"),
-        ({"fate": "unlink"}, "fate has no meaning"),
+        ({"fate": "unlink"}, "fate has no effect"),
         ({"poll": 0}, "poll is None or positive"),
         ({"timeout": -1}, "timeout 0 or more"),
     ],

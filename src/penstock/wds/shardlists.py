@@ -1,7 +1,7 @@
-"""Lists of shards, and how they are split over ranks and workers.
+"""Lists of shards, and the stages that split them across ranks and workers.
 
-A list of shards is in an order that is the same for all ranks and workers, and changes every epoch where that is asked
-for; then it is split. So every epoch a rank reads others.
+All ranks and workers see the same list in the same order, which a shuffle changes every epoch. The list is split after
+the shuffle, so a rank reads different shards every epoch.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _NO_DATA = "pipeline stage received no data at all and this was declared as an e
 
 
 def expand_urls(urls: Any) -> list[str]:
-    """The shards that a text names, with braces, patterns and ``::``; a list's entries are expanded too.
+    """Expand a string with braces, glob patterns and ``::`` into shards; entries of a list are expanded too.
 
     Raises:
-        ConfigError: nothing is named.
+        ConfigError: the result is empty.
     """
     if isinstance(urls, str) and urls.startswith("pipe:"):
         return [url for part in urls.split("::") for url in braces(part)]
     if isinstance(urls, str | os.PathLike):
         return ["-"] if urls == "-" else expand(urls)
-    # A command in a list is taken as it is: its braces are the shell's.
+    # A command in a list is not expanded: its braces are for the shell.
     found = [
         url
         for part in urls
@@ -69,7 +69,7 @@ def expand_urls(urls: Any) -> list[str]:
 
 
 def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
-    """The same of anything that gives addresses, so many at most."""
+    """Expand any iterable of addresses, up to ``max_urls``."""
     if isinstance(source, str | os.PathLike | list | tuple):
         return expand_urls(source)[:max_urls]
     found = []
@@ -79,7 +79,7 @@ def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
 
 
 class _ShardStep(Step):
-    """Shards by position: the state is how many there were."""
+    """Shards by position; the state is the number of shards delivered."""
 
     def __init__(self, url: Any, count: int | None, own: Any) -> None:
         self._url, self._count, self._had = url, count, read_count(own)
@@ -96,12 +96,12 @@ class _ShardStep(Step):
 
 
 class SimpleShardList(Source):
-    """Shards in order.
+    """A list of shards in order.
 
     Args:
         urls: as for `expand_urls`.
-        seed: shuffles them, every epoch anew; True takes the pipeline's.
-        shuffle: the same without a seed of its own.
+        seed: shuffle the shards every epoch with this seed; True uses the pipeline's seed.
+        shuffle: shuffle the shards every epoch with the pipeline's seed.
     """
 
     def __init__(self, urls: Any, seed: int | bool | None = None, *, shuffle: bool = False) -> None:
@@ -113,7 +113,7 @@ class SimpleShardList(Source):
         return len(self.urls)
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """As the first stage of a pipeline."""
+        """Open the list as the first stage of a pipeline."""
         urls = self.urls
         if not self.shuffle and (self.seed is None or self.seed is False):
             return _ShardStep(urls.__getitem__, len(urls), own)
@@ -123,18 +123,18 @@ class SimpleShardList(Source):
 
 
 class ResampledShards(Source):
-    """Shards drawn at random, with replacement, by every rank and worker for itself.
+    """Shards drawn at random with replacement, independently by each rank and worker.
 
     Args:
         urls: as for `expand_urls`.
-        nshards: how many in an epoch.
-        seed: besides the pipeline's.
-        worker_seed: a function that gives a number for this worker, instead of its rank and number.
-        deterministic: for compatibility: draws always follow from seed, epoch, rank and worker.
-        max_urls: addresses to take of a source that does not end.
-        empty_check: an empty list is an error.
+        nshards: shards per epoch.
+        seed: combined with the pipeline's seed.
+        worker_seed: a function that returns a seed for this worker, used instead of its rank and number.
+        deterministic: for compatibility: draws are always a function of seed, epoch, rank and worker.
+        max_urls: the largest number of addresses to take from an endless iterable.
+        empty_check: raise an error for an empty list.
 
-    An epoch's worth of draws reaches 63 % of the shards.
+    As many draws as there are shards reach 63 % of them.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ResampledShards(Source):
         return self.begin_source(context_here()._replace(epoch=self.epoch), None)
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """As the first stage of a pipeline."""
+        """Open the list as the first stage of a pipeline."""
         key = mix(context.key("resampled", common=self.worker_seed is not None), self.seed)
         if self.worker_seed is not None:
             key = mix(key, self.worker_seed())
@@ -170,7 +170,7 @@ ResampledShardList = ResampledShards
 
 
 def shardspec(spec: Any) -> SimpleShardList:
-    """A list of shards from a text."""
+    """Return a `SimpleShardList` of the shards that a string names."""
     return SimpleShardList(spec)
 
 
@@ -178,7 +178,7 @@ def shardspec(spec: Any) -> SimpleShardList:
 
 
 class _Named(Stage):
-    """A stage that programs name without calling it. It pickles by its name."""
+    """A stage that programs use without calling it. It pickles by name."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -191,11 +191,11 @@ class _Named(Stage):
 
 
 class _Split(_Named):
-    """Every n-th item. Shards that a worker has taken for itself all stay its own.
+    """A stage that keeps every n-th item, and every item that already belongs to this worker alone.
 
     Args:
-        name: under which it is in this module.
-        part: the number of this one among how many, of a rank and a worker.
+        name: its name in this module.
+        part: returns (index, total) of this rank and worker.
     """
 
     def __init__(self, name: str, part: Callable[[World, Worker], tuple[int, int]]) -> None:
@@ -203,7 +203,7 @@ class _Split(_Named):
         self.part = part
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         index, total = (0, 1) if source.taken else self.part(context.world, context.worker)
         step = Counted(source, lambda src, had: _every(src, had, index, total), own)
         step.taken = source.taken
@@ -235,14 +235,14 @@ def _single(world: World, worker: Worker) -> tuple[int, int]:
 
 
 class _Check(_Named):
-    """Passes everything on; nothing at all is an error."""
+    """A stage that raises an error if there are no items."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(name)
         self.message = message
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         return Counted(source, self._all, own)
 
     def _all(self, src: Iterable[Any], had: int) -> Iterator[tuple[int, Any]]:
@@ -253,25 +253,25 @@ class _Check(_Named):
 
 
 split_by_node = _Split("split_by_node", _node)
-"""Every item whose number is this rank's, modulo the number of ranks."""
+"""Keeps the items whose number, modulo the number of ranks, is this rank."""
 split_by_worker = _Split("split_by_worker", _worker)
-"""Every item whose number is this worker's, modulo the number of workers of the loader."""
+"""Keeps the items whose number, modulo the number of the loader's workers, is this worker."""
 single_node_only = _Split("single_node_only", _single)
-"""All items, on one rank; on several a `ConfigError` that says what to do."""
+"""Keeps all items on one rank; raises a `ConfigError` that says what to do on several."""
 non_empty = _Check("non_empty", _NO_DATA)
-"""All items; a `ConfigError` if there are none at all."""
+"""Keeps all items; raises `ConfigError` if there are none."""
 check_empty = _Check("check_empty", _EMPTY)
-"""The same, with the advice that fits samples: perhaps there are fewer shards than workers."""
+"""The same for samples; its message says that there may be fewer shards than workers."""
 
 
 class resampled(Stage):
-    """Items of a short list drawn at random, without end or ``n`` of them."""
+    """A stage that draws ``n`` items, or endlessly, from a short list, at random with replacement."""
 
     def __init__(self, n: int = sys.maxsize) -> None:
         self.n = n
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source, which is read to its end."""
+        """Return a `Step` over the source, which is read to its end."""
         items = list(source)
         key = context.key("resampled", common=False)
 
@@ -284,7 +284,7 @@ class resampled(Stage):
 
 
 class _Again(Counted):
-    """Its source is read anew at each beginning."""
+    """A step that reads its whole source whenever it is opened."""
 
     def cursor(self) -> list[Any]:
         return [*([None] * (len(self._source.cursor()))), self._count]

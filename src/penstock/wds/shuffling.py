@@ -1,7 +1,6 @@
-"""Shuffling in a buffer, with choices that are functions of a key and a count.
+"""Shuffling in a buffer, whose choices are a function of a key and a count.
 
-So the state is two counts: which items the buffer held then follows from them without any data, and those are read
-again.
+So the state is two counts, without data: they determine which items the buffer held, and these are read again.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _CHUNK = 1024
 
 
 class Shuffle(Stage):
-    """Items in another order, out of a buffer.
+    """A stage that shuffles items in a buffer.
 
     Args:
-        bufsize: items in the buffer; below 1 the order stays.
-        initial: items with which the first one is given; the buffer then grows by one with each.
-        rng: a ``random.Random`` that says by one draw what the order depends on, besides the epoch.
-        seed: instead of the pipeline's.
-        handler: for compatibility; a shuffle meets no errors.
+        bufsize: items in the buffer; below 1 the order does not change.
+        initial: items in the buffer before the first one is returned; the buffer then grows by one item at a time.
+        rng: a ``random.Random``, from which one draw seeds the order, together with the epoch.
+        seed: replaces the pipeline's seed.
+        handler: for compatibility; a shuffle raises no errors.
 
-    Shards are put into one order for all ranks and workers, so that whoever splits them afterwards splits the same
-    list; samples into another one for each worker. Both change every epoch.
+    Shards get the same order on all ranks and workers, so that stages after it split the same list; samples get another
+    order in each worker. Both orders change every epoch.
     """
 
     def __init__(
@@ -50,12 +49,15 @@ class Shuffle(Stage):
         self.seed = rng.getrandbits(63) if rng is not None else seed
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         return _ShuffleStep(source, self, context, own)
 
 
 class _ShuffleStep(Step):
-    """Invariant: the ordinals in the buffer are a function of the key, ``draws`` and ``inputs``."""
+    """A running shuffle.
+
+    Invariant: the ordinals in the buffer are a function of the key, ``draws`` and ``inputs``.
+    """
 
     def __init__(self, source: Step, how: Shuffle, context: Context, own: Any) -> None:
         self._source, self._how, self._context = source, how, context
@@ -131,11 +133,15 @@ class _ShuffleStep(Step):
             draws, inputs, at = (read_count(own[name]) for name in ("draws", "inputs", "at"))
             self._common, size = bool(own["common"]), own["size"]
         except (TypeError, KeyError):
-            raise StateError(f"this state is damaged: {own!r} where a shuffle's belongs") from None
+            raise StateError(f"this state is damaged: expected the state of a shuffle, got {own!r}") from None
         if size != self._how.bufsize:
-            raise StateError(f"this state is of a shuffle of {size} items, and here it is one of {self._how.bufsize}")
+            raise StateError(
+                f"this state belongs to a shuffle with bufsize={size}, but this one has bufsize={self._how.bufsize}"
+            )
         if not draws <= inputs or not at <= inputs:
-            raise StateError(f"this state is damaged: {draws} draws of a shuffle out of {inputs} items, from {at} on")
+            raise StateError(
+                f"this state is damaged: a shuffle cannot have {draws} draws from {inputs} items starting at {at}"
+            )
         held = _simulate(self._key(), draws, inputs, self._how)
         wanted_items = dict.fromkeys(held)
         self._inputs = at
@@ -147,8 +153,8 @@ class _ShuffleStep(Step):
                 item = next(self._source)
             except StopIteration:
                 raise StateError(
-                    f"a shuffle had read {inputs} items when this state was taken, and now there are {ordinal}: the "
-                    "shards are others"
+                    f"a shuffle had read {inputs} items when this state was taken, but its source now has only "
+                    f"{ordinal}: the shards have changed"
                 ) from None
             if ordinal in wanted_items:
                 wanted_items[ordinal] = item
@@ -159,7 +165,7 @@ class _ShuffleStep(Step):
 
 
 def wanted(size: int, draws: int, inputs: int, bufsize: int, initial: int) -> Iterator[int]:
-    """How many items to pull before a draw: one, another while the buffer is not full, and up to ``initial``."""
+    """Yield the number of items to pull before each draw: one, one more until the buffer is full, first ``initial``."""
     if inputs <= 1 and not draws:
         yield max(initial, 1) - size
     else:
@@ -169,7 +175,7 @@ def wanted(size: int, draws: int, inputs: int, bufsize: int, initial: int) -> It
 
 
 def _choices(key: int, start: int) -> Iterator[int]:
-    """32 random bits for each draw from ``start`` on."""
+    """Yield 32 random bits for each draw from ``start`` on."""
     while True:
         words = np.arange(start, start + _CHUNK, dtype=np.uint64)
         yield from (mix_array(key, words) >> np.uint64(32)).tolist()
@@ -183,7 +189,7 @@ def _pick(buffer: list[Any], choice: int) -> Any:
 
 
 def _simulate(key: int, draws: int, inputs: int, how: Shuffle) -> list[int]:
-    """The ordinals in the buffer after so many draws, of which ``inputs`` items were pulled."""
+    """Return the ordinals in the buffer after ``draws`` draws and ``inputs`` pulled items."""
     buffer: list[int] = []
     pulled = 0
     choices = _choices(key, 0)
@@ -193,21 +199,24 @@ def _simulate(key: int, draws: int, inputs: int, how: Shuffle) -> list[int]:
             buffer.extend(range(pulled, stop))
             pulled = stop
         if not buffer:
-            raise StateError(f"this state is damaged: {draws} draws of a shuffle out of {inputs} items")
+            raise StateError(f"this state is damaged: a shuffle cannot have {draws} draws from {inputs} items")
         _pick(buffer, next(choices))
     if inputs - pulled > how.bufsize + 2:
-        raise StateError(f"this state is damaged: {inputs} items in a shuffle of {how.bufsize} after {draws} draws")
+        raise StateError(
+            f"this state is damaged: a shuffle with bufsize={how.bufsize} cannot have {inputs} items after {draws} "
+            "draws"
+        )
     buffer.extend(range(pulled, inputs))
     return buffer
 
 
 class detshuffle(Shuffle):
-    """The same, with a seed of its own.
+    """A shuffle with a seed of its own.
 
     Args:
         bufsize, initial: see `Shuffle`.
-        seed: of the order.
-        epoch: of the first run when it is used by itself; within a pipeline the pipeline's counts.
+        seed: seed of the order.
+        epoch: the epoch before the first run, if used outside a pipeline; a pipeline sets the epoch itself.
     """
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
@@ -215,12 +224,12 @@ class detshuffle(Shuffle):
         self.epoch = epoch
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         self.epoch = context.epoch
         return super().begin(source, context, own)
 
     def run(self, src: Any = None) -> Iterator[Any]:
-        """Used by itself: every run is another epoch."""
+        """Shuffle an iterator, outside a pipeline: every run is the next epoch."""
         self.epoch += 1
         return self.begin(Given(src), context_here()._replace(epoch=self.epoch), None)
 

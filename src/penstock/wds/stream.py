@@ -1,7 +1,7 @@
-"""Epochs of pipelines and mixes: `EpochStream`, and the data sets that open them.
+"""`EpochStream`, one epoch of a pipeline or mix, and `EpochDataset`, the base of the datasets that open them.
 
-A stream at its end stays there: opened at its cursor it gives nothing. Its data set is between two epochs then, so its
-state is where the next epoch begins.
+A stream opened at the end of its epoch yields nothing. Its dataset is then between two epochs, so the state of the
+dataset is the beginning of the next epoch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class EpochStream(Stream):
 
     Attributes:
         epoch: its number.
-        over: whether the end was asked for.
-        failed: whether a stage has raised an error. Nothing comes after it, but the cursor is behind it.
+        over: whether the end has been reached.
+        failed: whether a stage has raised an error. The stream yields nothing more, but its cursor is after the error.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -46,11 +46,11 @@ class EpochStream(Stream):
 
 
 class EpochDataset(ResumableDataset):
-    """A data set whose streams are epochs."""
+    """A dataset whose streams are epochs."""
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or else the one that comes."""
+        """The epoch being read, or else the next one."""
         if self._loaded is not None:
             return int(self._loaded["epoch"])
         epoch, stream = self._epochs.current, self._stream
@@ -59,10 +59,10 @@ class EpochDataset(ResumableDataset):
 
     @property
     def _running(self) -> Stream | None:
-        """The stream that a state is of; None between two epochs."""
+        """The stream that a state describes; None between two epochs."""
         stream = super()._running
         return None if isinstance(stream, EpochStream) and stream.over else stream
 
     def _where(self) -> list[int]:
-        """Return the rank and the worker whose stream is opened here."""
+        """Return [rank, ranks, worker, workers] of this process."""
         return [*distributed.current(), *distributed.worker()]

@@ -1,11 +1,11 @@
-"""From shards to samples.
+"""Stages that turn shards into samples.
 
 `tarfile_to_samples` is the stage that pipelines use: it reads local shards by position, all others as streams, and its
-state is a shard and a byte. The functions it could be made of (`url_opener`, `tar_file_expander`, `group_by_keys`) are
-there for programs that put a stage of their own together.
+state is a shard and a byte offset. The functions `url_opener`, `tar_file_expander` and `group_by_keys` are building
+blocks for custom stages.
 
-A sample never reaches over the end of a shard, and one that was cut off is dropped, with the error that names shard and
-byte. Files are closed when the last sample was read, or the stream is dropped.
+A sample never crosses the end of a shard. A truncated sample is dropped, with an error that names shard and byte. Files
+are closed after the last sample, or when the stream is dropped.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ Renames = Callable[[str], str]
 
 
 class DamagedTarError(ShardError, tarfile.ReadError):
-    """A shard that is damaged, or ends too early: what `tarfile` would raise."""
+    """A damaged or truncated shard; also a `tarfile.ReadError`, which programs may catch."""
 
 
 class tarfile_to_samples(Stage):
-    """Shards to samples.
+    """A stage that turns shards into samples.
 
     Args:
-        handler: asked about shards that cannot be opened, are damaged, or have an extension twice in a sample.
-        select_files: members whose name it refuses are left out.
-        rename_files: names before they are taken apart, and before ``select_files``.
-        cache_dir: a folder for copies of shards that are elsewhere.
-        cache_size: bytes in it at most; below 0 without limit.
-        allow: ``("pipe",)`` to run ``pipe:`` commands.
+        handler: decides about shards that cannot be opened, are damaged, or repeat an extension in a sample.
+        select_files: a function of a member's name that returns whether to read the member. rename_files: a function
+        that renames members, before ``select_files`` and before names are split into key and extension. cache_dir: a
+        folder for copies of remote shards. cache_size: the largest size of the cache in bytes; a negative number
+        removes the limit. allow: ``("pipe",)`` to run ``pipe:`` commands.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ class tarfile_to_samples(Stage):
         self.cache_dir, self.cache_size, self.allow = cache_dir, cache_size, allow
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         return _Stoppable(source, self, own)
 
     def samples(self, shard: Any, position: Any) -> Iterator[tuple[int, Sample]]:
-        """The samples of one shard with the bytes where they begin, from behind the one that begins at ``position``."""
+        """Yield (byte offset, sample) for the samples of a shard, starting after the sample at offset ``position``."""
         url = shard["url"] if isinstance(shard, dict) else shard
         begin = 0 if position is None else position
         try:
@@ -106,7 +105,7 @@ class tarfile_to_samples(Stage):
             yield from read_stream(stream, url, start=begin, handler=handler, select=select, rename=rename)
 
     def _path(self, url: str) -> str | None:
-        """The local file of a shard; None for one that is read as a stream."""
+        """Return the local file of a shard; None for a shard that is read as a stream."""
         path = local_path(url)
         if path is not None and url != "-":
             check_local(path)
@@ -119,7 +118,7 @@ class tarfile_to_samples(Stage):
         return self._copy(url)
 
     def _copy(self, url: str) -> str:
-        """A copy of what only `gopen` can open; under a name that is a hash of the address."""
+        """Return a copy of an address that only `gopen` can open, named by a hash of the address."""
         assert self.cache_dir is not None
         path = os.path.join(self.cache_dir, xxhash.xxh3_128_hexdigest(url.encode()) + ".tar")
         if os.path.exists(path):
@@ -133,7 +132,7 @@ class tarfile_to_samples(Stage):
 
 
 class _Stop(Exception):
-    """A handler said to stop."""
+    """A handler returned False: end the stream."""
 
 
 class _Stoppable(Expanded):
@@ -152,7 +151,7 @@ class _Stoppable(Expanded):
 
 
 def _as_tarfile(error: Exception) -> Exception:
-    """Damage as the error that `tarfile` raises for it; what cannot be read at all stays an OSError."""
+    """Convert an error of damage to `DamagedTarError`; a shard that cannot be read at all stays an OSError."""
     if (
         isinstance(error, ShardError)
         and not isinstance(error, ShardIOError)
@@ -170,33 +169,33 @@ def tarfile_samples(
     select_files: Names | None = None,
     rename_files: Renames | None = None,
 ) -> Iterator[Sample]:
-    """The samples of shards: `tarfile_to_samples` as a function, which is a stage as it is."""
+    """Yield the samples of shards: `tarfile_to_samples` as a function, usable as a stage."""
     return tarfile_to_samples(handler, select_files, rename_files).run(src)
 
 
-# In a pipeline it goes on from a state as the stage does.
+# A pipeline uses the stage in its place, to resume at a byte offset.
 tarfile_samples.stage = tarfile_to_samples  # type: ignore[attr-defined]
 
 
-# ------------------------------------------------------------------ the parts, for stages of one's own
+# ------------------------------------------------------------------ building blocks for custom stages
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
-    """Key and extension of a name; two None for a name without extension."""
+    """Split a name into key and extension; both are None for a name without extension."""
     found = base_and_extension(path)
     return (None, None) if found is None else found
 
 
 def valid_sample(sample: dict[str, Any] | None) -> bool:
-    """Whether a sample has something in it, and is not marked as bad."""
+    """Return whether a sample is not empty and not marked as bad."""
     return sample is not None and isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
 
 
 def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **kw: Any) -> Iterator[dict[str, Any]]:
-    """Shards with an open ``stream`` beside their ``url``, which is closed when the next one is asked for."""
+    """Add an open ``stream`` to each shard, closed when the next shard is requested."""
     for shard in data:
         if not isinstance(shard, dict) or "url" not in shard:
-            raise ConfigError(f"a shard is a dict with a url, got {shard!r}")
+            raise ConfigError(f"a shard must be a dict with a url, got {shard!r}")
         try:
             stream = gopen(shard["url"], **kw)
         except Exception as error:
@@ -220,7 +219,7 @@ def tar_file_iterator(
     *,
     url: str = "",
 ) -> Iterator[dict[str, Any]]:
-    """The files of a tar archive: ``{"fname": name, "data": bytes}``."""
+    """Yield the files of a tar archive: ``{"fname": name, "data": bytes}``."""
     with contextlib.suppress(_Stop):
         yield from _files(fileobj, handler, select_files, rename_files, url)
 
@@ -228,7 +227,7 @@ def tar_file_iterator(
 def _files(
     fileobj: BinaryIO, handler: Handler, select_files: Names | None, rename_files: Renames | None, url: str
 ) -> Iterator[dict[str, Any]]:
-    """The same; `_Stop` where the handler says so."""
+    """Yield the files of a tar archive; raise `_Stop` when the handler returns False."""
     try:
         for member, data in named_members(open_stream(fileobj), url, select_files, rename_files):
             name = member.name
@@ -246,7 +245,7 @@ def tar_file_expander(
     rename_files: Renames | None = None,
     eof_value: Any = None,
 ) -> Iterator[dict[str, Any]]:
-    """The files of the archives that `url_opener` has opened, with ``__url__``; an ``eof_value`` after each archive."""
+    """Yield the files of archives opened by `url_opener`, with ``__url__``, and ``eof_value`` after each archive."""
     for source in data:
         url, path = source["url"], source.get("local_path")
         try:
@@ -268,7 +267,7 @@ def group_by_keys(
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[Sample]:
-    """Files that follow each other and have one key and shard as samples."""
+    """Group consecutive files with the same key and shard into samples."""
     sample: Sample = {}
     for file in data:
         if not file:  # the end of a shard

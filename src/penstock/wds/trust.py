@@ -1,12 +1,12 @@
-"""What runs code that comes with the data, and is refused until a program says that it trusts it.
+"""Permissions for features that run code from the data, refused unless the program allows them.
 
     wds.allow("pipe")                                        for this program
-    wds.WebDataset("pipe:cat a.tar", allow=("pipe",))        for one data set
+    wds.WebDataset("pipe:cat a.tar", allow=("pipe",))        for one dataset
 
-``"pipe"``: addresses that begin with ``pipe:`` are run by a shell. ``"pickle"``: fields with the extensions pkl, pickle
-and pyd are unpickled. ``"torch"``: pth fields are loaded with whatever objects they hold (without it, tensors alone).
-What is allowed travels to worker processes with the pipeline. ``wds.utils.enforce_security = True`` refuses all of it,
-and files of this machine as shards, whatever is allowed.
+``"pipe"``: a shell runs addresses that begin with ``pipe:``. ``"pickle"``: fields with the extensions pkl, pickle and
+pyd are unpickled. ``"torch"``: pth fields may hold any object (without it, tensors only). Permissions travel to worker
+processes with the pipeline. ``wds.utils.enforce_security = True`` refuses all three, and local files as shards,
+whatever is allowed.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ _allowed: set[str] = set()
 
 
 def allow(*kinds: str) -> None:
-    """From now on these are allowed in this program.
+    """Allow features in this program from now on.
 
     Args:
-        kinds: of ``"pipe"``, ``"pickle"``, ``"torch"``.
+        kinds: ``"pipe"``, ``"pickle"``, ``"torch"``.
 
     Raises:
-        ConfigError: another name.
+        ConfigError: unknown name.
     """
     _allowed.update(checked(kinds))
 
 
 def allowed(kind: str, extra: Collection[str] = ()) -> bool:
-    """Whether something is allowed, by the program or by ``extra``, and not refused by the secure mode."""
+    """Return whether the program or ``extra`` allows a feature and secure mode does not refuse it."""
     return not utils.enforce_security and (kind in _allowed or kind in extra)
 
 
 def check_local(path: str) -> None:
-    """Refuse a file of this machine in the secure mode.
+    """Refuse a local file in secure mode.
 
     Raises:
-        NotAllowedError: the secure mode is on.
+        NotAllowedError: secure mode is on.
     """
     if utils.enforce_security:
         raise refuse("file", path)
 
 
 def checked(kinds: Collection[str]) -> frozenset[str]:
-    """The names as a set. Raises ConfigError for one that is none of them."""
+    """Return the names as a set. Raises ConfigError for an unknown name."""
     found = frozenset((kinds,) if isinstance(kinds, str) else kinds)
     if unknown := sorted(found - set(KINDS)):
         raise ConfigError(f"cannot allow {', '.join(map(repr, unknown))}: use some of {', '.join(KINDS)}")
@@ -66,7 +66,7 @@ def checked(kinds: Collection[str]) -> frozenset[str]:
 
 
 def refuse(kind: str, what: str) -> NotAllowedError:
-    """The error about something that is not allowed."""
+    """Return the error for a feature that is not allowed."""
     if utils.enforce_security:
         return NotAllowedError(
             f"{what}: this {_WHAT[kind]}, and is refused while penstock.wds.utils.enforce_security is True"

@@ -1,4 +1,4 @@
-"""Small things that programs import: ranks and workers, seeds, repetition, and the switch of the secure mode."""
+"""Utilities that programs import: ranks and workers, seeds, repetition, and secure mode."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = [
 ]
 
 enforce_security = False
-"""Whether the secure mode is on, which a program switches by ``wds.utils.enforce_security = True``.
+"""Whether secure mode is on; set it with ``wds.utils.enforce_security = True``.
 
-Then ``pipe:`` commands, pickles and torch objects are refused although they are allowed. So are files of this machine
-as shards: whoever names the shards could otherwise have any file read. It travels to workers with a pipeline."""
+Secure mode refuses ``pipe:`` commands, pickles and torch objects even if they are allowed. It also refuses local files
+as shards, since the author of the shard list could otherwise read any file. It travels to workers with a pipeline."""
 
 
 class PipelineStage:
-    """The base of stages of one's own: ``run(src)`` gets an iterator and returns one."""
+    """The base class of custom stages: ``run(src)`` gets an iterator and returns one."""
 
     def invoke(self, *args: Any, **kw: Any) -> Any:
-        """What `run` does, unless that is overridden alone."""
+        """Call `run`; subclasses may override either."""
         raise NotImplementedError(f"{type(self).__name__} needs run(src), which returns an iterator")
 
     def run(self, src: Any = None) -> Any:
@@ -38,24 +38,24 @@ class PipelineStage:
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
-    """Rank, world size, worker, number of workers."""
+    """Return (rank, world size, worker, number of workers)."""
     world, worker = distributed.current(process_group=group), distributed.worker()
     return world.rank, world.world_size, worker.id, worker.total
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """A number that differs between workers: rank times 1000, and the worker."""
+    """Return a number that differs between workers: rank * 1000 + worker."""
     rank, _, worker, _ = pytorch_worker_info(group=group)
     return rank * 1000 + worker
 
 
 def make_seed(*args: Any) -> int:
-    """31 bits out of whatever is given, the same in every process."""
+    """Hash the arguments to 31 bits, the same in every process."""
     return mix(*(int.from_bytes(repr(arg).encode(), "little") for arg in args)) >> 33
 
 
 def guess_batchsize(batch: Any) -> int:
-    """The length of a batch: of its first field, where it is a tuple or list."""
+    """Return the length of a batch: that of its first field if it is a tuple or list."""
     return len(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
@@ -66,7 +66,7 @@ def repeatedly(
     nsamples: int | None = None,
     batchsize: Callable[..., int] = guess_batchsize,
 ) -> Iterator[Any]:
-    """The items of a source over and over: so many times, so many items, or so many samples in them."""
+    """Repeat the items of a source: ``nepochs`` times, or up to ``nbatches`` items or ``nsamples`` samples."""
     epochs = batches = samples = 0
     while True:
         begun = batches

@@ -1,4 +1,4 @@
-"""`TarWriter` and `ShardWriter` with the arguments that programs give them; see `penstock.shards.writer`."""
+"""`TarWriter` and `ShardWriter` with WebDataset's arguments; see `penstock.shards.writer`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["ShardWriter", "TarWriter", "numpy_dumps", "torch_dumps"]
 
 
 class TarWriter(shards.TarWriter):
-    """Samples into one tar archive.
+    """Write samples to one tar archive.
 
     Args:
-        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.trust` allows. After an exception the
-            command is ended, see `Pipe`: it does not see an end of its input, and so uploads no part of an archive.
+        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.trust` allows. An exception ends the
+            command before it sees the end of its input (see `Pipe`), so it does not upload a partial archive.
         user, group, mode, compress, encoder, keep_meta, mtime: see `penstock.TarWriter`.
-        format: for compatibility: names and sizes of any length are written whatever it says.
+        format: for compatibility; names and sizes of any length are always written.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TarWriter(shards.TarWriter):
         )
 
     def close(self) -> None:
-        """End the archive."""
+        """Finish the archive."""
         try:
             super().close()
         except BaseException:
@@ -61,18 +61,18 @@ class TarWriter(shards.TarWriter):
             self._pipe.close()
 
     def abandon(self) -> None:
-        """Close without the end of the archive."""
+        """Close without finishing the archive."""
         super().abandon()
         if self._pipe is not None:
             shards.abandon(self._pipe)
 
 
 class ShardWriter(shards.ShardWriter):
-    """Samples into as many shards as it takes.
+    """Write samples to as many shards as needed.
 
     Args:
         pattern, maxcount, maxsize, post, start_shard, opener, kw: see `penstock.ShardWriter`.
-        verbose: for compatibility: nothing is printed.
+        verbose: for compatibility; nothing is printed.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class ShardWriter(shards.ShardWriter):
 
     @property
     def size(self) -> int:
-        """Bytes in the present shard."""
+        """Bytes in the current shard."""
         return self._size
 
     @property
     def tarstream(self) -> shards.TarWriter | None:
-        """The writer of the present shard."""
+        """The writer of the current shard."""
         return self._writer
 
     def next_stream(self) -> None:
-        """Finish the present shard and begin the next."""
+        """Finish the current shard and start the next."""
         super().next_stream()
         self.count = 0
-        """Samples in the present shard."""
+        """Samples in the current shard."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample, to a new shard if the present one is full."""
+        """Add a sample, to a new shard if the current one is full."""
         super().write(sample)
         self.count += 1
 
@@ -120,14 +120,14 @@ def _open(name: str) -> BinaryIO:
 
 
 def numpy_dumps(data: Any) -> bytes:
-    """An array as an npy file."""
+    """Return an array as the bytes of an npy file."""
     out = io.BytesIO()
     np.save(out, data, allow_pickle=False)
     return out.getvalue()
 
 
 def torch_dumps(data: Any) -> bytes:
-    """A pth file."""
+    """Return the bytes of a pth file."""
     import torch
 
     out = io.BytesIO()
