@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 import penstock as ps
 from penstock import wds
 from penstock.errors import PenstockError, StateError
-from penstock.integrations.dispatch_batches import DealtBatches
+from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.plan.cursor import STATE_VERSION
 from penstock.samplers import BatchSampler, RandomSampler
 
@@ -202,7 +202,7 @@ def loaders(folder: Path) -> dict[str, Case]:
         "of a user's stream": Case(lambda: ps.DataLoader(Counting(), 4)),
         "of a user's data set": Case(lambda: ps.DataLoader(Served(), 4)),
         "dealt": Case(
-            lambda: DealtBatches(
+            lambda: DispatchedBatches(
                 BatchSampler(RandomSampler(data, shuffle="global"), 4, False), 1, 2, split=False, even=True
             )
         ),

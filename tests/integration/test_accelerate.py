@@ -94,7 +94,7 @@ def test_accelerates_own_accelerator_is_refused() -> None:
 
 def test_accelerates_own_function_that_skips_is_refused() -> None:
     prepared = Accelerator(cpu=True).prepare(make())
-    with pytest.raises(ConfigError, match="torch's loader of this prepared one"):
+    with pytest.raises(ConfigError, match="replace this prepared loader by torch's"):
         accelerate.skip_first_batches(prepared, 2)
     assert rows(skip_first_batches(prepared, 2)) == rows(make())[2:]
 

@@ -11,7 +11,7 @@ from plan_support import bound
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.integrations.dispatch_batches import DealtBatches
+from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.plan.reader import PlanReader
 
 
@@ -30,7 +30,9 @@ SIZES = {"n": st.integers(1, 60), "size": st.integers(1, 7), "world": st.integer
 @given(**SIZES, even=st.booleans(), drop_last=st.booleans())
 def test_ranks_have_the_batches_of_one_in_turn(n: int, size: int, world: int, even: bool, drop_last: bool) -> None:
     whole, places = walk(batches(n, size, drop_last))
-    ranks = [DealtBatches(batches(n, size, drop_last), rank, world, split=False, even=even) for rank in range(world)]
+    ranks = [
+        DispatchedBatches(batches(n, size, drop_last), rank, world, split=False, even=even) for rank in range(world)
+    ]
     lengths = [len(rank) for rank in ranks]
     dealt = [walk(rank) for rank in ranks]
     assert [len(indices) for indices, _ in dealt] == lengths
@@ -56,7 +58,7 @@ def test_ranks_have_the_batches_of_one_in_turn(n: int, size: int, world: int, ev
 
 @given(**SIZES)
 def test_batches_can_be_split(n: int, size: int, world: int) -> None:
-    ranks = [DealtBatches(batches(n, size * world), rank, world, split=True, even=True) for rank in range(world)]
+    ranks = [DispatchedBatches(batches(n, size * world), rank, world, split=True, even=True) for rank in range(world)]
     dealt = [walk(rank)[0] for rank in ranks]
     order = [index for batch in walk(batches(n, 1))[0] for index in batch]
     flat = [index for parts in zip(*dealt, strict=True) for part in parts for index in part]
@@ -66,12 +68,12 @@ def test_batches_can_be_split(n: int, size: int, world: int) -> None:
 
 @given(**SIZES, other=st.integers(1, 5), had=st.integers(0, 20))
 def test_any_number_of_ranks_goes_on(n: int, size: int, world: int, other: int, had: int) -> None:
-    first = DealtBatches(batches(n, size), 0, world, split=False, even=True)
+    first = DispatchedBatches(batches(n, size), 0, world, split=False, even=True)
     run = bound(first)
     had = min(had, len(run))
     rest = []
     for rank in range(other):
-        second = DealtBatches(batches(n, size), rank, other, split=False, even=False)
+        second = DispatchedBatches(batches(n, size), rank, other, split=False, even=False)
         second.load_state_dict(run.cursor(had).state())
         assert second.epoch == first.epoch
         rest += [index for batch in walk(second)[0] for index in batch]
@@ -80,7 +82,7 @@ def test_any_number_of_ranks_goes_on(n: int, size: int, world: int, other: int, 
 
 
 def test_epochs_follow_the_sampler() -> None:
-    dealt = DealtBatches(batches(20, 2), 0, 2, split=False, even=True)
+    dealt = DispatchedBatches(batches(20, 2), 0, 2, split=False, even=True)
     reader = PlanReader(dealt)
     first = [indices for indices, _ in reader.start(advance=True)]
     assert reader.current
@@ -97,4 +99,4 @@ def test_batches_of_unknown_size_are_refused_where_it_matters() -> None:
     inner = batches(20, 2)
     inner.batch_size = 0
     with pytest.raises(ConfigError, match="even_batches=False"):
-        DealtBatches(inner, 0, 2, split=False, even=True)
+        DispatchedBatches(inner, 0, 2, split=False, even=True)

@@ -72,7 +72,7 @@ def test_a_model_of_transformers_sees_each_document_alone(packs: ps.PackedDatase
 
 
 def test_an_item_that_is_no_pack() -> None:
-    with pytest.raises(ConfigError, match="dicts with input_ids, position_ids, document_ids; here is a tuple without"):
+    with pytest.raises(ConfigError, match="dicts with input_ids, position_ids, document_ids; this is a tuple without"):
         flatten_packs([({"input_ids": torch.zeros(3)}, 0)])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="here is a dict without position_ids"):
+    with pytest.raises(ConfigError, match="this is a dict without position_ids"):
         flatten_packs([{"input_ids": torch.zeros(3)}])

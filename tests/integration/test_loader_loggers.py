@@ -116,15 +116,15 @@ def test_nothing_is_logged_where_nothing_came() -> None:
 
 
 def test_what_cannot_be_logged_is_refused() -> None:
-    with pytest.raises(ConfigError, match="every=0 is no number of steps"):
+    with pytest.raises(ConfigError, match="every must be a number of steps"):
         Kept(make(), every=0)
     with pytest.raises(ConfigError, match="a DataLoader has no statistics of a Penstock loader"):
         Kept(torch.utils.data.DataLoader(Range(4)))
-    with pytest.raises(ConfigError, match=r"Kept has no loader: give it the loader, or call watch\(loader\)"):
+    with pytest.raises(ConfigError, match=r"Kept has no loader: pass the loader, or call watch\(loader\)"):
         Kept(every=1).step()
-    with pytest.raises(ConfigError, match="takes a SummaryWriter first, got a DataLoader"):
+    with pytest.raises(ConfigError, match="takes a SummaryWriter as its first argument, got a DataLoader"):
         TensorBoardLogger(make())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"takes the run that wandb\.init returned first, got a DataLoader"):
+    with pytest.raises(ConfigError, match=r"takes the run of wandb\.init as its first argument, got a DataLoader"):
         WandbLogger(make())
 
 
@@ -255,7 +255,7 @@ def test_lightning_writes_to_its_own_loggers(tmp_path: Path) -> None:
     assert len(lines) == 4
     with pytest.raises(ConfigError, match="the Trainer has no logger"):
         lightning_trainer(callbacks=[LoaderLogging()]).fit(lightning_model(), make())
-    with pytest.raises(ConfigError, match="every=3 is for the trainer's own loggers: give it to the Kept"):
+    with pytest.raises(ConfigError, match="every=3 applies to the trainer's own loggers: pass it to the Kept"):
         LoaderLogging(Kept(), every=3)
 
 

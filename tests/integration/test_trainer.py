@@ -149,8 +149,8 @@ def test_evaluates_from_a_loader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"per_device_train_batch_size": 8}, "per_device_train_batch_size is 8 and batch_size of train_loader 4"),
-        ({"dataloader_num_workers": 2}, "dataloader_num_workers would do nothing for train_loader"),
+        ({"per_device_train_batch_size": 8}, "per_device_train_batch_size is 8, but batch_size of train_loader is 4"),
+        ({"dataloader_num_workers": 2}, "dataloader_num_workers would have no effect on train_loader"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -161,7 +161,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, options: dict
 @pytest.mark.parametrize("kind", ["train", "eval"])
 def test_a_data_set_beside_a_loader_is_refused(tmp_path: Path, kind: str) -> None:
     both = {f"{kind}_dataset": Noisy(30), f"{kind}_loader": make()}
-    with pytest.raises(ConfigError, match=f"{kind}_dataset is another one than that of {kind}_loader"):
+    with pytest.raises(ConfigError, match=f"{kind}_dataset differs from the dataset of {kind}_loader"):
         PenstockTrainer(Model(), arguments(tmp_path), **both)
 
 
@@ -169,7 +169,7 @@ def test_a_loader_of_torch_is_refused(tmp_path: Path) -> None:
     trainer = transformers.Trainer(
         Model(), arguments(tmp_path), train_dataset=Noisy(30), data_collator=named, callbacks=[LoaderPosition()]
     )
-    with pytest.raises(ConfigError, match=r"none of Penstock's.*train_loader="):
+    with pytest.raises(ConfigError, match=r"not a Penstock loader.*train_loader="):
         trainer.train()
 
 

@@ -12,7 +12,7 @@ import torch.utils.data
 from state_support import IteratorSampler, StatefulBatches, StatefulSampler
 
 import penstock as ps
-from penstock.integrations.dispatch_batches import DealtBatches
+from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.manifest import Manifest
 from penstock.plan.reader import Plan
 from penstock.samplers import (
@@ -150,7 +150,7 @@ def _iterations(sampler: Any, count: int = 25, start: int = 0) -> IterationBased
 
 
 def _deal(sampler: Any, world: int, rank: int, *, split: bool = False, even: bool = False, size: int = 4) -> Any:
-    return DealtBatches(_batched(sampler, size), rank, world, split=split, even=even)
+    return DispatchedBatches(_batched(sampler, size), rank, world, split=split, even=even)
 
 
 _GLOBAL: dict[str, Any] = {"shuffle": "global", "seed": 4}

@@ -18,7 +18,7 @@ from wds_support import write_tar
 import penstock
 import penstock.wds as wds
 from penstock.errors import NotAllowedError
-from penstock.wds import trust as allow_function
+from penstock.wds import allow as allow_function
 
 
 @pytest.fixture(autouse=True)

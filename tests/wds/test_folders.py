@@ -168,7 +168,7 @@ def test_a_shard_of_the_same_name_is_not_overwritten(tmp_path: Path, mode: str, 
 
 @pytest.mark.parametrize("wrong", [{"timeout": None}, {"poll": "1"}, {"poll": 0}, {"timeout": -1}])
 def test_times_that_are_none(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="poll is None or positive, timeout 0 or more"):
+    with pytest.raises(ConfigError, match="poll must be None or positive, and timeout 0 or more"):
         wds.DirectoryShardList(tmp_path, **wrong)
 
 
@@ -207,14 +207,14 @@ def test_a_state_cannot_go_on(tmp_path: Path) -> None:
         ({"mode": "move"}, "unknown mode 'move'"),
         ({"select": "newest"}, "unknown selection strategy 'newest'"),
         ({"fate": "unlink"}, "fate has no effect"),
-        ({"poll": 0}, "poll is None or positive"),
+        ({"poll": 0}, "poll must be None or positive"),
         ({"timeout": -1}, "timeout 0 or more"),
     ],
 )
 def test_arguments_that_make_no_sense(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         wds.DirectoryShardList(tmp_path, **options)
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         wds.DirectoryShardList(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="not shuffled"):
+    with pytest.raises(ConfigError, match="cannot be shuffled"):
         wds.WebDataset(wds.DirectoryShardList(tmp_path), shardshuffle=True)

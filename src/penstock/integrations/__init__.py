@@ -1,1 +1,1 @@
-"""Classes that programs use in place of those of other libraries; each module imports the library that it is for."""
+"""Replacements for classes of other libraries. Each module imports the library that it serves."""

@@ -1,27 +1,27 @@
-"""Hugging Face Accelerate: an `Accelerator` of which a prepared `DataLoader` stays one.
+"""Hugging Face Accelerate: an `Accelerator` that prepares a Penstock `DataLoader` without replacing it.
 
-A program changes one import. ``accelerate.Accelerator`` builds loaders anew, as torch's, and their workers, seeds and
-states would be lost: a loader of ours refuses that, with an error that names this class. Nothing of Accelerate is
-changed. ::
+A program changes one import. ``accelerate.Accelerator`` replaces every loader by a new torch DataLoader, which would
+lose Penstock's workers, seeds and states; so a Penstock loader refuses that, with an error that names this class.
+Accelerate itself is not patched. ::
 
     from penstock.integrations.accelerate import Accelerator
 
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
     loader = ps.DataLoader(images, batch_size=32, shuffle="global", seed=0, num_workers=8)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for batch in loader: ...                     # on the device, this rank's, made by Penstock
-    accelerator.save_state("checkpoint")         # with the position of the loader; load_state goes on there
+    for batch in loader: ...                     # this rank's batches, loaded by Penstock, on the device
+    accelerator.save_state("checkpoint")         # includes the loader's position; load_state resumes there
 
-``use_stateful_dataloader`` means what it means to Accelerate, but needs no torchdata. Without it (the default) nothing
-is stored and nothing restored, and the program passes over the first steps of an epoch itself.
-``skip_first_batches``, the method and the function of this module, counts from the beginning of the epoch in both
-cases, and makes none of the batches that it skips.
+``use_stateful_dataloader`` means the same as in Accelerate, but does not need torchdata. Without it (the default) no
+position is saved or restored, and the program skips the first steps of an epoch itself. ``skip_first_batches``, both
+the method and the function of this module, counts from the beginning of the epoch in either case, and does not load the
+batches that it skips.
 
-What a rank gets: with a seed, whole batches in turn, with the random draws of a run on one rank, and states that any
-number of ranks can load. Loaders that are dealt to ranks already (`DistributedSampler`, anybody's; `RankDataset`,
-`MPDataset`, `GroupedBatchSampler`) are left as they are. Without a seed Accelerate deals, in its own way.
+A seeded loader is split across ranks by whole batches, round robin, with the random draws of a run on one rank, and its
+states fit any number of ranks. Loaders that already split their data (any `DistributedSampler`; `RankDataset`,
+`MPDataset`, `GroupedBatchSampler`) stay as they are. Accelerate splits a loader without a seed in its own way.
 
-This module imports accelerate, and nothing of Penstock but `penstock.integrations.transformers` imports this module.
+This module imports accelerate; only `penstock.integrations.transformers` imports this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
-from penstock.integrations.dispatch_batches import DealtBatches
+from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.ranks import splits_by_rank
 from penstock.samplers.base import EpochBatchSampler
@@ -43,17 +43,17 @@ from penstock.samplers.sequential import SequentialSampler
 
 __all__ = ["Accelerator", "PreparedLoader", "skip_first_batches"]
 
-accelerate: Any = importlib.import_module("accelerate")  # with its types mypy would read all of it
+accelerate: Any = importlib.import_module("accelerate")  # untyped, or mypy would check all of it
 _data_loader: Any = importlib.import_module("accelerate.data_loader")
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
-    """``accelerate.Accelerator``, whose ``prepare`` and ``skip_first_batches`` keep loaders of Penstock what they are.
+    """``accelerate.Accelerator`` whose ``prepare`` and ``skip_first_batches`` keep Penstock's loaders.
 
-    All arguments are those of ``accelerate.Accelerator``. Loaders of torch become what they become there.
+    It takes the arguments of ``accelerate.Accelerator`` and treats torch's loaders as that does.
 
     Raises:
-        ConfigError: on ``prepare``, a position is asked for where one rank reads for all, or the device is a TPU.
+        ConfigError: (in ``prepare``) ``use_stateful_dataloader`` with rank 0 reading for all ranks, or a TPU device.
     """
 
     def prepare_data_loader(
@@ -62,12 +62,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
-        """Return a loader for this rank and its device; of one of ours, one that is made by it.
+        """Return a loader for this rank and its device; for a Penstock loader, one that reads through it.
 
         Args:
-            data_loader: to prepare. One that is prepared already is returned as it is.
-            device_placement: put batches on the device; by default as the accelerator was told.
-            slice_fn_for_dispatch: cuts batches that rank 0 reads for all.
+            data_loader: the loader to prepare. A prepared loader is returned as it is.
+            device_placement: move batches to the device; by default, the accelerator's setting.
+            slice_fn_for_dispatch: slices batches that rank 0 reads for all ranks.
         """
         if isinstance(data_loader, DataLoader) and not _is_prepared(data_loader):
             if device_placement is None:
@@ -81,7 +81,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return skip_first_batches(dataloader, num_batches)
 
     def _options(self, **options: Any) -> dict[str, Any]:
-        """Return what ``accelerate.Accelerator`` tells its function that makes loaders, by name."""
+        """Return the arguments that ``accelerate.Accelerator`` passes to its ``prepare_data_loader``, by name."""
         mesh = getattr(self.state, "ds_device_mesh", None)  # DeepSpeed's
         options |= {
             "device": self.device,
@@ -97,43 +97,43 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             "use_stateful_dataloader": self.use_stateful_dataloader,
             "torch_device_mesh": getattr(self, "torch_device_mesh", None) if mesh is None else mesh,
         }
-        known = inspect.signature(_data_loader.prepare_data_loader).parameters  # fewer in older versions
+        known = inspect.signature(_data_loader.prepare_data_loader).parameters  # older versions have fewer
         return {name: value for name, value in options.items() if name in known}
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """Return a loader without the first batches of each epoch, in place of the function of that name of Accelerate.
+    """Return a loader without the first batches of each epoch; replaces the function of Accelerate.
 
     Args:
-        dataloader: a prepared loader. One of torch is skipped by Accelerate.
-        num_batches: how many. They are not made, but for streams that only the data set can order, and where rank 0
-            reads for all.
+        dataloader: a prepared loader. Accelerate handles torch's loaders.
+        num_batches: batches to skip. They are loaded and dropped only for streams whose order only the dataset knows,
+            and where rank 0 reads for all ranks.
 
     Raises:
-        ConfigError: a loader of ours that is not prepared, of which Accelerate would make torch's.
+        ConfigError: a Penstock loader is not prepared; Accelerate would replace it by torch's.
     """
     if isinstance(dataloader, PreparedLoader):
         return _without_first(dataloader, num_batches)
     if isinstance(dataloader, DataLoader):
         raise ConfigError(
-            "prepare the DataLoader first: skip_first_batches(accelerator.prepare(loader), n). Of one that is not "
-            "prepared Accelerate would make torch's, without its workers, seed and epoch"
+            "prepare the DataLoader first: skip_first_batches(accelerator.prepare(loader), n). Accelerate would "
+            "replace an unprepared one by torch's, without its workers, seed and epoch"
         )
     return _data_loader.skip_first_batches(dataloader, num_batches)
 
 
 def _is_prepared(loader: Any) -> bool:
-    """Return whether a loader is prepared, or was told to keep Accelerate off."""
+    """Return whether a loader is prepared, or marked to be left alone by Accelerate."""
     return isinstance(loader, PreparedLoader) or bool(vars(loader).get("_is_accelerate_prepared", False))
 
 
 class PreparedLoader:
-    """What one of Accelerate's loaders becomes over ours: epoch and position are the loader's own.
+    """Mixin that makes one of Accelerate's loaders read from a Penstock loader, with its epoch and position.
 
     Attributes:
-        base_dataloader: our loader.
-        may_be_remade: whether Accelerate may make torch's loader of this one, which somebody else is not to read.
-        stands: whether a state was loaded that has had the batches which the Trainer is about to skip.
+        base_dataloader: the Penstock loader.
+        may_be_remade: whether Accelerate may build a torch loader from this one, because nobody will read it.
+        stands: whether a loaded state is already past the batches that the Trainer is about to skip.
     """
 
     _is_accelerate_prepared = True
@@ -146,47 +146,49 @@ class PreparedLoader:
 
     @property
     def multiprocessing_context(self) -> Any:
-        """What our loader says. Accelerate's functions ask for it when they make a loader of torch's of this one.
+        """The Penstock loader's context. Accelerate reads it when it builds a torch loader from this one.
 
         Raises:
-            ConfigError: that loader would not be ours.
+            ConfigError: that torch loader would replace the Penstock loader.
         """
         if not self.may_be_remade:
             raise ConfigError(
-                "accelerate would make torch's loader of this prepared one, without our workers and seeds: skip "
-                "batches by the method of penstock.integrations.accelerate.Accelerator, or by skip_first_batches of "
-                "that module; in a Trainer put TrainerLoaders in front of its class"
+                "accelerate would replace this prepared loader by torch's, without Penstock's workers and seeds: skip "
+                "batches with the method of penstock.integrations.accelerate.Accelerator or with "
+                "penstock.integrations.accelerate.skip_first_batches; for a Trainer, put TrainerLoaders before it in "
+                "the list of base classes"
             )
         return self.base_dataloader.multiprocessing_context
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, if the data set has epochs."""
+        """Choose the epoch of the next pass, if the dataset has epochs."""
         self.iteration = epoch
         dataset = self.base_dataloader.dataset
         if not isinstance(dataset, IterableDataset) or hasattr(dataset, "set_epoch"):
             self.base_dataloader.set_epoch(epoch)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The position of whoever reads this loader."""
+        """Return the position of this loader's consumer."""
         return self.base_dataloader.state_dict() if self.dl_state_dict is None else self.dl_state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next pass."""
+        """Resume from a state at the next pass."""
         self.base_dataloader.load_state_dict(state)
         self.iteration, self.dl_state_dict = self.base_dataloader.epoch, None
 
     def _update_state_dict(self) -> None:
-        """Note the position, before Accelerate reads the next batch.
+        """Record the position before Accelerate reads the next batch.
 
-        At the end of a pass there is none to read. The loader is not asked then: without a seed its answer would be
-        drawn from torch's global generator, earlier than torch draws.
+        At the end of a pass no batch follows, and the loader's state is not read: without a seed that would draw from
+        torch's global generator earlier than torch does.
         """
         self.dl_state_dict = None if self.end_of_dataloader else self.base_dataloader.state_dict()
 
 
 class _WithoutFirst:
-    """A prepared loader without the first batches of each pass. Epoch and position are those of the whole one, which is
-    what ``save_state`` asks.
+    """A prepared loader without the first batches of each pass.
+
+    Epoch and position are those of the whole loader, which ``save_state`` reads.
     """
 
     whole: Any
@@ -213,7 +215,7 @@ class _WithoutFirst:
 
     def __iter__(self) -> Iterator[Any]:
         loader: Any = super()
-        loader.set_epoch(self.iteration)  # here already: another epoch would be whole
+        loader.set_epoch(self.iteration)  # set here too: after another epoch, the pass would not be shortened
         self.base_dataloader.pipeline.position.skip(self.skipped - self.skip_batches)
         yield from loader.__iter__()
 
@@ -224,10 +226,10 @@ class _WithoutFirst:
 
 
 def _without_first(prepared: Any, batches: int) -> Any:
-    """Return what `_prepare` made without its first batches.
+    """Return a loader prepared by `_prepare` without its first batches.
 
-    Streams that only the data set can order have no indices to skip, and a dispatcher counts in batches of all ranks:
-    there Accelerate drops batches that were made.
+    Accelerate loads and drops batches in two cases: a stream whose order only the dataset knows has no indices to skip,
+    and a dispatcher counts batches of all ranks.
     """
     whole, skipped = prepared, batches
     if isinstance(prepared, _WithoutFirst):
@@ -239,19 +241,19 @@ def _without_first(prepared: Any, batches: int) -> Any:
 
 
 def _class_of(front: type, theirs: type) -> type:
-    """Return a class of Accelerate's, with one of these in front."""
+    """Return a subclass of ``front`` and a loader class of Accelerate."""
     return type(front.__name__.lstrip("_"), (front, theirs), {})
 
 
 def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
-    """Return Accelerate's loader, with ours in the place of the one that it makes.
+    """Return Accelerate's loader with the Penstock loader inside, in place of torch's.
 
     Args:
         options: of ``accelerate.data_loader.prepare_data_loader``, by name.
     """
     prepare = _data_loader.prepare_data_loader
     stateful = bool(options.get("use_stateful_dataloader"))
-    options = {**options, "use_stateful_dataloader": False}  # else torchdata's loader is made, and thrown away
+    options = {**options, "use_stateful_dataloader": False}  # or Accelerate would build torchdata's loader for nothing
     world, rank = options["num_processes"], options["process_index"]
     alone = {
         **options,
@@ -264,7 +266,7 @@ def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
     if splits_by_rank(loader, ranks=world):
         return _over(prepare(loader, **alone), loader, stateful, trimmed=world > 1)
     if world > 1 and batches is not None and not options.get("dispatch_batches") and not _has_mesh(options):
-        mine = DealtBatches(
+        mine = DispatchedBatches(
             batches, rank, world, split=options.get("split_batches", False), even=options.get("even_batches", True)
         )
         return _over(prepare(loader, **alone), like(loader, batch_sampler=mine), stateful)
@@ -277,28 +279,28 @@ def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
             loader = like(loader, dataset=base.dataset, batch_size=base.batch_size, drop_last=base.drop_last)
     elif base.batch_sampler is not loader.batch_sampler:
         loader = like(loader, batch_sampler=base.batch_sampler)
-    elif getattr(base.batch_sampler, "sampler", None) is not sampler:  # Accelerate has put one in
+    elif getattr(base.batch_sampler, "sampler", None) is not sampler:  # Accelerate has replaced the sampler
         loader = like(loader, sampler=prepared.batch_sampler.sampler)
     return _over(prepared, loader, stateful)
 
 
 def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, trimmed: bool = False) -> Any:
-    """What Accelerate prepared, over our loader instead of torch's.
+    """Return what Accelerate prepared, reading from a Penstock loader instead of torch's.
 
     Args:
-        stateful: ``save_state`` and ``load_state`` are to include the position.
-        trimmed: ranks have their shares already, so Accelerate does not know which samples of the last batch repeat:
-            ``gather_for_metrics`` is to cut nothing off.
+        stateful: ``save_state`` and ``load_state`` include the position.
+        trimmed: the loader splits its data across ranks itself, so Accelerate cannot know which samples of the last
+            batch repeat: ``gather_for_metrics`` must not cut any off.
 
     Raises:
-        ConfigError: a position is asked for where one rank reads for all.
+        ConfigError: ``stateful`` with rank 0 reading for all ranks.
     """
     _base_of(prepared)
     if stateful and isinstance(prepared, _data_loader.DataLoaderDispatcher) and prepared.state.num_processes > 1:
         raise ConfigError(
-            "use_stateful_dataloader cannot be had where rank 0 reads for all ranks, a round ahead of them: use "
-            "DataLoaderConfiguration(dispatch_batches=False), or leave use_stateful_dataloader out and pass over the "
-            "first steps with skip_first_batches"
+            "use_stateful_dataloader is impossible where rank 0 reads for all ranks, a round ahead of them: use "
+            "DataLoaderConfiguration(dispatch_batches=False), or omit use_stateful_dataloader and skip the first steps "
+            "with skip_first_batches"
         )
     loader.pipeline.dealt = True
     over: Any = object.__new__(_class_of(PreparedLoader, type(prepared)))
@@ -313,23 +315,23 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, trimmed: bo
 
 
 def _base_of(prepared: Any) -> Any:
-    """Return the loader inside of what Accelerate prepared.
+    """Return the loader inside a prepared loader.
 
     Raises:
-        ConfigError: on a TPU, which has a loader of its own.
+        ConfigError: the loader is one for TPUs.
     """
     if not isinstance(prepared, _data_loader.DataLoaderAdapter):
         raise ConfigError(
-            "a TPU has a loader of its own, which cannot be made by Penstock: use torch's DataLoader there"
+            "Accelerate uses another loader on a TPU, which Penstock cannot replace: use torch's DataLoader there"
         )
     return prepared.base_dataloader
 
 
 def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A loader with the same arguments, but for some.
+    """Return a loader with the same arguments, except for some.
 
     Args:
-        changes: by name. With a batch sampler those that it replaces are left out.
+        changes: new values by name. A batch sampler removes the arguments that it replaces.
     """
     names = set(inspect.signature(DataLoader.__init__).parameters) - {
         "self",
@@ -348,7 +350,7 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def _seeded_batches(loader: DataLoader[Any]) -> EpochBatchSampler | None:
-    """The loader's batches, if they are ours and the same on all ranks."""
+    """Return the loader's batch sampler, if it is Penstock's and the same on all ranks."""
     if loader.batch_sampler is None:
         return None
     batches = batch_plan_of(loader.batch_sampler)
@@ -357,5 +359,5 @@ def _seeded_batches(loader: DataLoader[Any]) -> EpochBatchSampler | None:
 
 
 def _has_mesh(options: Mapping[str, Any]) -> bool:
-    """Whether Accelerate derives other ranks from a mesh than the global ones."""
+    """Return whether Accelerate derives ranks from a device mesh, which differ from the global ranks."""
     return options.get("torch_device_mesh") is not None

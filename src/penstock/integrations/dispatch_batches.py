@@ -1,12 +1,12 @@
-"""`DealtBatches`: the batches of one sampler, dealt whole to ranks, as Hugging Face Accelerate deals them.
+"""`DispatchedBatches`: the batches of one sampler, split across ranks by whole batches, as Accelerate splits them.
 
     batches of the epoch   0 1 2 3 4 5 6 ...
-    rank 0 of 3            0     3     6          a round is one batch for each rank
+    rank 0 of 3            0     3     6          a round is one batch per rank
     rank 1 of 3              1     4
     rank 2 of 3                2     5
 
-Samples keep their global positions, so their random draws are those of a run on one rank; the state is that of the
-sampler after whole rounds, so a job of any size resumes it.
+Samples keep their global positions, so their random draws are those of a run on one rank. The state is the sampler's
+state after whole rounds, so a job with any number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from penstock.plan.epoch import Batch, BatchEpochPlan, length_of
 from penstock.plan.wrapper import OuterPlan
 from penstock.samplers.base import EpochBatchSampler
 
-__all__ = ["DealtBatches"]
+__all__ = ["DispatchedBatches"]
 
 
-class DealtBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
-    """One rank's batches of a batch sampler that is the same on all ranks.
+class DispatchedBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
+    """The batches of one rank, from a batch sampler that is the same on all ranks.
 
     Args:
-        batches: one of our batch samplers.
-        rank, world: which rank this is, of how many.
-        split: cut each batch in ``world`` equal parts instead of dealing whole ones.
-        even: in the last round fill up with samples from the beginning of the epoch, so that all ranks have equally
-            many batches of equal size. Without it they may differ, and the last ones may have one batch less. A sampler
-            with ``drop_last`` drops that round.
+        batches: a Penstock batch sampler.
+        rank, world: this rank, and the number of ranks.
+        split: split each batch into ``world`` equal parts, instead of assigning whole batches.
+        even: pad the last round with samples from the beginning of the epoch, so that all ranks have the same number
+            of batches of the same size. Without it, the last ranks may have one batch less and the last batches may be
+            smaller. A sampler with ``drop_last`` drops an incomplete round.
 
     Raises:
-        ConfigError: even or split, and the batch sampler does not say its ``batch_size``.
+        ConfigError: ``even`` or ``split`` is set, but the batch sampler has no ``batch_size``.
     """
 
     def __init__(self, batches: EpochBatchSampler, rank: int, world: int, *, split: bool, even: bool) -> None:
         super().__init__()
         if (even or split) and not getattr(batches, "batch_size", None):
             raise ConfigError(
-                f"{type(batches).__name__} has no batch_size to fill the last batches up to: use "
+                f"{type(batches).__name__} has no batch_size, so the last batches cannot be padded: use "
                 "DataLoaderConfiguration(even_batches=False), without split_batches"
             )
         self.batch_sampler = batches
@@ -53,7 +53,7 @@ class DealtBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
         self.batch_size: int = getattr(batches, "batch_size", 0)
         self.drop_last = bool(getattr(batches, "drop_last", False))
         self.process_index = rank
-        self.num_processes = world  # this name and the next two are those that Accelerate reads
+        self.num_processes = world  # Accelerate reads this name and the next two
         self.split_batches = split
         self.even_batches = even
 
@@ -62,7 +62,7 @@ class DealtBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
         self.batch_sampler.set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of any number of ranks at the next ``iter()``.
+        """Resume from a state of any number of ranks at the next ``iter()``.
 
         Raises:
             StateError: the state belongs to other data or to another order.
@@ -72,33 +72,33 @@ class DealtBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
     def _epoch_shown(self) -> int:
         return self.batch_sampler.epoch
 
-    # As a plan.
+    # The plan.
 
     @property
     def inner(self) -> EpochBatchSampler:
-        """The batches of all ranks."""
+        """The batch sampler of all ranks."""
         return self.batch_sampler
 
     def inside(self, run: BatchEpochPlan) -> BatchEpochPlan:
-        """Return the batches of all ranks in an epoch."""
-        assert isinstance(run, _Dealt)
+        """Return the plan of all ranks' batches in an epoch."""
+        assert isinstance(run, _DispatchedPlan)
         return run.run
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
-        """Return this rank's batches of the cursor's epoch, from the cursor on."""
+        """Return the plan of this rank's batches in the cursor's epoch, from the cursor on."""
         inner = self.batch_sampler
-        return _Dealt(self, inner.bind(cursor, entropy), inner.bind(inner.whole(cursor), entropy))
+        return _DispatchedPlan(self, inner.bind(cursor, entropy), inner.bind(inner.whole(cursor), entropy))
 
 
-class _Dealt(BatchEpochPlan):
-    """One rank's batches of one epoch.
+class _DispatchedPlan(BatchEpochPlan):
+    """The plan of one rank's batches in one epoch.
 
     Args:
-        run: the batches of all ranks.
-        whole: those of the whole epoch, to fill up from.
+        run: the plan of all ranks' batches, from the cursor on.
+        whole: the plan of the whole epoch, from which padding is taken.
     """
 
-    def __init__(self, dealt: DealtBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
+    def __init__(self, dealt: DispatchedBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
         self._dealt = dealt
         self.run = run
         self._whole = whole
@@ -108,7 +108,7 @@ class _Dealt(BatchEpochPlan):
 
     @property
     def place(self) -> Any:
-        """Where the data set stands."""
+        """The dataset's position."""
         return self.run.place
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class _Dealt(BatchEpochPlan):
         return self.run.cursor(self.before(count))
 
     def before(self, count: int) -> int:
-        """Return how many batches of the plan inside all ranks have had, when this one has had so many."""
+        """Return the batches consumed by all ranks when this rank has consumed ``count``."""
         return min(count * self._round, length_of(self.run))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -135,7 +135,7 @@ class _Dealt(BatchEpochPlan):
             now = following
 
     def _mine(self, batches: list[Batch], *, last: bool) -> Batch | None:
-        """This rank's batch of a round; None if it has none."""
+        """Return this rank's batch of a round, or None if it has none."""
         dealt = self._dealt
         rank, world = dealt.process_index, dealt.num_processes
         size = dealt.batch_size // world if dealt.split_batches else dealt.batch_size
@@ -152,7 +152,7 @@ class _Dealt(BatchEpochPlan):
         return batch if batch[0] else None
 
     def _filled(self, batches: list[Batch], size: int) -> Batch:
-        """All samples of a round, filled up from the beginning of the epoch, over and over if that is short."""
+        """Return all samples of a round, padded from the beginning of the epoch, repeatedly if the epoch is short."""
         indices: list[Any] = []
         positions = []
         for more, places in itertools.chain(batches, itertools.chain.from_iterable(itertools.repeat(self._whole))):

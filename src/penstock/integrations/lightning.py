@@ -1,11 +1,11 @@
-"""Lightning: callbacks that log what the training loader does, and show it in the progress bar.
+"""Lightning: callbacks that log the training loader's numbers and show them in the progress bar.
 
     logged = LoaderLogging(every=50)                                          # to the trainer's own loggers
     logged = LoaderLogging(TensorBoardLogger(SummaryWriter("runs/1"), every=50))
     trainer = lightning.Trainer(callbacks=[logged, LoaderProgressBar()])
 
-Lightning needs neither to train from a loader of Penstock's. This module imports ``lightning.pytorch``, or
-``pytorch_lightning`` where that is not installed, and nothing of Penstock imports this module.
+Lightning trains from Penstock loaders without these callbacks. This module imports ``lightning.pytorch``, or else
+``pytorch_lightning``; no other module of Penstock imports this one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ class LoaderLogging(_callbacks.Callback):  # type: ignore[misc]
     """Logs the training loader's numbers, see `penstock.integrations.loader_logger.LoaderLogger`.
 
     Args:
-        logger: where to; by default the trainer's own loggers, whatever they are. It watches the trainer's loader,
-            unless it has one.
-        every: optimizer steps from one log to the next, for the trainer's own loggers; 50 if not given.
+        logger: the logger to use; by default, all of the trainer's own loggers. It watches the trainer's loader unless
+            it has a loader already.
+        every: optimizer steps between two logs to the trainer's own loggers; 50 by default.
 
     Raises:
-        ConfigError: both are given; in training, the loader is none of Penstock's, or the trainer has no logger.
+        ConfigError: both are given; or (in training) the loader is not a Penstock loader, or the trainer has no logger.
     """
 
     def __init__(self, logger: LoaderLogger | None = None, *, every: int | None = None) -> None:
         if logger is not None and every is not None:
-            raise ConfigError(f"every={every} is for the trainer's own loggers: give it to the {type(logger).__name__}")
+            raise ConfigError(
+                f"every={every} applies to the trainer's own loggers: pass it to the {type(logger).__name__}"
+            )
         self._logger = logger
         self._every = 50 if every is None else every
         self._step = 0
@@ -46,18 +48,18 @@ class LoaderLogging(_callbacks.Callback):  # type: ignore[misc]
         """Watch the loader."""
         if self._logger is None:
             if not trainer.loggers:
-                raise ConfigError("the Trainer has no logger: give LoaderLogging one of Penstock's, or the Trainer one")
+                raise ConfigError("the Trainer has no logger: pass a logger to the Trainer, or to LoaderLogging")
             self._logger = _TrainersLoggers(trainer, every=self._every)
         self._logger.follow(trainer.train_dataloader)
         self._step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Watch the loader of this epoch, which may be a new one."""
+        """Watch the loader of this epoch, which may be new."""
         assert self._logger is not None
         self._logger.follow(trainer.train_dataloader)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Count a step of the optimizer; a batch that only adds to the gradients is none."""
+        """Count an optimizer step; a batch that only accumulates gradients does not count."""
         assert self._logger is not None
         if trainer.global_step != self._step:
             self._step = trainer.global_step
@@ -65,23 +67,23 @@ class LoaderLogging(_callbacks.Callback):  # type: ignore[misc]
 
 
 class _TrainersLoggers(LoaderLogger):
-    """Writes to all loggers of a trainer."""
+    """Logs to all loggers of a trainer."""
 
     def __init__(self, trainer: Any, *, every: int) -> None:
         super().__init__(every=every)
         self._trainer = trainer
 
     def write(self, values: dict[str, float], step: int) -> None:
-        """Write to each."""
+        """Log the numbers to each logger."""
         for logger in self._trainer.loggers:
             logger.log_metrics(values, step)
 
 
 class _LoaderLine:
-    """Adds the loader's summary to what a progress bar shows beside it."""
+    """Mixin that adds the loader's summary to the metrics of a progress bar."""
 
     def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
-        """Return what the bar shows."""
+        """Return the metrics that the bar shows."""
         base: Any = super()
         shown: dict[str, Any] = base.get_metrics(trainer, pl_module)
         return shown | {"loader": loader_of(trainer.train_dataloader).summary()}
@@ -91,9 +93,9 @@ class LoaderProgressBar(_LoaderLine, _callbacks.TQDMProgressBar):  # type: ignor
     """Lightning's progress bar, with the loader's summary: samples/s, waiting, and what limits the run.
 
     Raises:
-        ConfigError: in training, the loader is none of Penstock's.
+        ConfigError: (in training) the loader is not a Penstock loader.
     """
 
 
 class RichLoaderProgressBar(_LoaderLine, _callbacks.RichProgressBar):  # type: ignore[misc]
-    """The same over Lightning's ``RichProgressBar``."""
+    """Lightning's ``RichProgressBar`` with the loader's summary, see `LoaderProgressBar`."""

@@ -1,9 +1,9 @@
-"""`LoaderLogger`: what a loader did in the last N steps, as numbers for a tracker of experiments.
+"""`LoaderLogger`: logs a loader's rates over the last N steps to an experiment tracker.
 
     every N steps:  stats() now - stats() then  ->  {"loader/samples_per_second": 1240.0, ...}  ->  write(values, step)
 
-`penstock.integrations.tensorboard` and `penstock.integrations.wandb` write to those two. Loops of your own call `step`;
-`penstock.integrations.lightning` and `penstock.integrations.transformers` have a callback that does.
+`penstock.integrations.tensorboard` and `penstock.integrations.wandb` have subclasses. Your own training loop calls
+`step`; `penstock.integrations.lightning` and `penstock.integrations.transformers` have a callback that calls it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ __all__ = ["LoaderLogger", "loader_of"]
 
 
 class LoaderLogger(ABC):
-    """Logs a loader's numbers every so many steps. A subclass says where to, by `write`.
+    """Logs a loader's numbers every few steps. A subclass defines `write`, the destination.
 
     Args:
-        loader: whose numbers they are; None where a callback of a framework says it, by `follow`.
-        every: steps from one log to the next.
-        prefix: of the names.
+        loader: the loader to watch; None if a framework's callback sets it with `follow`.
+        every: steps between two logs.
+        prefix: prefix of the names.
 
     Raises:
-        ConfigError: ``every`` is no positive integer, or the loader is none of Penstock's.
+        ConfigError: ``every`` is not a positive integer, or the loader is not a Penstock loader.
 
-    Logged are, of the steps since the last time:
+    It logs, for the steps since the last log:
 
     * ``loader/samples_per_second``
-    * ``loader/wait_share``: of the time, how much of it the training waited for data, 0 to 1
-    * ``loader/ms_per_sample/STAGE``: milliseconds of work on a sample in ``fetch``, ``decode``, ``collate``, ... , all
-      workers together
+    * ``loader/wait_share``: the share of time in which training waited for data, 0 to 1
+    * ``loader/ms_per_sample/STAGE``: milliseconds of work per sample in ``fetch``, ``decode``, ``collate``, ..., summed
+      over all workers
 
-    A step costs less than a microsecond, a log a few tenths of a millisecond, as ``loader.stats()`` does.
+    A step costs less than a microsecond; a log costs a few tenths of a millisecond, like ``loader.stats()``.
 
     >>> class Printer(LoaderLogger):
     ...     def write(self, values, step):
@@ -50,7 +50,7 @@ class LoaderLogger(ABC):
 
     def __init__(self, loader: Any = None, *, every: int = 50, prefix: str = "loader") -> None:
         if not isinstance(every, int) or every < 1:
-            raise ConfigError(f"every={every!r} is no number of steps: give an integer of 1 or more")
+            raise ConfigError(f"every must be a number of steps, an integer of 1 or more, got {every!r}")
         self._every = every
         self._prefix = prefix
         self._loader: DataLoader[Any] | None = None
@@ -61,34 +61,34 @@ class LoaderLogger(ABC):
             self.watch(loader)
 
     def watch(self, loader: Any) -> None:
-        """Log the numbers of a loader from now on; of one that Accelerate has prepared, too."""
+        """Watch a loader from now on, which Accelerate may have prepared."""
         found = loader_of(loader)
         if found is not self._loader:
             self._loader, self._before = found, found.stats()
 
     def follow(self, loader: Any) -> None:
-        """Watch the loader that a framework trains from, unless one was given when this logger was made."""
+        """Watch the loader that a framework trains from, unless a loader was passed to the constructor."""
         if not self._given:
             self.watch(loader)
 
     def step(self, number: int | None = None) -> None:
-        """Count a step of the training, and log if it is time to.
+        """Count a training step, and log if it is time.
 
         Args:
-            number: of the step in the run; by default steps are counted here, from 1.
+            number: the number of the step in the run; by default the logger counts steps from 1.
         """
         self._steps += 1
         if not self._steps % self._every:
             self.log(self._steps if number is None else number)
 
     def log(self, number: int) -> None:
-        """Log what happened since the last time, now. Nothing is logged where no sample has come.
+        """Log the numbers since the last log now. Logs nothing if no sample was delivered.
 
         Raises:
-            ConfigError: no loader was given.
+            ConfigError: there is no loader to watch.
         """
         if self._loader is None:
-            raise ConfigError(f"{type(self).__name__} has no loader: give it the loader, or call watch(loader)")
+            raise ConfigError(f"{type(self).__name__} has no loader: pass the loader, or call watch(loader)")
         before, now = self._before, self._loader.stats()
         self._before = now
         values = _between(before, now)
@@ -97,11 +97,11 @@ class LoaderLogger(ABC):
 
     @abstractmethod
     def write(self, values: dict[str, float], step: int) -> None:
-        """Write numbers by name, for a step."""
+        """Write the numbers of a step, by name."""
 
 
 def _between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
-    """Return what happened between two ``stats()``; after a ``reset_stats()`` in between, what happened since."""
+    """Return the numbers between two ``stats()``, or since a ``reset_stats()`` in between."""
     if now["samples"] < before["samples"] or now["seconds"] < before["seconds"]:
         before = {"samples": 0, "seconds": 0.0, "wait_seconds": 0.0, "stages": {}}
     samples, seconds = now["samples"] - before["samples"], now["seconds"] - before["seconds"]
@@ -116,15 +116,15 @@ def _between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
 
 
 def loader_of(loader: Any) -> DataLoader[Any]:
-    """Return the loader of Penstock's that something is, or that Accelerate has prepared.
+    """Return the Penstock loader that ``loader`` is, or that Accelerate has prepared.
 
     Raises:
-        ConfigError: it is another one, or several.
+        ConfigError: it is another loader, or several.
     """
     found = getattr(loader, "base_dataloader", loader)
     if not isinstance(found, DataLoader):
         raise ConfigError(
             f"a {type(loader).__name__} has no statistics of a Penstock loader: train from one penstock.DataLoader, or "
-            "give the one to be watched"
+            "pass the loader to watch"
         )
     return found

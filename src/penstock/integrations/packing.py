@@ -1,11 +1,11 @@
-"""Transformers and packed documents: batches in the form of its ``DataCollatorWithFlattening``.
+"""Packed documents for Transformers: batches in the form of its ``DataCollatorWithFlattening``.
 
 packs = PackedDataset(documents, 8192, seed=0)
 loader = DataLoader(packs, batch_size=4, collate_fn=flatten_packs)
 trainer = PenstockTrainer(model, arguments, train_loader=loader)
 
-One sequence of all documents of the batch, without padding; models of Transformers keep documents apart by
-``position_ids``, or by the bounds in ``cu_seq_lens_q`` where FlashAttention is used. This module needs torch alone.
+All documents of a batch form one sequence, without padding. Models of Transformers separate documents by
+``position_ids``, or with FlashAttention by the bounds in ``cu_seq_lens_q``. This module needs only torch.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _NEEDED = ("input_ids", "position_ids", "document_ids")
 
 
 def flatten_packs(packs: Sequence[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Return the documents of some packs as one sequence, as models of Transformers take it.
+    """Return the documents of packs as one sequence, in the form that models of Transformers accept.
 
     Args:
         packs: items of `penstock.PackedDataset`, or of a mixture of packs.
 
     Returns:
-        ``tokens`` is the number of tokens in the packs, padding left out, and ``documents`` that of their documents;
-        each piece of a document that was cut counts as one.
+        In the shapes, ``tokens`` is the number of tokens in the packs without padding, and ``documents`` the number of
+        documents; each piece of a split document counts as one.
 
-        * ``input_ids`` int64 (1, tokens)
-        * ``labels`` int64 (1, tokens): the same tokens, not those one further: models of Transformers shift labels
-          themselves. The first token of each document is -100, which no loss is for.
-        * ``position_ids`` int64 (1, tokens): 0, 1, 2, ... anew with each document
-        * ``cu_seq_lens_q``, ``cu_seq_lens_k`` int32 (documents + 1,): where documents begin, and the end
-        * ``max_length_q``, ``max_length_k``: tokens of the longest document, an int
+        * ``input_ids`` int64 (1, tokens) * ``labels`` int64 (1, tokens): the same tokens, not shifted: models of
+        Transformers shift labels themselves. The
+          first token of each document has the label -100, which the loss ignores.
+        * ``position_ids`` int64 (1, tokens): 0, 1, 2, ... starting again in each document
+        * ``cu_seq_lens_q``, ``cu_seq_lens_k`` int32 (documents + 1,): the starts of the documents, and the end
+        * ``max_length_q``, ``max_length_k`` int: tokens of the longest document
 
     Raises:
-        ConfigError: the items are no packs.
+        ConfigError: the items are not packs.
 
-    It is what ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` makes of the documents of the packs. The
-    number of tokens differs from batch to batch, by the little padding that is left out.
+    The result equals ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` on the documents of the packs. The
+    number of tokens varies from batch to batch, since the packs' padding is left out.
 
-    Models of Transformers see by ``position_ids`` that there are several documents only if they are given no
-    ``attention_mask`` and make no cache. A Trainer turns the cache off; in a loop of your own, say
-    ``model.config.use_cache = False``. Without it each document sees those before it, and nothing says so.
+    Models of Transformers separate documents by ``position_ids`` only without an ``attention_mask`` and without a
+    cache. A Trainer turns the cache off; in your own loop, set ``model.config.use_cache = False``. Otherwise each
+    document attends to the documents before it, without a warning.
 
     >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
     >>> batch = flatten_packs([packs[0], packs[1]])
@@ -59,8 +59,8 @@ def flatten_packs(packs: Sequence[dict[str, torch.Tensor]]) -> dict[str, Any]:
         missing = [name for name in _NEEDED if not isinstance(pack, dict) or name not in pack]
         if missing:
             raise ConfigError(
-                f"flatten_packs takes items of a PackedDataset, dicts with {', '.join(_NEEDED)}; here is a "
-                f"{type(pack).__name__} without {missing[0]}: leave load= and tag= out, or collate in a function of "
+                f"flatten_packs takes items of a PackedDataset, dicts with {', '.join(_NEEDED)}; this is a "
+                f"{type(pack).__name__} without {missing[0]}: omit load= and tag=, or use a collate function of "
                 "your own"
             )
     real = torch.cat([pack["document_ids"] for pack in packs]) >= 0

@@ -7,7 +7,7 @@
         ...
         logger.step()
 
-Any writer with an ``add_scalar`` will do, such as that of tensorboardX. This module imports none.
+Any writer with ``add_scalar`` works, such as tensorboardX. This module imports neither.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ class TensorBoardLogger(LoaderLogger):
     """Writes a loader's numbers as scalars, see `penstock.integrations.loader_logger.LoaderLogger`.
 
     Args:
-        writer: a ``torch.utils.tensorboard.SummaryWriter``. Closing it stays with you.
+        writer: a ``torch.utils.tensorboard.SummaryWriter``. The program closes it.
         loader, every, prefix: as for `LoaderLogger`.
 
     Raises:
-        ConfigError: the writer has no ``add_scalar``, or what `LoaderLogger` raises.
+        ConfigError: the writer has no ``add_scalar``; or an error of `LoaderLogger`.
     """
 
     def __init__(self, writer: _Writer, loader: Any = None, *, every: int = 50, prefix: str = "loader") -> None:
         if not callable(getattr(writer, "add_scalar", None)):
-            raise ConfigError(f"TensorBoardLogger takes a SummaryWriter first, got a {type(writer).__name__}")
+            raise ConfigError(
+                f"TensorBoardLogger takes a SummaryWriter as its first argument, got a {type(writer).__name__}"
+            )
         super().__init__(loader, every=every, prefix=prefix)
         self._writer = writer
 

@@ -20,22 +20,23 @@ __all__ = ["WandbLogger"]
 
 
 class WandbLogger(LoaderLogger):
-    """Logs a loader's numbers to a run, over a step of their own (``loader/step``), see
-    `penstock.integrations.loader_logger.LoaderLogger`.
+    """Logs a loader's numbers to a run, see `penstock.integrations.loader_logger.LoaderLogger`.
 
-    Their own step leaves that of the run alone, whatever your program logs with ``run.log(..., step=)``.
+    The numbers have a step axis of their own, ``loader/step``, so they do not affect the run's own step.
 
     Args:
-        run: what ``wandb.init`` returned. Finishing it stays with you.
+        run: the run that ``wandb.init`` returned. The program finishes it.
         loader, every, prefix: as for `LoaderLogger`.
 
     Raises:
-        ConfigError: it is no run, or what `LoaderLogger` raises.
+        ConfigError: ``run`` is not a run; or an error of `LoaderLogger`.
     """
 
     def __init__(self, run: Any, loader: Any = None, *, every: int = 50, prefix: str = "loader") -> None:
         if not callable(getattr(run, "define_metric", None)):
-            raise ConfigError(f"WandbLogger takes the run that wandb.init returned first, got a {type(run).__name__}")
+            raise ConfigError(
+                f"WandbLogger takes the run of wandb.init as its first argument, got a {type(run).__name__}"
+            )
         super().__init__(loader, every=every, prefix=prefix)
         self._run = run
         run.define_metric(f"{prefix}/step")

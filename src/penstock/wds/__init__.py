@@ -9,10 +9,10 @@
     )
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=4).with_epoch(10_000)
 
-What is different, and better: orders are functions of (seed, epoch) and change every epoch; shards are dealt to ranks
-after they were shuffled; a loader's epochs are exact; pipelines and loaders have a state, and resume at the sample;
-files are closed, nothing is printed, handlers do not sleep; commands and pickles have to be allowed. See the guide
-"Coming from WebDataset".
+Differences from WebDataset: the order is a function of (seed, epoch) and changes every epoch; shards are shuffled
+before they are split across ranks; a loader's epochs have an exact length; pipelines and loaders have a state and
+resume at the sample; files are closed, nothing is printed, handlers do not sleep; shell commands and pickles must be
+allowed. See the guide "Coming from WebDataset".
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ __all__ = [
 
 
 __version__ = "1.0.2"
-"""The version of WebDataset whose names and arguments these are."""
+"""The WebDataset version whose names and arguments this module has."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,11 @@
-"""Bytes to values by the fields' extensions.
+"""Decoders that turn the bytes of fields into values, chosen by extension.
 
     dataset.decode("rgb8")                                        images as uint8 arrays, and the usual text formats
     dataset.decode(wds.handle_extension("seg.png", labels), "pil")
     dataset.decode("torchrgb", only=["jpg", "cls"], handler=wds.warn_and_continue)
 
-A decoder is called as ``f(".ext", data)``; the first that returns something else than None wins. Pickles and torch
-objects are refused unless they are allowed, see `penstock.wds.trust`.
+A decoder is called as ``f(".ext", data)``; the first result other than None is used. Pickles and torch objects are
+refused unless they are allowed, see `penstock.wds.trust`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Handlers = Callable[[str, bytes], Any]
 
 
 class DecodingError(PenstockError, ValueError):
-    """A field that cannot be decoded; the cause is its ``__cause__``."""
+    """A field that cannot be decoded; ``__cause__`` holds the original error."""
 
     def __init__(self, url: Any = None, key: Any = None, k: Any = None, sample: Any = None) -> None:
         super().__init__(url, key, k)
@@ -62,7 +62,7 @@ class DecodingError(PenstockError, ValueError):
 
 
 class Continue:
-    """What a decoder returns that has only unpacked a field: the name without the extension done with, and the data."""
+    """The result of a decoder that has only unpacked a field: its name without the handled extension, and the data."""
 
     def __init__(self, key: str, data: bytes) -> None:
         self.key, self.data = key, data
@@ -72,7 +72,7 @@ class Continue:
 
 
 def torch_loads(data: bytes, allow: Collection[str] = ()) -> Any:
-    """What `torch.save` wrote: tensors and containers of them; anything else if ``"torch"`` is allowed."""
+    """Load a `torch.save` file: tensors and containers of them, or any object if ``"torch"`` is allowed."""
     import torch
 
     try:
@@ -84,7 +84,7 @@ def torch_loads(data: bytes, allow: Collection[str] = ()) -> Any:
 
 
 def unpickle_loads(data: bytes, allow: Collection[str] = ()) -> Any:
-    """A pickle, if ``"pickle"`` is allowed."""
+    """Load a pickle, if ``"pickle"`` is allowed."""
     if not allowed("pickle", allow):
         raise refuse("pickle", "a pickled field")
     import pickle
@@ -117,11 +117,11 @@ decoders: dict[str, Callable[[bytes], Any]] = {
     "npz": load_arrays,
     "cbor": _cbor,
 }
-"""What is made of fields by their last extension; programs may add theirs."""
+"""Decoders by the last extension of a field; programs may add their own."""
 
 
 class basic:
-    """The decoders of text, numbers, JSON and arrays, with what is allowed besides."""
+    """The decoders of text, numbers, JSON and arrays, and of the formats that ``allow`` names."""
 
     def __init__(self, allow: Collection[str] = ()) -> None:
         self.allow = checked(allow)
@@ -146,12 +146,12 @@ basichandlers = basic()
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Unpacks ``.gz`` fields, which go on as what they are without it."""
+    """Decompress a ``.gz`` field; the next decoder sees its name without ``.gz``."""
     return Continue(key[:-3], gzip.decompress(data)) if key.endswith(".gz") else None
 
 
 class handle_extension:
-    """A decoder for extensions: ``handle_extension("jpg seg.png", f)`` calls ``f(data)`` for fields that end so."""
+    """A decoder for extensions: ``handle_extension("jpg seg.png", f)`` calls ``f(data)`` for such fields."""
 
     def __init__(self, extensions: str, f: Callable[[bytes], Any]) -> None:
         self.extensions = [extension.lower().split(".") for extension in extensions.split()]
@@ -165,7 +165,7 @@ class handle_extension:
 
 
 def torch_video(key: str, data: bytes) -> Any:
-    """Videos by torchvision: frames, audio and what is known of them. It has to be installed."""
+    """Decode a video with torchvision, which must be installed: frames, audio and metadata."""
     if key.rpartition(".")[2].lower() not in ("mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg", "webm", "wmv"):
         return None
     import tempfile
@@ -179,7 +179,7 @@ def torch_video(key: str, data: bytes) -> Any:
 
 
 def torch_audio(key: str, data: bytes) -> Any:
-    """Sound by torchaudio: samples and rate. It has to be installed."""
+    """Decode sound with torchaudio, which must be installed: samples and sample rate."""
     if key.rpartition(".")[2].lower() not in ("flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"):
         return None
     import torchaudio  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -198,19 +198,19 @@ def _readable(value: bytes) -> str | bytes:
 
 
 class Decoder:
-    """``decoder(sample) -> sample`` with values in the place of bytes.
+    """``decoder(sample) -> sample``: decodes the fields of a sample.
 
     Args:
-        handlers: decoders, or image specifications (``"rgb8"``), asked in turn.
-        pre: asked before them; by default what unpacks ``.gz``.
-        post: asked after them; by default text, numbers, JSON, arrays.
-        only: the fields to be decoded.
-        partial: leave values alone that are no bytes; else that is an error.
-        allow: of ``"pickle"``, ``"torch"``.
+        handlers: decoders, or image specifications (``"rgb8"``), tried in order.
+        pre: decoders tried before them; by default, the one that decompresses ``.gz``.
+        post: decoders tried after them; by default, text, numbers, JSON and arrays.
+        only: decode only these fields.
+        partial: leave values that are not bytes as they are; by default they are an error.
+        allow: formats to allow: ``"pickle"``, ``"torch"``.
 
     Raises:
         ValueError: an unknown image specification.
-        DecodingError: (when called) a field that cannot be decoded.
+        DecodingError: (when called) a field cannot be decoded.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Decoder:
         self.partial = partial
 
     def decode1(self, key: str, data: bytes) -> Any:
-        """One field."""
+        """Decode one field."""
         key = "." + key
         for handler in self.handlers:
             result = handler(key, data)
@@ -241,7 +241,7 @@ class Decoder:
         return data
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """All fields."""
+        """Decode all fields."""
         result: dict[str, Any] = {}
         for name, value in sample.items():
             if name.startswith("__"):
@@ -253,7 +253,9 @@ class Decoder:
                 continue
             try:
                 if not isinstance(value, bytes):
-                    raise TypeError(f"a decoder takes bytes, got {type(value).__name__}; or give partial=True")
+                    raise TypeError(
+                        f"a decoder takes bytes, got {type(value).__name__}; pass partial=True to keep such fields"
+                    )
                 result[name] = self.decode1(name, value)
             except NotAllowedError as error:
                 where = f"{shown(str(sample.get('__url__')))}: sample {sample.get('__key__')!r}"
@@ -268,7 +270,7 @@ class Decoder:
 
 
 def decode(*args: Any, handler: Handler = reraise_exception, **kw: Any) -> FilterFunction:
-    """A filter that decodes; options of `Decoder`."""
+    """Make a filter that decodes samples; options are those of `Decoder`."""
     return FilterFunction(_map, Decoder(args, **kw), handler=handler)
 
 
@@ -292,8 +294,8 @@ _XDEFAULTS = (("*.bin", _decode_bin), ("*.txt", _decode_text), ("*.pyd", _decode
 def _xdecode(
     source: Iterable[Any], *args: Any, must_decode: bool = True, defaults: Any = _XDEFAULTS, **kw: Any
 ) -> Iterator[Any]:
-    """Fields by functions of a stream, chosen by patterns."""
-    # The last one that matches counts, so a program's come before the usual ones. False leaves a field as it is.
+    """Decode fields with functions of a stream, chosen by patterns."""
+    # The last match wins, so a program's decoders override the defaults. False leaves a field as it is.
     known = [*defaults, *args, *((f"*.{name}", function) for name, function in kw.items())][::-1]
     for sample in source:
         result = dict(sample)
@@ -312,5 +314,5 @@ def _xdecode(
 
 
 def xdecode(*args: Any, **kw: Any) -> FilterFunction:
-    """A filter: ``xdecode(("*.png", f), must_decode=False)``; each function gets an open file of the field."""
+    """Make a filter: ``xdecode(("*.png", f), must_decode=False)``; each function gets the field as an open file."""
     return FilterFunction(_xdecode, *args, **kw)

@@ -1,4 +1,4 @@
-"""Batches, lists, and what is in them."""
+"""Stages that batch samples and split batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.wds.curried import RestCurried
-from penstock.wds.iterators import Context, Expanded, Stage, Step, memoryless
+from penstock.wds.iterators import Context, FlatMapStep, Stage, Step, memoryless
 
 __all__ = ["Unpack", "batched", "default_collation_fn", "listed", "unbatched", "unlisted"]
 
@@ -18,16 +18,16 @@ Samples = Iterable[Any]
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """A batch of samples that are all dicts, or all tuples.
+    """Collate samples, all dicts or all tuples, into a batch.
 
     Args:
-        samples: at least one.
-        combine_tensors: stack tensors and arrays; they have to be of one shape.
-        combine_scalars: numbers become an array.
+        samples: one sample or more.
+        combine_tensors: stack tensors and arrays, which must have the same shape.
+        combine_scalars: combine numbers into an array.
 
     Raises:
-        ConfigError: samples with different keys, or that are no dicts or tuples.
-        AssertionError: arrays of different shapes.
+        ConfigError: the samples have different keys, or are neither dicts nor tuples.
+        AssertionError: arrays have different shapes.
     """
     assert len(samples) > 0
     first = samples[0]
@@ -37,8 +37,8 @@ def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, c
         return {name: _column([s[name] for s in samples], combine_tensors, combine_scalars) for name in first}
     if not isinstance(first, tuple | list):
         raise ConfigError(
-            f"batches are made of dicts or tuples, and here a sample is of type {type(first).__name__}: use to_tuple "
-            "before, or give collation_fn=; None leaves a list of the samples"
+            f"cannot batch samples of type {type(first).__name__}, only dicts and tuples: use to_tuple before "
+            "batched, or pass collation_fn= (None makes a batch a list of samples)"
         )
     columns = zip(*samples, strict=True)
     return tuple([_column(list(values), combine_tensors, combine_scalars) for values in columns])
@@ -62,18 +62,18 @@ def _batched(
     collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
     partial: bool = True,
 ) -> Iterator[Any]:
-    """Batches of samples.
+    """Yield batches of samples.
 
     Args:
-        batchsize: samples of a batch.
-        collation_fn: of the list of samples; None leaves the list.
-        partial: keep the last batch if it is smaller.
+        batchsize: samples in a batch.
+        collation_fn: turns a list of samples into a batch; None makes the list the batch.
+        partial: keep a last batch that is smaller.
     """
     batch: list[Any] = []
     for sample in data:
         batch.append(sample)
         if len(batch) >= batchsize:
-            # At once: a batch in hand would have to be in the state.
+            # The batch must not outlive this point: the state would have to hold it.
             full, batch = batch, []
             yield full if collation_fn is None else collation_fn(full)
     if batch and partial:
@@ -82,12 +82,12 @@ def _batched(
 
 @memoryless
 def _listed(data: Samples, batchsize: int = 20, partial: bool = True) -> Iterator[Any]:
-    """Lists of samples, of ``batchsize``; with ``partial`` the last one may be shorter."""
+    """Yield lists of ``batchsize`` samples; with ``partial`` the last one may be shorter."""
     return _batched(data, batchsize, None, partial)
 
 
 def _rows(batch: Any) -> Iterator[Any]:
-    """The samples of a batch of columns: dicts of dicts, tuples of tuples and lists."""
+    """Yield the samples of a batch: dicts from a dict of columns, tuples from a tuple or list of columns."""
     if isinstance(batch, dict):
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(batch, values, strict=True))
@@ -98,14 +98,14 @@ def _rows(batch: Any) -> Iterator[Any]:
 
 
 class Unpack(Stage):
-    """Batches to what is in them, by a function of a batch."""
+    """A stage that splits batches into items with a function of a batch."""
 
     def __init__(self, items: Callable[[Any], Iterable[Any]]) -> None:
         self.items = items
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
-        return Expanded(source, self._numbered, own)
+        """Return a `Step` over the source."""
+        return FlatMapStep(source, self._numbered, own)
 
     def _numbered(self, batch: Any, position: int | None) -> Iterator[tuple[int, Any]]:
         for number, item in enumerate(self.items(batch)):
@@ -114,12 +114,12 @@ class Unpack(Stage):
 
 
 def unbatched() -> Unpack:
-    """The samples of batches: what `batched` has put together."""
+    """Split batches into samples; undoes `batched`."""
     return Unpack(_rows)
 
 
 def unlisted() -> Unpack:
-    """The samples of lists: what `listed` has put together."""
+    """Split lists into samples; undoes `listed`."""
     return Unpack(iter)
 
 

@@ -1,6 +1,6 @@
-"""Samples that are read once and kept: in memory, or in a file.
+"""Caches of samples that are read once: in memory, or in a file.
 
-Within the first epoch they pass through; the cache counts once that epoch was read to its end.
+The first epoch passes samples through and fills the cache, which is used once that epoch has been read to its end.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["Cached", "LMDBCached"]
 
 
 class Cached(PipelineStage):
-    """Samples in memory, in each worker that is kept."""
+    """A cache in memory, in each persistent worker."""
 
     def __init__(self) -> None:
         self.cached: list[Any] | None = None
 
     def run(self, source: Any = None) -> Iterator[Any]:
-        """The samples of the source, the first time; after that those of the first time."""
+        """Yield the samples of the source the first time, and the cached ones after that."""
         if self.cached is not None:
             yield from self.cached
             return
@@ -38,20 +38,20 @@ class Cached(PipelineStage):
 
 
 class LMDBCached(PipelineStage):
-    """Samples in an LMDB file (extra ``lmdb``). Trusted: they are pickled.
+    """A cache in an LMDB file (extra ``lmdb``). Samples are pickled, so the file must be trusted.
 
     Args:
-        fname: the file; one for each worker and rank.
-        map_size: bytes that it may have.
-        pickler: what has ``dumps`` and ``loads``.
-        chunksize: samples in a transaction.
+        fname: path of the file; each worker and rank has a file of its own.
+        map_size: the largest size of the file, in bytes.
+        pickler: an object or module with ``dumps`` and ``loads``.
+        chunksize: samples per transaction.
     """
 
     def __init__(self, fname: str, map_size: float = 1e12, pickler: Any = pickle, chunksize: int = 500) -> None:
         self.fname, self.map_size, self.pickler, self.chunksize = fname, int(map_size), pickler, chunksize
 
     def run(self, source: Any = None) -> Iterator[Any]:
-        """The samples of the source, the first time; after that those in the file."""
+        """Yield the samples of the source the first time, and those in the file after that."""
         import lmdb
 
         with lmdb.open(self.fname, map_size=self.map_size, subdir=False) as base:
@@ -73,7 +73,7 @@ class LMDBCached(PipelineStage):
             self._write(base, [*chunk, (b"_", b"whole")])
 
     def __getstate__(self) -> dict[str, Any]:
-        name = self.pickler.__name__ if isinstance(self.pickler, ModuleType) else None  # which cannot be pickled
+        name = self.pickler.__name__ if isinstance(self.pickler, ModuleType) else None  # a module cannot be pickled
         return self.__dict__ if name is None else {**self.__dict__, "pickler": name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

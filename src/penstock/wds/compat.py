@@ -1,4 +1,4 @@
-"""`WebDataset` and `WebLoader`, in the module that programs import them from."""
+"""`WebDataset` and `WebLoader`, in the module where programs import them from."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ Splitter = Callable[..., Any]
 
 
 class WebDataset(DataPipeline, FluidInterface):
-    """The samples of tar shards, as a pipeline to which more stages are added.
+    """A pipeline over the samples of tar shards, to which more stages are added.
 
     Args:
-        urls: addresses, see `penstock.wds.expand_urls`; a folder with a slash at its end, whose shards are read once;
-            a `penstock.wds.DirectoryShardList`, which watches one; or anything that gives shards.
-        handler: asked about shards that cannot be opened or are damaged.
+        urls: addresses, see `penstock.wds.expand_urls`; a folder with a trailing slash, whose shards are read once;
+            a `penstock.wds.DirectoryShardList`, which watches a folder; or an iterable of shards.
+        handler: decides about shards that cannot be opened or are damaged.
         mode: ``"resampled"`` is the same as ``resampled=True``.
-        resampled: an endless stream of shards drawn at random, by each worker for itself.
-        repeat: go over the shards again and again.
-        shardshuffle: put the shards into another order every epoch; a number means the same, for the whole list is
-            shuffled whatever it is. None and False: their own order.
-        cache_dir: a folder for copies of remote shards, which has to exist.
-        cache_size: bytes in it at most; 0 is no cache, below 0 no limit.
-        detshuffle: the same as ``shardshuffle=True``: orders are always functions of seed and epoch.
-        nodesplitter: what deals shards to ranks: `split_by_node`. By default several ranks are an error.
-        workersplitter: what deals them to workers.
+        resampled: read an endless stream of shards that each worker draws at random with replacement.
+        repeat: repeat the shards without end.
+        shardshuffle: shuffle the shards every epoch. A number means the same: the whole list is always shuffled.
+            None and False keep the order.
+        cache_dir: an existing folder for copies of remote shards.
+        cache_size: the largest size of the cache in bytes; 0 disables it, a negative number removes the limit.
+        detshuffle: the same as ``shardshuffle=True``: the order is always a function of seed and epoch.
+        nodesplitter: splits shards across ranks: `split_by_node`. By default, several ranks are an error.
+        workersplitter: splits shards across workers.
         url_to_name, verbose: for compatibility: copies are named by a hash of the address, and nothing is printed.
-        select_files, rename_files: which members count, and under which names.
-        empty_check: a worker without samples is an error.
-        seed: of all orders, 0 by default.
-        allow: of ``"pipe"``, ``"pickle"``, ``"torch"``, see `penstock.wds.trust`.
+        select_files, rename_files: functions that select members by name, and rename them.
+        empty_check: raise an error in a worker without samples.
+        seed: seed of every shuffle and draw, 0 by default.
+        allow: what to allow: ``"pipe"``, ``"pickle"``, ``"torch"``, see `penstock.wds.trust`.
 
     Raises:
-        ConfigError: (a ValueError) arguments that make no sense.
+        ConfigError: (a ValueError) invalid arguments.
 
-    Shards are shuffled before they are dealt out, so a rank reads others every epoch.
+    Shards are shuffled before they are split, so a rank reads different shards every epoch.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WebDataset(DataPipeline, FluidInterface):
         allow: Collection[str] = (),
     ) -> None:
         if mode not in (None, "resampled"):
-            raise ConfigError(f"mode is None or 'resampled', not {mode!r}")
+            raise ConfigError(f"mode must be None or 'resampled', got {mode!r}")
         if cache_dir is not None and not os.path.isdir(cache_dir):
             raise ConfigError(f"cache directory {cache_dir} does not exist")
         self._allow = tuple(sorted(checked(allow)))
@@ -97,7 +97,7 @@ class WebDataset(DataPipeline, FluidInterface):
             allow=self._allow,
         )
         splitters = [nodesplitter, workersplitter]
-        if draws:  # by each worker for itself, so there is nothing to deal out; a program's own choice still holds
+        if draws:  # each worker draws for itself, so nothing is left to split; a program's own splitters still apply
             splitters = [s for s in splitters if s not in (single_node_only, split_by_node, split_by_worker)]
         check = check_empty if empty_check else None
         super().__init__(_source(urls, draws, shuffled), *splitters, expander, check, seed=seed)
@@ -108,21 +108,19 @@ class WebDataset(DataPipeline, FluidInterface):
 def _source(urls: Any, draws: bool, shuffled: bool) -> Any:
     if isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))):
         raise ConfigError(
-            "data sets described by a dict or a YAML file are not read: make one WebDataset for each and mix them with "
-            "penstock.wds.RandomMix or penstock.Mixture"
+            "datasets described by a dict or a YAML file are not supported: make one WebDataset for each and mix them "
+            "with penstock.wds.RandomMix or penstock.Mixture"
         )
     if isinstance(urls, str) and urls.endswith(".json"):
-        raise ConfigError("unimplemented: a list of shards in a JSON file; give the list itself")
+        raise ConfigError("unimplemented: a list of shards in a JSON file; pass the list itself")
     if isinstance(urls, str) and urls.endswith("/") and "::" not in urls and local_path(urls) is not None:
         found = shards_in(local_path(urls) or urls)
         if not found:
-            raise ConfigError(f"no shard in {urls}: their names match {PATTERN}")
+            raise ConfigError(f"no shards in {urls}: the name of a shard must match {PATTERN}")
         urls = found
     if isinstance(urls, DirectoryShardList):
         if draws or shuffled:
-            raise ConfigError(
-                "a folder that is watched is not shuffled: DirectoryShardList(select=) says which is next"
-            )
+            raise ConfigError("a watched folder cannot be shuffled: DirectoryShardList(select=) chooses the next shard")
         return urls
     if not isinstance(urls, str | os.PathLike) and not hasattr(urls, "__iter__"):
         raise ConfigError(f"cannot handle urls of type {type(urls)}")
@@ -130,15 +128,15 @@ def _source(urls: Any, draws: bool, shuffled: bool) -> Any:
 
 
 class WebLoader(DataPipeline, FluidInterface):
-    """A `penstock.DataLoader` as the source of a pipeline in the trainer's process; arguments are the loader's.
+    """A `penstock.DataLoader` as the source of a pipeline in the trainer's process; takes the loader's arguments.
 
-    ``with_epoch(n)`` is exact for the rank, whatever the number of workers, and its epochs go on in one stream; the
-    state is the loader's, with where the pipeline is.
+    ``with_epoch(n)`` is exact for the rank, whatever the number of workers, and its epochs continue one stream. The
+    state holds the loader's state and the pipeline's position.
     """
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(DataLoader(*args, **kw))
-        self._heard_loader = 0  # how often the epoch of the loader's data set had been chosen
+        self._heard_loader = 0  # how many times set_epoch of the loader's dataset had been called
 
     @property
     def loader(self) -> DataLoader[Any]:

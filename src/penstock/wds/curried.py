@@ -1,6 +1,6 @@
-"""Filters out of generator functions: ``filter(options)`` is a stage, and pickles as long as the options do.
+"""Filters made of generator functions: ``filter(options)`` is a stage, which pickles if its options do.
 
-The first of them is `map`, which all others that look at one sample after the other are made of.
+`map` is the first one; every filter that handles one sample at a time is built on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import update_wrapper
 from typing import Any
 
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.iterators import Context, Replayed, Stage, Step, Through, memoryless
+from penstock.wds.iterators import Context, MemorylessStep, ReplayedStep, Stage, Step, memoryless
 
 __all__ = ["FilterFunction", "RestCurried", "map", "pipelinefilter"]
 
@@ -19,22 +19,22 @@ Samples = Iterable[Any]
 
 
 class FilterFunction(Stage):
-    """A function of an iterator and options, with the options filled in."""
+    """A generator function of an iterator, with its options bound."""
 
     def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
         self.f, self.args, self.kw = f, args, kw
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         if getattr(self.f, "memoryless", False):
-            return Through(source, self._filter)
-        return Replayed(source, self._filter, own)
+            return MemorylessStep(source, self._filter)
+        return ReplayedStep(source, self._filter, own)
 
     def _filter(self, src: Any) -> Iterator[Any]:
         return self.f(src, *self.args, **self.kw)
 
     def run(self, src: Any = None) -> Iterator[Any]:
-        """Filter an iterator."""
+        """Return the filtered iterator."""
         return self._filter(src)
 
     def __repr__(self) -> str:
@@ -53,20 +53,20 @@ class RestCurried:
 
 
 def pipelinefilter(f: Callable[..., Iterator[Any]]) -> RestCurried:
-    """Make a filter of a generator function whose first argument is the source.
+    """Turn a generator function, whose first argument is the source, into a filter.
 
-    It takes part in states by being run again from the start of the epoch, unless it is `memoryless`.
+    To resume, it runs again from the start of the epoch, unless it is marked `memoryless`.
     """
     return RestCurried(f)
 
 
 @memoryless
 def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
-    """``f`` of each sample. None drops it; a dict keeps the ``__key__`` of the sample it was made of.
+    """Apply ``f`` to each sample. A result of None drops the sample; a dict keeps the sample's ``__key__``.
 
     Args:
-        f: of one sample.
-        handler: what becomes of an error of ``f``, such as `warn_and_continue`; by default it is raised.
+        f: a function of one sample.
+        handler: handles errors of ``f``, such as `warn_and_continue`; by default they are raised.
     """
     for sample in data:
         try:
@@ -83,7 +83,7 @@ def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exce
 
 
 def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[Any]:
-    """``f`` of each sample; errors go to the handler."""
+    """Apply ``f`` to each sample; errors go to the handler."""
     for sample in data:
         try:
             result = f(sample)
@@ -95,7 +95,7 @@ def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a field's name matches one of the patterns, with a dot before it or without."""
+    """Return whether a field's name matches one of the patterns, with a leading dot or without."""
     return any(fnmatch(name, pattern) or fnmatch("." + name, pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""Small data sets, in the module that programs import them from."""
+"""Small datasets, in the module where programs import them from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MockDataset", "PipelineStage", "repeatedly", "with_epoch", "with_len
 
 
 class MockDataset(IterableDataset[Any]):
-    """One sample, so many times: for measuring what comes behind."""
+    """One sample, repeated ``length`` times, to benchmark the stages after it."""
 
     def __init__(self, sample: Any, length: int) -> None:
         self.sample, self.length = sample, length
@@ -24,7 +24,7 @@ class MockDataset(IterableDataset[Any]):
 
 
 class with_epoch(IterableDataset[Any]):
-    """Exactly so many items of a source in each iteration, which go on where the last one ended."""
+    """Exactly ``length`` items of a source per iteration; the next iteration continues where the last one ended."""
 
     def __init__(self, dataset: Iterable[Any], length: int) -> None:
         self.dataset, self.length = dataset, length
@@ -54,7 +54,7 @@ class with_epoch(IterableDataset[Any]):
 
 
 class with_length(IterableDataset[Any]):
-    """A data set with this length; nothing else changes."""
+    """A dataset with a given ``len``; its items do not change."""
 
     def __init__(self, dataset: Iterable[Any], length: int) -> None:
         self.dataset, self.length = dataset, length

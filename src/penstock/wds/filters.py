@@ -1,9 +1,9 @@
-"""Filters: functions of an iterator, with their options filled in; they pickle as long as their options do.
+"""Filters: functions of an iterator with their options bound; they pickle if their options do.
 
     filter = wds.map_dict(jpg=decode, cls=int)       # a stage for DataPipeline
     for sample in filter(samples): ...               # or used by itself
 
-Every one holds nothing between two samples, or counts: so pipelines of them go on from a state at once.
+A filter holds nothing between two samples, or only a count, so pipelines of filters resume from a state at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.wds.batching import _batched, batched, default_collation_fn, liste
 from penstock.wds.caching import Cached, LMDBCached
 from penstock.wds.curried import FilterFunction, RestCurried, _each, _matches, map, pipelinefilter
 from penstock.wds.handlers import Handler, reraise_exception
-from penstock.wds.iterators import Context, Counted, Given, Stage, Step, context_here, memoryless
+from penstock.wds.iterators import Context, CountedStep, IteratorStep, Stage, Step, default_context, memoryless
 from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
 
 __all__ = [
@@ -67,10 +67,10 @@ Samples = Iterable[Any]
 
 
 def getfirst(a: Mapping[str, Any], keys: str | list[str], default: Any = None, missing_is_error: bool = True) -> Any:
-    """The first of several fields (``"jpg;png"``) that is there.
+    """Return the first existing one of several fields (``"jpg;png"``).
 
     Raises:
-        ConfigError: (a ValueError) none is, if ``missing_is_error``.
+        ConfigError: (a ValueError) none exists and ``missing_is_error`` is set.
     """
     names = keys.split(";") if isinstance(keys, str) else keys
     for name in names:
@@ -82,13 +82,13 @@ def getfirst(a: Mapping[str, Any], keys: str | list[str], default: Any = None, m
 
 
 def parse_field_spec(fields: str | list[str] | tuple[str, ...]) -> list[list[str]]:
-    """``"jpg;png cls"`` as ``[["jpg", "png"], ["cls"]]``."""
+    """Parse ``"jpg;png cls"`` into ``[["jpg", "png"], ["cls"]]``."""
     parts = fields.split() if isinstance(fields, str) else fields
     return [part.split(";") if isinstance(part, str) else list(part) for part in parts]
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """A tuple's fields by a function each; None leaves one as it is, and functions without a field are not called."""
+    """Apply one function to each field of a tuple. None leaves a field as it is; surplus functions are not called."""
     if not transformers:
         return sample
     result = list(sample)
@@ -100,7 +100,7 @@ def transform_with(sample: Any, transformers: Any) -> Any:
 
 @memoryless
 def _select(data: Samples, predicate: Callable[[Any], bool]) -> Iterator[Any]:
-    """The samples for which ``predicate`` is true."""
+    """Yield the samples for which ``predicate`` is true."""
     return (sample for sample in data if predicate(sample))
 
 
@@ -108,11 +108,11 @@ def _select(data: Samples, predicate: Callable[[Any], bool]) -> Iterator[Any]:
 def _rename(
     data: Samples, handler: Handler = reraise_exception, keep: bool = True, **kw: str | list[str]
 ) -> Iterator[Any]:
-    """Samples with fields under other names: ``rename(image="jpg;png")``, the first of several that is there.
+    """Rename fields: ``rename(image="jpg;png")`` takes the first existing one of several.
 
     Args:
-        handler: what becomes of a sample that has none of them.
-        keep: also the fields that are not named.
+        handler: handles the error of a sample that has none of them.
+        keep: also keep the fields that are not named.
     """
     olds = {old for names in kw.values() for old in (names.split(";") if isinstance(names, str) else names)}
 
@@ -127,10 +127,10 @@ def _rename(
 
 @memoryless
 def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
-    """Samples with more fields: those that ``associator`` has for their ``__key__``.
+    """Add fields to samples: those that ``associator`` returns for their ``__key__``.
 
     Args:
-        associator: a mapping of dicts by key, or a function of the key and of ``kw`` that returns a dict.
+        associator: a mapping from key to dict, or a function of the key and ``kw`` that returns a dict.
     """
     for sample in data:
         key = sample["__key__"]
@@ -141,10 +141,10 @@ def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
 
 @memoryless
 def _map_dict(data: Samples, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Iterator[Any]:
-    """Fields by a function each: ``map_dict(jpg=decode, cls=int)``.
+    """Apply one function to each named field: ``map_dict(jpg=decode, cls=int)``.
 
     Args:
-        handler: what becomes of an error, also of a field that is missing.
+        handler: handles errors, including that of a missing field.
     """
 
     def one(sample: dict[str, Any]) -> dict[str, Any]:
@@ -163,12 +163,12 @@ def _to_tuple(
     missing_is_error: bool = True,
     none_is_error: bool | None = None,
 ) -> Iterator[Any]:
-    """Tuples of fields: ``to_tuple("jpg;png", "cls")``; of several that are named the first that is there.
+    """Yield tuples of fields: ``to_tuple("jpg;png", "cls")`` takes the first existing one of several.
 
     Args:
-        handler: what becomes of an error.
-        missing_is_error: a field that is not there is an error, else None.
-        none_is_error: so is a None; by default as ``missing_is_error``.
+        handler: handles errors.
+        missing_is_error: raise an error for a missing field; else its value is None.
+        none_is_error: raise an error for a value of None; by default, the same as ``missing_is_error``.
     """
     fields = parse_field_spec(args[0] if len(args) == 1 else args)
     refuse_none = missing_is_error if none_is_error is None else none_is_error
@@ -176,7 +176,9 @@ def _to_tuple(
     def one(sample: dict[str, Any]) -> tuple[Any, ...]:
         result = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
         if refuse_none and any(value is None for value in result):
-            raise ConfigError(f"to_tuple {fields} got {list(sample)}, of which some are None")
+            raise ConfigError(
+                f"to_tuple {fields}: some of these fields are missing or None in a sample with {list(sample)}"
+            )
         return result
 
     return _each(data, handler, one)
@@ -186,10 +188,10 @@ def _to_tuple(
 def _map_tuple(
     data: Samples, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception
 ) -> Iterator[Any]:
-    """Fields of tuples by a function each; None leaves one as it is.
+    """Apply one function to each field of a tuple; None leaves a field as it is.
 
     Args:
-        handler: what becomes of an error of a function.
+        handler: handles errors of the functions.
     """
     return _each(data, handler, lambda sample: tuple(transform_with(sample, args)))
 
@@ -198,11 +200,11 @@ def _map_tuple(
 def _extract_keys(
     source: Samples, *patterns: str | list[str], duplicate_is_error: bool = True, ignore_missing: bool = False
 ) -> Iterator[Any]:
-    """Tuples of the fields that match patterns: ``extract_keys("*.jpg;*.png", "*.cls")``.
+    """Yield tuples of the fields that match patterns: ``extract_keys("*.jpg;*.png", "*.cls")``.
 
     Args:
-        duplicate_is_error: several fields that match one pattern are a `ConfigError`, else the first one counts.
-        ignore_missing: a pattern without a match is left out, else it is a `ConfigError`.
+        duplicate_is_error: raise `ConfigError` if several fields match one pattern; else take the first one.
+        ignore_missing: leave out a pattern without a match; else raise `ConfigError`.
     """
     alternatives = parse_field_spec(patterns)  # type: ignore[arg-type]
     for sample in source:
@@ -228,14 +230,14 @@ def _rename_keys(
     duplicate_is_error: bool = True,
     **kw: str,
 ) -> Iterator[Any]:
-    """Fields by patterns under new names: ``rename_keys(image="*.jpg")``, or pairs ``("image", "*.jpg")``.
+    """Rename fields that match patterns: ``rename_keys(image="*.jpg")``, or pairs ``("image", "*.jpg")``.
 
     Args:
-        keep_unselected: keep fields that no pattern matches.
-        must_match: a pattern without a match is a `ConfigError`.
-        duplicate_is_error: two fields under one name are a `ConfigError`, else the first one counts.
+        keep_unselected: keep the fields that no pattern matches.
+        must_match: raise `ConfigError` for a pattern without a match.
+        duplicate_is_error: raise `ConfigError` if two fields get one name; else take the first one.
     """
-    # The last one that matches counts; patterns are compared with the last part of a name, in lower case.
+    # The last match wins; patterns are compared with the last component of a name, in lower case.
     renamings = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
     for sample in source:
         result: dict[str, Any] = {}
@@ -256,20 +258,20 @@ def _rename_keys(
         yield result
 
 
-# ------------------------------------------------------------------ samples by their number
+# ------------------------------------------------------------------ samples by number
 
 
 class slice(Stage):
-    """``itertools.islice`` with these arguments."""
+    """A stage that selects samples by number, with the arguments of ``itertools.islice``."""
 
     def __init__(self, *args: int | None) -> None:
-        islice((), *args)  # its errors about numbers that make no sense
+        islice((), *args)  # raises islice's own errors about invalid numbers
         start, stop, step = (0, *args, None) if len(args) == 1 else (*args, *(None,) * (3 - len(args)))
         self.numbers = (start or 0, stop, step or 1)
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
-        return Counted(source, self._some, own)
+        """Return a `Step` over the source."""
+        return CountedStep(source, self._some, own)
 
     def _some(self, source: Step, count: int) -> Iterator[tuple[int, Any]]:
         start, stop, step = self.numbers
@@ -283,15 +285,15 @@ class slice(Stage):
 
 
 class rsample(Stage):
-    """Each sample with a probability, decided by the pipeline's seed, its epoch and the sample's number."""
+    """A stage that keeps each sample with probability ``p``, a function of the seed, epoch and number of the sample."""
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
-            raise ConfigError(f"p must be from 0 to 1, got {p}")
+            raise ConfigError(f"p must be between 0 and 1, got {p}")
         self.p = p
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
+        """Return a `Step` over the source."""
         key = context.key("rsample", common=False)
         limit = int(self.p * (1 << 64))
 
@@ -300,10 +302,10 @@ class rsample(Stage):
                 if mix(key, number) < limit:
                     yield number + 1, item
 
-        return Counted(source, some, own)
+        return CountedStep(source, some, own)
 
 
-# ------------------------------------------------------------------ looking
+# ------------------------------------------------------------------ printing and logging
 
 
 @memoryless
@@ -316,14 +318,14 @@ def _info(
     stream: Any = None,
     name: str = "",
 ) -> Iterator[Any]:
-    """Print samples as they pass by.
+    """Print samples and pass them on.
 
     Args:
         fmt: a format string over the fields; by default each field's name, type and value.
-        n: of the first so many samples.
-        every: and of each so many-th; not, if it is not positive.
-        width: of a line, in characters.
-        stream: where to; by default standard error.
+        n: print the first ``n`` samples.
+        every: also print every ``every``-th sample, if positive.
+        width: characters per line.
+        stream: file to print to; by default standard error.
         name: printed before each sample.
     """
     out = sys.stderr if stream is None else stream
@@ -340,7 +342,7 @@ def _info(
 
 @memoryless
 def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
-    """Append a line for each sample to a file: number, worker, rank and key, separated by tabs. No file: nothing."""
+    """Append a line for each sample to a file, if one is given: number, worker, rank and key, separated by tabs."""
     if logfile in (None, ""):
         yield from data
         return
@@ -355,12 +357,12 @@ def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
 def _shuffle(
     data: Samples, bufsize: int = 1000, initial: int = 100, rng: Any = None, seed: Any = None, handler: Any = None
 ) -> Iterator[Any]:
-    """`shuffle` as a function of the data; with ``rng`` or ``seed`` the same in all workers."""
+    """Shuffle like `shuffle`, as a function of the data; with ``rng`` or ``seed``, alike in all workers."""
     how = Shuffle(bufsize, initial, rng, seed, handler)
-    context = context_here()
+    context = default_context()
     if how.seed is not None:
         context = context._replace(world=World(0, 1), worker=Worker(0, 1))
-    return how.begin(Given(data), context, None)
+    return how.begin(IteratorStep(data), context, None)
 
 
 def _rsample(data: Samples, p: float = 0.5) -> Iterator[Any]:

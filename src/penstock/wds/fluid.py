@@ -1,4 +1,4 @@
-"""The methods by which a pipeline is built up: each gives another pipeline with one stage more."""
+"""The methods that build a pipeline: each returns a new pipeline with one more stage."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["FluidInterface", "FluidWrapper"]
 
 
 class FluidInterface:
-    """For classes that have ``compose(stage)``. Arguments are those of the filters of the same names."""
+    """Methods for classes with ``compose(stage)``. Arguments are those of the filters with the same names."""
 
     _allow: tuple[str, ...] = ()
 
     def compose(self, *args: Any) -> Self:
-        """Another pipeline, with more stages."""
+        """Return a pipeline with more stages."""
         raise NotImplementedError
 
     def batched(
@@ -30,19 +30,19 @@ class FluidInterface:
         collation_fn: Callable[[list[Any]], Any] | None = filters.default_collation_fn,
         partial: bool = True,
     ) -> Self:
-        """Batches of samples, columns combined; ``partial`` gives the last one too, if it is not full."""
+        """Batch samples, combining columns; ``partial`` keeps a last batch that is not full."""
         return self.compose(filters.batched(batchsize, collation_fn=collation_fn, partial=partial))
 
     def unbatched(self) -> Self:
-        """The samples of batches."""
+        """Split batches into samples."""
         return self.compose(filters.unbatched())
 
     def listed(self, batchsize: int, partial: bool = True) -> Self:
-        """Lists of samples."""
+        """Batch samples into lists."""
         return self.compose(filters.listed(batchsize, partial))
 
     def unlisted(self) -> Self:
-        """The samples of lists."""
+        """Split lists into samples."""
         return self.compose(filters.unlisted())
 
     def log_keys(self, logfile: str | None = None) -> Self:
@@ -54,76 +54,76 @@ class FluidInterface:
         return self.compose(filters.info(*args, **kw))
 
     def shuffle(self, size: int, **kw: Any) -> Self:
-        """Another order, out of a buffer of ``size`` samples; below 1 the same."""
+        """Shuffle samples in a buffer of ``size``; below 1 the order stays."""
         return self if size < 1 else self.compose(Shuffle(size, **kw))
 
     def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """``f`` of each sample; those of which it is None are left out."""
+        """Apply ``f`` to each sample; a result of None drops the sample."""
         return self.compose(filters.map(f, handler=handler))
 
     def decode(self, *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Self:
-        """Values in the place of bytes: ``decode("rgb8")``, see `penstock.wds.autodecode`."""
+        """Decode fields: ``decode("rgb8")``, see `penstock.wds.autodecode`."""
         return self.compose(autodecode.decode(*args, handler=handler, **{"allow": self._allow, **kw}))
 
     def map_dict(self, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Self:
-        """Fields by a function each."""
+        """Apply one function to each named field."""
         return self.compose(filters.map_dict(handler=handler, **kw))
 
     def select(self, predicate: Callable[[Any], bool], **kw: Any) -> Self:
-        """Those samples of which the predicate is true."""
+        """Keep the samples for which the predicate is true."""
         return self.compose(filters.select(predicate, **kw))
 
     def to_tuple(self, *args: str, **kw: Any) -> Self:
-        """Samples as tuples: ``to_tuple("jpg;png", "cls")``."""
+        """Turn samples into tuples: ``to_tuple("jpg;png", "cls")``."""
         return self.compose(filters.to_tuple(*args, **kw))
 
     def map_tuple(self, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
-        """Fields of tuples by a function each; None leaves one as it is."""
+        """Apply one function to each field of a tuple; None leaves a field as it is."""
         return self.compose(filters.map_tuple(*args, handler=handler))
 
     def slice(self, *args: int | None) -> Self:
-        """As ``itertools.islice``."""
+        """Select samples by number, like ``itertools.islice``."""
         return self.compose(filters.slice(*args))
 
     def rename(self, **kw: Any) -> Self:
-        """New names of fields: ``rename(image="jpg;png")``; ``keep=False`` leaves out all others."""
+        """Rename fields: ``rename(image="jpg;png")``; ``keep=False`` drops all others."""
         return self.compose(filters.rename(**kw))
 
     def rsample(self, p: float = 0.5) -> Self:
-        """Each sample with a probability."""
+        """Keep each sample with probability ``p``."""
         return self.compose(filters.rsample(p))
 
     def rename_keys(self, *args: Any, **kw: Any) -> Self:
-        """New names by patterns: ``rename_keys(image="*.jpg")``."""
+        """Rename fields that match patterns: ``rename_keys(image="*.jpg")``."""
         return self.compose(filters.rename_keys(*args, **kw))
 
     def extract_keys(self, *args: str, **kw: Any) -> Self:
-        """Tuples by patterns: ``extract_keys("*.jpg;*.png", "*.cls")``."""
+        """Turn samples into tuples of the fields that match: ``extract_keys("*.jpg;*.png", "*.cls")``."""
         return self.compose(filters.extract_keys(*args, **kw))
 
     def associate(self, associator: Any, **kw: Any) -> Self:
-        """Add fields from a mapping by key, or a function of it."""
+        """Add fields from a mapping by key, or from a function of the key."""
         return self.compose(filters.associate(associator, **kw))
 
     def xdecode(self, *args: Any, **kw: Any) -> Self:
-        """Fields by functions of an open file, chosen by patterns."""
+        """Decode fields with functions of an open file, chosen by patterns."""
         return self.compose(autodecode.xdecode(*args, **kw))
 
     def mcached(self) -> Self:
-        """Keep the samples of the first epoch in memory, for all others."""
+        """Cache the samples of the first epoch in memory."""
         return self.compose(Cached())
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
-        """Keep them in an LMDB file."""
+        """Cache the samples of the first epoch in an LMDB file."""
         return self.compose(LMDBCached(*args, **kw))
 
     def ddp_equalize(self, *args: Any, **kw: Any) -> Self:
-        """Retired; raises, and says what to use."""
+        """Raise `RetiredError`, which names the replacement."""
         raise RetiredError("ddp_equalize")
 
 
 class FluidWrapper(DataPipeline, FluidInterface):
-    """Those methods for anything that can be iterated."""
+    """These methods for any iterable."""
 
     def __init__(self, initial: Any) -> None:
         super().__init__(initial)

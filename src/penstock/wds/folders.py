@@ -1,18 +1,18 @@
-"""A folder that is watched: `DirectoryShardList` takes the shards that are there, and those that appear later.
+"""`DirectoryShardList`: reads the shards of a watched folder, including those that appear later.
 
     wds.DataPipeline(wds.DirectoryShardList("incoming/", mode="unlink", select="oldest", timeout=600), ...)
 
     incoming/a.tar                 free
-    incoming/b.tar._host-4711_     taken by process 4711 of this machine
+    incoming/b.tar._host-4711_     claimed by process 4711 of this machine
     incoming/c.tar._done_          read, with mode="keep"
 
-A shard is taken by locking and renaming it. So ranks and workers that watch one folder never read the same shard at a
-time, and nothing has to split the list. A shard that was not read to its end, because the iteration was dropped or the
-process died, gets its own name again and is read later. No file is ever overwritten: where a shard's name was given to
-another one meanwhile, it comes back as ``a.1.tar``.
+A reader claims a shard by locking and renaming it. So ranks and workers that watch one folder never read the same
+shard at the same time, and no list has to be split. A shard that was not read to its end, because the iteration was
+dropped or the process died, gets its original name back and is read later. No file is ever overwritten: if a new shard
+has taken the name meanwhile, the old one returns as ``a.1.tar``.
 
-The lock belongs to the open file. A child that the reading process forks holds it as well: a shard of a process that
-was killed comes back when such children have ended, too.
+The lock belongs to the open file, which children forked by the reading process share: the shard of a killed process
+returns only when such children have ended, too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from penstock.errors import ConfigError, ShardIOError, StateError
 from penstock.hashing import mix
 from penstock.shards.urls import braces, local_path
 from penstock.storage import io_error
-from penstock.wds.iterators import Context, Given, Source, Step
+from penstock.wds.iterators import Context, IteratorStep, Source, Step
 
 __all__ = ["PATTERN", "DirectoryShardList", "shards_in"]
 
 PATTERN = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
-"""The names of shards in a folder."""
+"""The names of shards in a folder, as a pattern with braces."""
 
 _DONE = "._done_"
 _TAKEN = re.compile(r"\._(?P<host>.*)-\d+_$")
@@ -46,33 +46,33 @@ _LONGEST = threading.TIMEOUT_MAX
 
 
 def shards_in(folder: str, pattern: str = PATTERN) -> list[str]:
-    """The files in a folder that match a pattern with braces, sorted, without those that somebody has taken or read."""
+    """Return the files of a folder that match a pattern with braces, sorted, except claimed and finished shards."""
     found = {path for text in braces(os.path.join(glob.escape(folder), pattern)) for path in glob.glob(text)}
     return sorted(path for path in found if not path.endswith(_DONE) and not _TAKEN.search(path))
 
 
 class DirectoryShardList(Source):
-    """Shards of a folder, as they come, without end.
+    """An endless list of the shards in a folder.
 
     Args:
         path: the folder.
-        pattern: the names of shards, with braces. Write a shard under another name, and rename it when it is complete.
-        poll: seconds between two looks into a folder without a free shard; None ends there.
-        timeout: end when there was no free shard for so many seconds.
-        mode: what becomes of a shard that was read: ``"resample"`` gives it its name back, so that it comes again;
+        pattern: the names of shards, with braces. Write a shard under another name and rename it when it is complete.
+        poll: seconds between two scans while no shard is free; None ends the iteration instead.
+        timeout: seconds without a free shard after which the iteration ends.
+        mode: what happens to a finished shard: ``"resample"`` restores its name, so that it is read again;
             ``"keep"`` renames it to ``NAME._done_``; ``"unlink"`` removes it.
-        select: ``"random"`` draws one of those that are there, ``"oldest"`` takes the one that was written first.
-        fate: None; it has no meaning in WebDataset.
+        select: ``"random"`` draws a free shard, ``"oldest"`` takes the one that was written first.
+        fate: must be None; WebDataset ignores it.
 
     Raises:
-        ConfigError: arguments that make no sense, no such folder.
+        ConfigError: invalid arguments, or no such folder.
         ShardIOError: (while iterating) a shard cannot be renamed or removed.
-        StateError: (when it is begun) a state that was taken in the middle: the folder holds other shards now.
+        StateError: (at the start) a state taken in mid-stream: the folder's shards have changed since.
 
-    Draws follow from the pipeline's seed, epoch, rank and worker, and from what is there at the time.
+    Draws depend on the pipeline's seed, epoch, rank and worker, and on the shards that exist at the time.
 
-    A shard counts as read when the next one is asked for. So the stage that reads shards belongs right behind this one:
-    with a shuffle of shards between them, shards would be removed unread. Splitters leave these shards alone.
+    A shard counts as finished when the next one is requested. So the stage that reads shards must directly follow this
+    one: with a shuffle of shards between them, shards would be removed unread. Splitters pass these shards through.
     """
 
     def __init__(
@@ -87,32 +87,32 @@ class DirectoryShardList(Source):
     ) -> None:
         folder = local_path(os.fspath(path)) or os.fspath(path)
         if not os.path.isdir(folder):
-            raise ConfigError(f"there is no folder {folder}")
+            raise ConfigError(f"no such folder: {folder}")
         if mode not in ("resample", "keep", "unlink"):
             raise ConfigError(f"unknown mode {mode!r}: use 'resample', 'keep' or 'unlink'")
         if select not in ("random", "oldest"):
             raise ConfigError(f"unknown selection strategy {select!r}: use 'random' or 'oldest'")
         if fate is not None:
-            raise ConfigError("fate has no meaning: mode= says what becomes of a shard that was read")
+            raise ConfigError("fate has no effect: use mode= to say what happens to a finished shard")
         numbers = [timeout] if poll is None else [timeout, poll]
         if not all(isinstance(one, int | float) for one in numbers) or (poll is not None and not poll > 0 <= timeout):
-            raise ConfigError(f"poll is None or positive, timeout 0 or more; got {poll!r}, {timeout!r}")
+            raise ConfigError(f"poll must be None or positive, and timeout 0 or more; got {poll!r} and {timeout!r}")
         self.path, self.pattern, self.poll, self.timeout = folder, pattern, poll, timeout
         self.mode, self.select = mode, select
         self._closed = threading.Event()
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """As the first stage of a pipeline."""
+        """Open the list as the first stage of a pipeline."""
         if own is not None:
             raise StateError(
-                f"{self.path} is a folder that is watched: a state cannot go on in it, for it holds other shards now. "
-                "Begin without a state: shards that were not read to their end come again"
+                f"{self.path} is a watched folder, whose shards may have changed: it cannot resume from a "
+                "state. Start without the state: shards that were not read to their end are read again"
             )
         self._closed.clear()
-        return _Taken(self._shards(context.key("directory", common=False)))
+        return _ClaimedShards(self._shards(context.key("directory", common=False)))
 
     def close(self) -> None:
-        """End the iterations, also one that waits for a shard. Idempotent."""
+        """End all iterations, including one that waits for a shard. Idempotent."""
         self._closed.set()
 
     def _shards(self, key: int) -> Iterator[dict[str, str]]:
@@ -135,7 +135,7 @@ class DirectoryShardList(Source):
             self._closed.wait(min(self.poll, left, _LONGEST))
 
     def _take(self, draw: int) -> _Shard | None:
-        """Lock and rename a free shard; None if there is none."""
+        """Lock and rename a free shard; return None if no shard is free."""
         self._give_back_of_the_dead()
         free = shards_in(self.path, self.pattern)
         if self.select == "oldest":
@@ -143,7 +143,7 @@ class DirectoryShardList(Source):
         elif free:
             first = draw % len(free)
             free = free[first:] + free[:first]
-        for name in free:  # another process may be quicker
+        for name in free:  # another process may claim it first
             lock = _lock(name)
             if lock is None:
                 continue
@@ -167,7 +167,7 @@ class DirectoryShardList(Source):
             shard.lock.close()
 
     def _give_back_of_the_dead(self) -> None:
-        """Give shards their own names that were taken on this machine, and that nobody holds any more."""
+        """Restore the names of shards that dead processes of this machine had claimed."""
         host = socket.gethostname()
         for path in glob.glob(os.path.join(glob.escape(self.path), "*._*-*_")):
             found = _TAKEN.search(path)
@@ -190,29 +190,29 @@ class _Lock(NamedTuple):
 
     descriptor: int
     held: bool
-    """Whether it is locked; not on file systems without locks, where shards of the dead stay taken."""
+    """Whether it is locked. False on file systems without locks, where shards of dead processes stay claimed."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         os.close(self.descriptor)
 
 
 class _Shard(NamedTuple):
-    """A shard that was taken: where it lies now, its own name, and the lock."""
+    """A claimed shard: its current path, its original name, and the lock."""
 
     path: str
     name: str
     lock: _Lock
 
 
-class _Taken(Given):
-    """Shards that this process has taken for itself."""
+class _ClaimedShards(IteratorStep):
+    """Shards that this process has claimed, which splitters must not split."""
 
     taken = True
 
 
 def _lock(path: str) -> _Lock | None:
-    """Lock a file; None if another iteration has it, wherever it runs, or if it is gone."""
+    """Lock a file; return None if another iteration of any process holds it, or if it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:
@@ -234,7 +234,7 @@ def _lock(path: str) -> _Lock | None:
 
 
 def _rename(path: str, name: str) -> bool:
-    """Whether there was such a file to rename."""
+    """Rename a file, and return whether it existed."""
     try:
         os.rename(path, name)
     except FileNotFoundError:
@@ -245,14 +245,14 @@ def _rename(path: str, name: str) -> bool:
 
 
 def _release(taken: str, name: str, ending: str = "") -> None:
-    """Give a shard its name again, with an ending, or the next one that is free."""
+    """Restore the name of a shard, plus an ending, or the next free name."""
     base, extension = name, ""
     if found := _EXTENSION.search(os.path.basename(name)):
         base, extension = name[: len(name) - len(found[0])], found[0]
     for number in itertools.count():
         free = f"{base}.{number}{extension}{ending}" if number else name + ending
         try:
-            os.link(taken, free)  # which overwrites nothing, as renaming would
+            os.link(taken, free)  # unlike a rename, a link never overwrites a file
         except FileExistsError:
             continue
         except FileNotFoundError:
@@ -269,5 +269,5 @@ def _release(taken: str, name: str, ending: str = "") -> None:
 def _written(path: str) -> float:
     try:
         return os.stat(path).st_mtime
-    except FileNotFoundError:  # somebody has taken it; who renames it sees that
+    except FileNotFoundError:  # another process has claimed it, which the rename will notice
         return 0.0

@@ -1,10 +1,10 @@
-"""Streams by address: files, commands, stores, and schemes of one's own.
+"""Binary streams by address: files, commands, stores, and a program's own schemes.
 
     with wds.gopen("pipe:zcat shard.tgz") as stream: ...        after wds.allow("pipe")
     wds.gopen_schemes["mine"] = lambda url, mode, bufsize: ...
 
-Files are opened as they are named; what stores hold (http, https, s3, gs, az, hf, ais, ...) comes through
-`penstock.storage`, which goes on at the byte after a failure.
+Files are opened by path. Objects in stores (http, https, s3, gs, az, hf, ais, ...) are read through
+`penstock.storage`, which resumes at the byte after a failure.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from penstock.wds.trust import allowed, check_local, refuse
 
 __all__ = ["Pipe", "gopen", "gopen_schemes"]
 
-_HARMLESS = (0, 141, -13)  # ended, or stopped because nobody reads on
-_GRACE = 5.0  # seconds that a command is given to end when it is told to
+_HARMLESS = (0, 141, -13)  # success, or killed by SIGPIPE because the reader stopped
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "ais", "sftp", "ftp")
 
 
 class Pipe:
-    """A command's output, or input, as a file.
+    """The output or input of a shell command, as a file.
 
-    A command that reads is told to end (SIGTERM, to all of its processes) where an exception leaves the ``with``: it
-    must not take what it has for the whole, and upload that. For this it runs in a session of its own, without the
-    terminal. A program that is killed has no time to tell; then the command sees the end of its input.
+    When an exception leaves the ``with`` block, a command that reads gets SIGTERM (with all of its processes), so that
+    it does not take a partial input for the whole and upload it. For this the command runs in a session of its own,
+    without the terminal. If this program is killed, it cannot send a signal: the command sees the end of its input.
 
     Args:
         command: run by a shell.
@@ -44,7 +44,7 @@ class Pipe:
         bufsize: bytes of the buffer.
 
     Raises:
-        ShardIOError: (an IOError, at the end) the command failed. Not if it was closed before its end.
+        ShardIOError: (an IOError, at the end) the command failed; not raised if the pipe was closed earlier.
     """
 
     def __init__(self, command: str, mode: str = "rb", bufsize: int = 8192) -> None:
@@ -57,18 +57,18 @@ class Pipe:
         self._stream = cast(BinaryIO, self._process.stdout if reading else self._process.stdin)
 
     def read(self, *args: Any) -> bytes:
-        """Bytes of the output."""
+        """Read bytes of the output."""
         data = self._stream.read(*args)
         if not data and args != (0,):
             self._end()
         return data
 
     def write(self, data: bytes) -> int:
-        """Bytes for the input."""
+        """Write bytes to the input."""
         return self._stream.write(data)
 
     def flush(self) -> None:
-        """Hand on what is in the buffer."""
+        """Pass the buffered bytes to the command."""
         self._stream.flush()
 
     def _end(self) -> None:
@@ -77,7 +77,7 @@ class Pipe:
             raise ShardIOError(f"pipe:{self.command}: the command ended with status {status}")
 
     def close(self) -> None:
-        """Close, and wait for the command; one that still writes is stopped by that. Idempotent."""
+        """Close the pipe, which stops a command that still writes, and wait for the command. Idempotent."""
         if not self._stream.closed:
             writing = self._stream is self._process.stdin
             self._stream.close()
@@ -87,18 +87,18 @@ class Pipe:
                 self._process.wait()
 
     def abandon(self) -> None:
-        """Close with the input unfinished: the command is ended before it sees that. Idempotent."""
+        """End the command, then close its unfinished input. Idempotent."""
         if self._stream is self._process.stdin and not self._stream.closed:
             self._signal(signal.SIGTERM)
             try:
                 self._process.wait(_GRACE)
             except subprocess.TimeoutExpired:
                 self._signal(signal.SIGKILL)
-        with contextlib.suppress(OSError):  # what is in the buffer finds no reader, and a status that says so
+        with contextlib.suppress(OSError):  # the buffered bytes have no reader, and a failed status is expected
             self.close()
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the command has ended already
             os.killpg(self._process.pid, number)
 
     def __enter__(self) -> Pipe:
@@ -117,31 +117,31 @@ def _open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
 
 def _open_store(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     if mode[0] != "r":
-        raise ConfigError(f"{url}: objects in stores are only read; to write one use pipe:, or upload the file")
+        raise ConfigError(f"{url}: gopen cannot write to stores; write through pipe:, or upload the file afterwards")
     return cast(BinaryIO, open_source(url).stream())
 
 
 Opener = Callable[..., Any]
 
 gopen_schemes: dict[str, Opener] = {"pipe": _open_pipe, **dict.fromkeys(_STORES, _open_store)}
-"""``opener(url, mode, bufsize)`` by scheme; programs may add theirs."""
+"""``opener(url, mode, bufsize)`` by scheme; programs may add their own."""
 
 
 def gopen(url: str, mode: str = "rb", bufsize: int = 8192, *, allow: Collection[str] = (), **kw: Any) -> BinaryIO:
-    """A binary stream.
+    """Open a binary stream.
 
     Args:
         url: a path, ``-`` for standard input or output, or an address with one of `gopen_schemes`.
         mode: ``"rb"`` or ``"wb"``.
         bufsize: bytes of the buffer.
         allow: ``("pipe",)`` to run ``pipe:`` commands.
-        kw: handed to the opener.
+        kw: passed to the opener.
 
     Raises:
-        NotAllowedError: a command that is not allowed, or a file in the secure mode.
-        ConfigError: (a ValueError) no such scheme.
-        OSError: it cannot be opened.
-        ShardChangedError: (while reading) somebody has written to the file.
+        NotAllowedError: a command is not allowed, or a file is opened in secure mode.
+        ConfigError: (a ValueError) the scheme is unknown.
+        OSError: the address cannot be opened.
+        ShardChangedError: (while reading) the file has changed.
     """
     if url == "-":
         return sys.stdin.buffer if mode[0] == "r" else sys.stdout.buffer
@@ -156,7 +156,9 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, *, allow: Collection[
     if opener is None and is_remote(url) and scheme in _known():
         opener = _open_store
     if opener is None:
-        raise ConfigError(f"{url}: no gopen handler defined; there are {', '.join(sorted(gopen_schemes))}")
+        raise ConfigError(
+            f"{url}: no gopen handler defined for this scheme; known schemes: {', '.join(sorted(gopen_schemes))}"
+        )
     if scheme == "pipe" and opener is _open_pipe and not allowed("pipe", allow):
         raise refuse("pipe", url)
     return cast(BinaryIO, opener(url, mode, bufsize, **kw))
@@ -172,7 +174,7 @@ def _known() -> Collection[str]:
 
 
 def has_own_opener(url: str) -> bool:
-    """Whether an address is to be opened by `gopen` alone: a command, standard input, or a scheme of the program's."""
+    """Return whether only `gopen` can open an address: a command, standard input, or a program's own scheme."""
     if url == "-":
         return True
     if local_path(url) is not None:

@@ -1,5 +1,6 @@
-"""What to do about an error in a stage: ``handler(error)`` returns True to go on without the sample (or shard), False
-to end the stream there, or raises.
+"""Handlers of errors in stages.
+
+``handler(error)`` returns True to skip the sample (or shard), returns False to end the stream, or raises.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Handler = Callable[[Exception], bool]
 
 
 def settle(handler: Handler, error: Exception) -> bool:
-    """Ask a handler. What has to be allowed first is no bad sample, and is raised whatever the handler says."""
+    """Call a handler. `NotAllowedError` is no fault of the sample, so it is always raised."""
     if isinstance(error, NotAllowedError) or isinstance(error.__cause__, NotAllowedError):
         raise error
     return bool(handler(error))
@@ -35,12 +36,12 @@ def reraise_exception(exn: Exception) -> bool:
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Go on without the sample."""
+    """Skip the sample."""
     return True
 
 
 def warn_and_continue(exn: Exception) -> bool:
-    """Warn, and go on without the sample."""
+    """Warn, and skip the sample."""
     warnings.warn(repr(exn), stacklevel=2)
     return True
 

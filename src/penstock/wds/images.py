@@ -1,12 +1,12 @@
-"""Image specifications: what ``decode("rgb8")`` and its like make of image fields.
+"""Image specifications such as ``decode("rgb8")``.
 
     l8 rgb8 rgba8                uint8 array (height, width[, channels])
     l rgb rgba                   float32 array from 0 to 1
-    torchl8 torchrgb8 torchrgba8 uint8 tensor, channels first; l has none: (height, width)
+    torchl8 torchrgb8 torchrgba8 uint8 tensor, channels first; torchl8 is (height, width)
     torch torchl torchrgb torchrgba   float32 tensor from 0 to 1; torch is torchrgb
     pil pill pilrgb pilrgba      PIL image; pil is pilrgb
 
-Which fields are images is decided by their last extension.
+The last extension of a field decides whether it is an image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = {"": "array", "torch": "tensor", "pil": "pil"}
 
 
 def _specs() -> dict[str, tuple[str, str, bool]]:
-    """Kind, mode and whether floats are made, by name."""
+    """Return (container, mode, whether the values are floats) by name."""
     found = {}
     for prefix, kind in _KINDS.items():
         for mode in ("l", "rgb", "rgba"):
@@ -48,16 +48,16 @@ class ImageHandler:
     """A decoder of images.
 
     Args:
-        imagespec: see above.
-        extensions: those that are images.
+        imagespec: a name of the table above.
+        extensions: extensions of image fields.
 
     Raises:
-        ConfigError: (a ValueError) another name.
+        ConfigError: (a ValueError) unknown name.
     """
 
     def __init__(self, imagespec: str, extensions: Collection[str] = IMAGE_EXTENSIONS) -> None:
         if imagespec.lower() not in _SPECS:
-            raise ConfigError(f"Unknown imagespec: {imagespec}; there are {', '.join(sorted(_SPECS))}")
+            raise ConfigError(f"Unknown imagespec: {imagespec}; use one of {', '.join(sorted(_SPECS))}")
         self.imagespec = imagespec.lower()
         self.extensions = frozenset(extensions)
 
@@ -82,7 +82,7 @@ def _pixels(data: bytes, mode: str) -> Any:
     if mode == "RGB" and data.startswith(b"\xff\xd8"):
         from penstock.images.decode import decode
 
-        return decode(data)  # twice as fast as Pillow; the same pixels
+        return decode(data)  # twice as fast as Pillow, with the same pixels
     return np.array(_open(data, mode))
 
 
@@ -98,5 +98,5 @@ def _open(data: bytes, mode: str) -> Any:
 
 
 def imagehandler(imagespec: str, extensions: Collection[str] = IMAGE_EXTENSIONS) -> ImageHandler:
-    """The same as a function."""
+    """Return an `ImageHandler`."""
     return ImageHandler(imagespec, extensions)

@@ -1,14 +1,14 @@
-"""Stages under way: streams over streams, each of which can be opened again where it is.
+"""Steps: the running stages of a pipeline, each a stream over the one before, which can be reopened at its position.
 
     stages:   [source, split, expand, shuffle, batched]
     steps:    each a stream over the one before it
     cursor:   [   4  ,   2  ,  1536 ,  {...} ,  None  ]     one entry for each stage
 
-A step's `Step.cursor` says where the steps up to it have to be opened, so that it goes on behind the item that it gave
-last. It has no entry for the items that a stage holds back (a buffer, a batch half unpacked): the stages before it are
-opened where the oldest of those came from, and they are made again.
+`Step.cursor` says where to open the steps up to this one, so that it continues after the last item that it returned. A
+cursor does not hold the items that a stage has buffered (a shuffle buffer, a partly split batch): the stages before it
+are opened where the oldest buffered item came from, and compute these items again.
 
-Invariant: a cursor has numbers and short texts, none of the data. Its size does not depend on how far the stream is.
+Invariant: a cursor holds numbers and short strings, no data. Its size does not depend on the position.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from penstock.wds.utils import PipelineStage
 
 __all__ = [
     "Context",
-    "Counted",
-    "Expanded",
-    "Given",
-    "Replayed",
+    "CountedStep",
+    "FlatMapStep",
+    "IteratorStep",
+    "MemorylessStep",
+    "ReplayedStep",
     "Source",
     "Stage",
     "Step",
-    "Through",
     "choose_epoch",
-    "context_here",
+    "default_context",
     "memoryless",
     "open_source",
     "open_steps",
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Context(NamedTuple):
-    """What a stage may know: its place in the pipeline, and whose stream this is.
+    """What a stage may depend on: seed, epoch, rank, worker, and its number in the pipeline.
 
     ``turn`` counts the passes over the source in one stream.
     """
@@ -66,86 +66,86 @@ class Context(NamedTuple):
 
     @property
     def source_epoch(self) -> int:
-        """The epoch of a data set that is the source: later passes of a stream have numbers that no epoch has."""
+        """The epoch for a source dataset. Repeated passes of one stream get numbers that no epoch has."""
         return mix(self.epoch, self.turn) >> 2 if self.turn else self.epoch
 
     def key(self, name: str, *, common: bool, seed: int | None = None) -> int:
-        """64 bits for random choices.
+        """Return a 64-bit key for random choices.
 
         Args:
-            name: what for.
-            common: the same for all ranks and workers.
-            seed: instead of the pipeline's.
+            name: what the choices are for.
+            common: make the key the same for all ranks and workers.
+            seed: replaces the pipeline's seed.
         """
         key = mix(derive_key(self.seed if seed is None else seed, self.epoch, f"wds {name}"), self.turn, self.place)
         return key if common else mix(key, *self.world, *self.worker)
 
 
-def context_here() -> Context:
-    """For stages that are used by themselves."""
+def default_context() -> Context:
+    """Return the context of a stage that is used outside a pipeline."""
     return Context(0, 0, 0, distributed.current(), distributed.worker())
 
 
 class Step(Stream):
-    """A stage under way.
+    """A running stage.
 
-    ``taken``: its items are this worker's own already, so they are not to be split.
+    ``taken``: its items already belong to this worker alone, so they must not be split.
     """
 
     taken = False
 
     @abstractmethod
     def cursor(self) -> list[Any]:
-        """Return where this step and those before it have to be opened, to go on from here."""
+        """Return where to open this step and those before it to resume here: one entry per stage."""
 
 
 class Source(IterableDataset[Any], PipelineStage):
-    """A first stage that can be begun anywhere."""
+    """A first stage that can be opened at any position."""
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """Begin; ``own`` is the source's entry in a cursor, or None."""
+        """Open the source; ``own`` is its entry in a cursor, None for the beginning."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        return self.begin_source(context_here(), None)
+        return self.begin_source(default_context(), None)
 
 
 class Stage(PipelineStage):
-    """A stage that can be begun anywhere. Also a function from an iterator to an iterator."""
+    """A later stage that can be opened at any position. Also a function from an iterator to an iterator."""
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Begin over ``source``, which stands where the cursor says; ``own`` is this stage's entry in it, or None."""
+        """Open the stage over ``source``, which is open at the cursor; ``own`` is this stage's entry in it, or None."""
         raise NotImplementedError
 
     def run(self, src: Any = None) -> Iterator[Any]:
         """Turn one iterator into another."""
-        return self.begin(Given(src), context_here(), None)
+        return self.begin(IteratorStep(src), default_context(), None)
 
     def __call__(self, src: Iterable[Any]) -> Iterator[Any]:
         return self.run(src)
 
     def invoke(self, *args: Any, **kw: Any) -> Any:
-        """Do the same as `run`."""
+        """Call `run`."""
         return self.run(*args, **kw)
 
 
 def memoryless(stage: T) -> T:
-    """Declare that a stage of one's own holds nothing between two items that it gives, as ``map`` does.
+    """Declare that a custom stage holds nothing between two items, as ``map`` does.
 
-    Such a stage goes on from a state at once; others are begun at the start of the epoch again, and what they gave is
-    made again and dropped.
+    Such a stage resumes from a state at once. Other custom stages start the epoch again, and the items before the
+    position are computed and dropped.
     """
     stage.memoryless = True  # type: ignore[attr-defined]
     return stage
 
 
 def open_steps(stages: list[Any], context: Context, cursor: list[Any] | None) -> Step:
-    """Return the last step of a pipeline, over all before it.
+    """Open the stages of a pipeline and return the last step.
 
     Args:
         stages: the source first.
-        context: whose stream this is.
-        cursor: where to open them, an entry for each stage; None begins anew.
+        context: seed, epoch, rank and worker of the stream.
+        cursor: where to open them, one entry per stage; None for the beginning.
 
     Raises:
         StateError: the cursor does not fit the data or the stages.
@@ -157,23 +157,23 @@ def open_steps(stages: list[Any], context: Context, cursor: list[Any] | None) ->
         if isinstance(stage, Stage):
             step = stage.begin(step, context._replace(place=number), entries[number])
         elif getattr(stage, "memoryless", False):
-            step = Through(step, partial(_apply, stage))
+            step = MemorylessStep(step, partial(_apply, stage))
         else:
-            step = Replayed(step, stage, entries[number])
+            step = ReplayedStep(step, stage, entries[number])
     return step
 
 
 def open_source(source: Any, context: Context, own: Any) -> Step:
-    """Return a first stage under way.
+    """Open the first stage of a pipeline.
 
     Args:
-        source: one of ours; a data set of ours, which gets a stream of its own in the context's epoch; or anything that
-            gives items: with a state it goes on from that, and of others the items that were had are dropped.
-        context: whose stream this is.
-        own: the source's entry in a cursor; None begins anew.
+        source: a `Source`; a resumable dataset, which gets a new stream in the context's epoch; or any iterable. An
+            iterable with a state resumes from it; of others, the items before the position are dropped.
+        context: seed, epoch, rank and worker of the stream.
+        own: the source's entry in a cursor; None for the beginning.
 
     Raises:
-        ConfigError: it gives no items.
+        ConfigError: the source is not iterable.
         StateError: the entry does not fit the source.
     """
     if isinstance(source, Source):
@@ -182,17 +182,17 @@ def open_source(source: Any, context: Context, own: Any) -> Step:
     if own is not None:
         check_pass(own, source, name=name, of="pipeline")
     epoch = context.source_epoch if _follows_epoch(source) else None
-    return Opened(SourceStream(source, name=name, epoch=epoch, cursor=own, iterate=_iterate, warn=False))
+    return SourceStep(SourceStream(source, name=name, epoch=epoch, cursor=own, iterate=_iterate, warn=False))
 
 
 def choose_epoch(source: Any, epoch: int) -> None:
-    """Say the next epoch to a source that counts its epochs itself; all others are told when they are opened."""
+    """Set the epoch of a source that counts its epochs itself; all others get it when they are opened."""
     if hasattr(source, "set_epoch") and not _follows_epoch(source):
         source.set_epoch(epoch)
 
 
 def _follows_epoch(source: Any) -> bool:
-    """Return whether a source is always in the epoch of the pipeline around it."""
+    """Return whether a source takes its epoch from the pipeline."""
     return isinstance(source, ResumableDataset) or loads_stream(source)
 
 
@@ -211,7 +211,7 @@ def read_count(own: Any) -> int:
     if own is None:
         return 0
     if type(own) is not int or not 0 <= own < 1 << 62:
-        raise StateError(f"this state is damaged: {own!r} where a count belongs")
+        raise StateError(f"this state is damaged: expected a count, got {own!r}")
     return own
 
 
@@ -219,8 +219,8 @@ def _apply(stage: Any, src: Iterator[Any]) -> Iterator[Any]:
     return iter(stage.run(src) if hasattr(stage, "run") else stage(src))
 
 
-class Opened(Step):
-    """Any iterable as a first stage, opened at once."""
+class SourceStep(Step):
+    """Any iterable as a first stage, opened immediately."""
 
     def __init__(self, stream: SourceStream) -> None:
         stream.begin()
@@ -233,8 +233,8 @@ class Opened(Step):
         return [self._stream.cursor()]
 
 
-class Given(Step):
-    """Items as they come. They cannot be begun again: the cursor says no more than that they were."""
+class IteratorStep(Step):
+    """A plain iterator, which cannot be reopened: its cursor records only that it has been started."""
 
     def __init__(self, items: Any) -> None:
         self._items = _iterate(items)
@@ -246,8 +246,8 @@ class Given(Step):
         return [True]
 
 
-class Through(Step):
-    """A stage that holds nothing between two items that it gives."""
+class MemorylessStep(Step):
+    """A stage that holds nothing between two items."""
 
     def __init__(self, source: Step, function: Callable[[Step], Iterator[Any]]) -> None:
         self._source = source
@@ -261,8 +261,8 @@ class Through(Step):
         return [*self._source.cursor(), None]
 
 
-class Counted(Step):
-    """A stage whose only memory is a count: ``function(source, count)`` gives pairs of the count and an item."""
+class CountedStep(Step):
+    """A stage whose only state is a count: ``function(source, count)`` yields pairs of the new count and an item."""
 
     def __init__(self, source: Step, function: Callable[[Step, int], Iterator[tuple[int, Any]]], own: Any) -> None:
         self._source = source
@@ -277,9 +277,10 @@ class Counted(Step):
         return [*self._source.cursor(), self._count]
 
 
-class Expanded(Step):
-    """A stage that makes several items of each that it gets: ``function(item, position)`` gives pairs of a position
-    and an item, and begins behind a position if that is not None.
+class FlatMapStep(Step):
+    """A stage that turns each input into several items.
+
+    ``function(input, position)`` yields pairs of a position and an item, starting after ``position`` unless it is None.
     """
 
     def __init__(self, source: Step, function: Callable[[Any, Any], Iterator[tuple[Any, Any]]], own: Any) -> None:
@@ -292,7 +293,7 @@ class Expanded(Step):
         self._seek: Any = position
 
     def __next__(self) -> Any:
-        # No generator of its own: one that holds this object would keep files open until the next garbage collection.
+        # Not a generator: it would refer to this object, and the cycle would keep files open until garbage collection.
         while True:
             for self._position, item in self._current:  # noqa: B020
                 return item
@@ -308,8 +309,8 @@ class Expanded(Step):
         return [*self._before, self._position]
 
 
-class Replayed(Step):
-    """A stage of which nothing is known: it is begun where it was begun, and what it gave is dropped."""
+class ReplayedStep(Step):
+    """An unknown stage: it starts again where it first started, and the items before the position are dropped."""
 
     def __init__(self, source: Step, stage: Any, own: Any) -> None:
         self._origin = source.cursor()

@@ -1,4 +1,4 @@
-"""Several data sets as one: in turn, or at random."""
+"""Mixes of several datasets: round robin, or at random."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
 from penstock.plan.stream import Stream
 from penstock.plan.stream_plan import StreamStart
-from penstock.wds.iterators import Step, choose_epoch, context_here, open_source
+from penstock.wds.iterators import Step, choose_epoch, default_context, open_source
 from penstock.wds.stream import EpochDataset, EpochStream
 
 __all__ = ["RandomMix", "RoundRobin"]
 
 _Choose = Callable[[int, int, list[int]], int]
-"""Which source is next: a function of the number of the item, the last source, and the sources that have not ended."""
+"""Chooses the next source: a function of the item's number, the last source, and the sources that have not ended."""
 
 
 class _MixStream(EpochStream):
-    """One epoch of a mix, over a stream of each source."""
+    """One epoch of a mix, over one stream per source."""
 
     def __init__(self, sources: list[Step], choose: _Choose, longest: bool, cursor: State) -> None:
         super().__init__(int(cursor["epoch"]))
@@ -52,20 +52,20 @@ class _MixStream(EpochStream):
 
 
 class _Mix(EpochDataset):
-    """A mix of data sets.
+    """A mix of datasets.
 
-    A data set of ours has a stream for each place that it has in the mix. It reads the epoch of the mix, from its
-    beginning, whatever was iterated before.
+    A resumable dataset gets one stream for each time it occurs in the mix. The stream reads the epoch of the mix from
+    its beginning, whatever was iterated before.
     """
 
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool) -> None:
         super().__init__()
         if not datasets:
-            raise ConfigError("there is no data set to mix")
+            raise ConfigError("a mix needs at least one dataset")
         self.datasets, self.longest = list(datasets), longest
 
     def choice(self, epoch: int) -> _Choose:
-        """Return the rule by which an epoch chooses."""
+        """Return the function that chooses the sources of an epoch."""
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
@@ -79,7 +79,7 @@ class _Mix(EpochDataset):
             self._choose(epoch)
 
     def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
-        """Return the stream of an epoch of a loader. Sources are told the epoch if somebody chose it."""
+        """Return the stream of a loader's epoch. Sources get the epoch if `set_epoch` chose it."""
         if opening.chosen and opening.stream is None:
             self._choose(opening.epoch)
         return super().open_behind(last, opening)
@@ -95,10 +95,10 @@ class _Mix(EpochDataset):
         return {**self._identity(), **start, "alive": list(range(count)), "sources": [None] * count}
 
     def check_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Refuse a cursor of another mix, rank or worker.
+        """Check that a cursor belongs to this mix, rank and worker.
 
         Raises:
-            StateError: it is one, or damaged.
+            StateError: it does not, or it is damaged.
         """
         check_state(cursor, self._identity(), of="mix")
         for name in ("epoch", "number"):
@@ -112,10 +112,10 @@ class _Mix(EpochDataset):
             and cursor.get("last") in range(-1, count)
         ):
             raise StateError(
-                "this state of a mix is damaged: 'alive', 'last' or 'sources' is missing or of other data sets. "
-                "Start anew without the state"
+                "the state of this mix is damaged: 'alive', 'last' or 'sources' is missing or does not fit its "
+                "datasets. Start again without the state"
             )
-        if cursor["number"] or len(alive) < count:  # where nothing has begun, anybody may go on
+        if cursor["number"] or len(alive) < count:  # a stream that has not started fits every rank and worker
             check_state(cursor, {"where": self._where()}, of="mix")
 
     def _identity(self) -> State:
@@ -123,22 +123,22 @@ class _Mix(EpochDataset):
         return {"version": STATE_VERSION, "kind": type(self).__name__, "count": count, "longest": self.longest}
 
     def open_at(self, cursor: State) -> Stream:
-        """Return a stream from a cursor that was checked."""
+        """Return a stream from a checked cursor."""
         epoch = int(cursor["epoch"])
-        context = context_here()._replace(epoch=epoch)
+        context = default_context()._replace(epoch=epoch)
         pairs = zip(self.datasets, cursor["sources"], strict=True)
         sources = [open_source(source, context, own) for source, own in pairs]
         return _MixStream(sources, self.choice(epoch), self.longest, {**cursor, "where": self._where()})
 
 
 class RoundRobin(_Mix):
-    """One item of each data set in turn; ends with the first that ends, or with ``longest`` with the last."""
+    """One item of each dataset in turn; ends when the first dataset ends, or with ``longest`` when the last does."""
 
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
         super().__init__(datasets, longest)
 
     def choice(self, epoch: int) -> _Choose:
-        """Return the rule by which an epoch chooses."""
+        """Return the function that chooses the sources of an epoch."""
         return _in_turn
 
 
@@ -147,13 +147,13 @@ def _in_turn(number: int, last: int, alive: list[int]) -> int:
 
 
 class RandomMix(_Mix):
-    """Items of data sets drawn at random; ends with the first that ends, or with ``longest`` with the last.
+    """Items of datasets drawn at random; ends when the first dataset ends, or with ``longest`` when the last does.
 
     Args:
         datasets: the sources.
         probs: their weights, equal by default.
-        longest: go on with the others when one has ended.
-        seed: draws are functions of it, the epoch, rank, worker and position.
+        longest: continue with the others when one has ended.
+        seed: draws are a function of seed, epoch, rank, worker and position.
 
     `penstock.Mixture` keeps proportions exactly.
     """
@@ -168,7 +168,7 @@ class RandomMix(_Mix):
     ) -> None:
         weights = [1.0] * len(datasets) if probs is None else [float(p) for p in probs]
         if len(weights) != len(datasets) or any(not w >= 0 for w in weights) or not sum(weights) > 0:
-            raise ConfigError(f"{len(datasets)} data sets need as many weights of 0 or more, got {probs}")
+            raise ConfigError(f"probs needs {len(datasets)} weights of 0 or more, one per dataset, got {probs}")
         derive_key(seed)
         self.probs, self.seed = weights, seed
         super().__init__(datasets, longest)
@@ -177,13 +177,13 @@ class RandomMix(_Mix):
         return {**super()._identity(), "probs": self.probs, "seed": self.seed}
 
     def choice(self, epoch: int) -> _Choose:
-        """Return the rule by which an epoch chooses."""
+        """Return the function that chooses the sources of an epoch."""
         key = mix(derive_key(self.seed, epoch, "wds random mix"), *self._where())
         return partial(_draw, key, self.probs)
 
 
 def _draw(key: int, weights: list[float], number: int, last: int, alive: list[int]) -> int:
-    """Return a source by weight, as a function of the key, the number of the item and the sources that are left."""
+    """Draw a source by weight: a function of the key, the number of the item, and the sources that are left."""
     total = sum(weights[source] for source in alive)
     if not total:
         return alive[0]

@@ -4,10 +4,9 @@
     for sample in pipeline: ...
 
     state = pipeline.state_dict()         at any sample
-    pipeline.load_state_dict(state)       in another process: the next iteration goes on behind that sample
+    pipeline.load_state_dict(state)       in another process: the next iteration continues after that sample
 
-Invariant: the items are a function of (stages, seed, epoch, rank, worker); the state is that of the items that were
-handed out.
+Invariant: the items are a function of (stages, seed, epoch, rank, worker); the state counts the delivered items.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _ENDLESS = -1
 
 
 class _Passes(NamedTuple):
-    """The passes over its source that a stream makes.
+    """How often a stream reads its source.
 
-    ``context`` is that of the stream's first pass. ``limit``: items of an epoch, or None. ``starves``: whether a pass
-    without an item is an error, and not a worker that has no shard.
+    ``context`` belongs to the stream's first pass. ``limit``: items per epoch, or None. ``starves``: whether a pass
+    without items is an error, rather than a worker without shards.
     """
 
     stages: list[Any]
@@ -53,17 +52,17 @@ class _Passes(NamedTuple):
 class _PipelineStream(EpochStream):
     """One epoch of a pipeline, from a cursor on.
 
-    It does not hold the pipeline, which remembers it: files would stay open until the next garbage collection.
+    It does not refer to the pipeline, which refers to it: the cycle would keep files open until garbage collection.
     """
 
     def __init__(self, passes: _Passes, cursor: State) -> None:
         super().__init__(int(cursor["epoch"]))
         self._passes = passes
-        # Where the stages are opened next; what was had of the epoch is counted beside it.
+        # Where to open the stages next; the items delivered in this epoch are counted separately.
         self._cursor = cursor
         self._had = int(cursor["had"])
         self._step: Step | None = None
-        # How much was had when the pass began; not known of one that was begun elsewhere, so that counts as fruitful.
+        # The items delivered before this pass; unknown for a resumed pass, which therefore counts as one with items.
         self._before = self._had if cursor["steps"] is None else -1
         self._pid = os.getpid()
 
@@ -81,7 +80,7 @@ class _PipelineStream(EpochStream):
         raise StopIteration
 
     def _open(self) -> Step:
-        """Begin a pass, or go on in it. Raises StopIteration behind the last one."""
+        """Start or resume a pass. Raises StopIteration after the last one."""
         cursor, passes = self._cursor, self._passes
         if 0 < passes.repetitions <= cursor["turn"]:
             raise StopIteration
@@ -92,14 +91,14 @@ class _PipelineStream(EpochStream):
         return self._step
 
     def _end_pass(self) -> None:
-        """Have the source begun again. Raises StopIteration if that makes no sense, ConfigError if it never will."""
+        """Prepare the next pass. Raises StopIteration if there is none, ConfigError if passes yield no items."""
         turn, barren = int(self._cursor["turn"]) + 1, self._had == self._before
         self._step, self._before = None, self._had
         self._cursor = {**self._cursor, "turn": turn, "steps": None}
         self._cursor.pop("source", None)
         if barren and turn != self._passes.repetitions:
             if self._passes.starves:
-                raise ConfigError("the pipeline gave no sample at all, and was to be repeated until there are some")
+                raise ConfigError("the pipeline is repeated to fill an epoch, but its source yields no samples")
             raise StopIteration
 
     def cursor(self) -> State:
@@ -109,20 +108,20 @@ class _PipelineStream(EpochStream):
             cursor.pop("source", None)
         return cursor
 
-    # The next epoch of a stream that goes on.
+    # The next epoch, if it continues this stream.
 
     @property
     def alive(self) -> bool:
-        """Whether there is something to go on with, in this process."""
+        """Whether the stream can continue in this process."""
         begun = self._step is not None or self._cursor["steps"] is not None
         return begun and not self.failed and self._pid == os.getpid()
 
     def next_cursor(self, epoch: int) -> State:
-        """Return where the next epoch goes on behind this one."""
+        """Return the cursor of the next epoch, which continues this one."""
         return {**self.cursor(), "epoch": epoch, "had": 0}
 
     def following(self, epoch: int) -> _PipelineStream:
-        """Return the stream of the next epoch. It takes over the stages as they are, and this one is over."""
+        """Return the stream of the next epoch. It takes over the running stages and ends this stream."""
         stream = _PipelineStream(self._passes, {**self._cursor, "epoch": epoch, "had": 0})
         stream._step, stream._before = self._step, self._before - self._had
         self._cursor = self.cursor()
@@ -134,18 +133,18 @@ class DataPipeline(EpochDataset, PipelineStage):
     """A pipeline of stages.
 
     Args:
-        stages: the first one gives items: an iterable, a data set, a loader, or a function without arguments; the
-            others are functions from an iterator to an iterator, or have ``run(src)``. None is left out, lists are
-            taken as their entries.
-        seed: of shuffles and other draws, which follow from it and the epoch.
+        stages: the first one is the source: an iterable, a dataset, a loader, or a function without arguments that
+            returns an iterable. The others are functions from an iterator to an iterator, or have ``run(src)``. None
+            is skipped, lists are flattened.
+        seed: seed of shuffles and other draws, which are functions of it and the epoch.
 
     Raises:
-        ConfigError: no stage, or what is none.
+        ConfigError: an argument is not a stage, or there is no stage.
 
-    Every iteration is the next epoch, unless `set_epoch` says which; in worker processes too, whether they are kept or
-    not. Stages that give one item after the other (`map`, `decode`, `to_tuple`, `batched`, ...) and shuffles go on from
-    a state at once, reading no more again than a shuffle held; stages of your own are run again from the beginning of
-    the epoch, unless they are declared `memoryless`.
+    Every iteration is the next epoch, unless `set_epoch` chooses another; in worker processes too, persistent or not.
+    Built-in stages (`map`, `decode`, `to_tuple`, `batched`, ...) and shuffles resume from a state at once and read
+    again at most the items of a shuffle buffer. Custom stages run again from the start of the epoch, unless they are
+    declared `memoryless`.
     """
 
     def __init__(self, *stages: Any, seed: int | None = None) -> None:
@@ -162,10 +161,10 @@ class DataPipeline(EpochDataset, PipelineStage):
         self._length: int | None = None
         self._world = distributed.LateWorld(of="pipeline")
 
-    # What it is made of.
+    # Stages.
 
     def stage(self, i: int) -> Any:
-        """One of the stages."""
+        """Return stage number ``i``."""
         return self.pipeline[i]
 
     def append(self, f: Any) -> None:
@@ -173,7 +172,7 @@ class DataPipeline(EpochDataset, PipelineStage):
         self.pipeline.append(f)
 
     def compose(self, *args: Any) -> Self:
-        """Another pipeline, with more stages."""
+        """Return a pipeline with more stages."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         new.pipeline = [*self.pipeline]
@@ -184,42 +183,43 @@ class DataPipeline(EpochDataset, PipelineStage):
         return new
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, per: str = "worker") -> Self:
-        """Epochs of exactly so many items, which the stream goes on over, however often its source has to be begun
-        again.
+        """Return a pipeline with epochs of exactly this many items.
+
+        The epochs continue one stream, which repeats its source as often as needed.
 
         Args:
-            nsamples, nbatches: the larger one counts; items of this pipeline, whatever they are.
-            per: ``"worker"``: each worker gives so many (in a loader's own pipeline there is one); ``"rank"``: the
-                workers share them out.
+            nsamples, nbatches: the number of items of this pipeline, samples or batches; the larger one is used.
+            per: ``"worker"``: each worker yields this many (a loader's own pipeline has one worker); ``"rank"``: the
+                workers of a rank yield this many together.
 
         Raises:
-            ConfigError: numbers that make no sense.
+            ConfigError: an invalid number.
 
-        The stream begins anew, in another order, after `set_epoch`, where workers end with each epoch, and where this
-        pipeline is the source of another one, or of a mix.
+        The stream starts again, in another order, after `set_epoch`, if workers are not persistent, and if this
+        pipeline is the source of another pipeline or of a mix.
         """
         count = max(nsamples, nbatches)
         if count < 1 or per not in ("worker", "rank"):
-            raise ConfigError(f"with_epoch takes a positive number, per='worker' or 'rank'; got {count}, {per!r}")
+            raise ConfigError(f"with_epoch takes a positive number and per='worker' or 'rank', got {count} and {per!r}")
         self.repetitions, self.nsamples, self._per_rank = _ENDLESS, count, per == "rank"
         return self
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
-        """So many passes over the source in one iteration, or so many items."""
+        """Return a pipeline that reads its source ``nepochs`` times per iteration, or yields ``nbatches`` items."""
         self.repetitions = nepochs if nepochs > 0 else _ENDLESS
         self.nsamples, self._per_rank = (nbatches if nbatches > 0 else _ENDLESS), False
         return self
 
     def with_length(self, n: int, silent: bool = False) -> Self:
-        """Say what ``len`` is to be. Nothing else changes."""
+        """Return a pipeline whose ``len`` is ``n``. Nothing else changes."""
         self._length = n
         return self
 
     def __len__(self) -> int:
         if self._length is None:
             raise TypeError(
-                f"object of type '{type(self).__name__}' has no len(): a stream of shards does not know it. Say it by "
-                "with_length(n), or use penstock.ShardDataset, which counts"
+                f"object of type '{type(self).__name__}' has no len(): a stream of shards does not know the "
+                "number of its samples. Set it with with_length(n), or use penstock.ShardDataset, which counts samples"
             )
         return self._length
 
@@ -239,8 +239,9 @@ class DataPipeline(EpochDataset, PipelineStage):
             choose_epoch(self.pipeline[0], epoch)
 
     def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
-        """Return the stream of an epoch of a loader. It goes on behind the last one, or its source is told the epoch,
-        if somebody chose that.
+        """Return the stream of a loader's epoch.
+
+        It continues the last stream, unless `set_epoch` chose the epoch; then the source gets that epoch.
         """
         if opening.stream is None:
             if opening.chosen and self.pipeline:
@@ -259,29 +260,29 @@ class DataPipeline(EpochDataset, PipelineStage):
 
     @property
     def _ending(self) -> _PipelineStream | None:
-        """The last stream, if the next epoch goes on behind it."""
+        """Return the last stream, if the next epoch continues it."""
         return self._alive(self._stream) if self._times_set_at_start == self._epochs.times_set else None
 
     def _alive(self, last: Stream | None) -> _PipelineStream | None:
-        """Return a stream, if the next epoch goes on behind it."""
+        """Return ``last`` as a pipeline's stream, if the next epoch continues it."""
         goes_on = self.repetitions == _ENDLESS and self.nsamples > 0
         return last if goes_on and isinstance(last, _PipelineStream) and last.alive else None
 
     def iterator(self) -> Stream:
-        """Return the same as ``iter``."""
+        """Return ``iter(self)``."""
         return iter(self)
 
-    # The protocol of resumable data sets.
+    # The protocol of resumable datasets.
 
     def first_cursor(self, epoch: int) -> State:
-        """Return the cursor at the beginning of an epoch, with a stream of its own."""
+        """Return the cursor of an epoch's beginning, in a new stream."""
         return {**self._identity(), "where": None, "origin": epoch, "epoch": epoch, "turn": 0, "had": 0, "steps": None}
 
     def check_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Refuse a cursor of another pipeline, rank or worker.
+        """Check that a cursor belongs to this pipeline, rank and worker.
 
         Raises:
-            StateError: it is one, or damaged.
+            StateError: it does not, or it is damaged.
         """
         check_state(cursor, self._identity(), of="pipeline")
         for name in ("origin", "epoch", "turn", "had"):
@@ -291,10 +292,10 @@ class DataPipeline(EpochDataset, PipelineStage):
             raise StateError(f"the state of this pipeline is damaged: steps is {cursor.get('steps')!r}")
         if "source" in cursor and not (self.pipeline and keeps_position(self.pipeline[0])):
             raise StateError(
-                "this state has one of the pipeline's source, and here the source has none: resume with the same "
-                "source, or start anew without the state"
+                "this state holds a state of the pipeline's source, but the source has no state here: resume with "
+                "the same source, or start again without the state"
             )
-        if steps is not None or cursor["turn"]:  # where nothing has begun, anybody may go on
+        if steps is not None or cursor["turn"]:  # a stream that has not started fits every rank and worker
             check_state(cursor, {"where": self._where()}, of="pipeline")
 
     def _identity(self) -> State:
@@ -310,7 +311,7 @@ class DataPipeline(EpochDataset, PipelineStage):
         return [*self._world.get(), *distributed.worker()]
 
     def open_at(self, cursor: State) -> Stream:
-        """Return a stream from a cursor that was checked."""
+        """Return a stream from a checked cursor."""
         if not self.pipeline:
             raise ConfigError("a pipeline needs a source")
         for stage in self.pipeline[1:]:
@@ -326,10 +327,10 @@ class DataPipeline(EpochDataset, PipelineStage):
         return _PipelineStream(passes, {**cursor, "where": self._where()})
 
     def state_dict(self) -> State:
-        """Return the cursor of the iterator that was made last in this process: numbers and short texts, no data.
+        """Return the cursor of this process's most recent iterator: numbers and short strings, no data.
 
-        When an error has ended the iteration: behind the sample or batch that failed, as a loader's is; where a shuffle
-        had not got it yet, at that sample.
+        After an error, the cursor is after the failed sample or batch, like a loader's; if a shuffle had not received
+        that sample yet, the cursor is at the sample.
         """
         state = super().state_dict()
         if self._loaded is not None or self._running is not None or self._stream is None:
@@ -349,10 +350,10 @@ class DataPipeline(EpochDataset, PipelineStage):
         utils.enforce_security = state.pop("_secure", False) or utils.enforce_security
         self.__dict__.update(state)
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """Drop what is under way, with its files, and close stages that have ``close``. Idempotent."""
+        """Drop the running iteration, close its files, and close stages that have ``close``. Idempotent."""
         self._stream = None
         for stage in self.pipeline:
             close: Callable[[], object] | None = getattr(stage, "close", None)

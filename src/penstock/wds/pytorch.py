@@ -1,4 +1,4 @@
-"""Torch's classes under the name of the module that programs import."""
+"""Torch's dataset classes, in the module where programs import them from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that WebDataset had once, and what to use instead."""
+"""Former names of WebDataset, and their replacements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RETIRED = {
 
 
 class RetiredError(ConfigError, AttributeError):
-    """A name that is not there any more. The message says what is."""
+    """A removed name. The message names the replacement."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"penstock.wds has no {name}; use {RETIRED[name]}")

@@ -21,7 +21,7 @@ from penstock.hashing import mix
 from penstock.order import make_order
 from penstock.shards.urls import braces, expand
 from penstock.wds.folders import DirectoryShardList
-from penstock.wds.iterators import Context, Counted, Source, Stage, Step, context_here, read_count
+from penstock.wds.iterators import Context, CountedStep, Source, Stage, Step, default_context, read_count
 
 __all__ = [
     "DirectoryShardList",
@@ -155,7 +155,7 @@ class ResampledShards(Source):
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         self.epoch += 1
-        return self.begin_source(context_here()._replace(epoch=self.epoch), None)
+        return self.begin_source(default_context()._replace(epoch=self.epoch), None)
 
     def begin_source(self, context: Context, own: Any) -> Step:
         """Open the list as the first stage of a pipeline."""
@@ -205,7 +205,7 @@ class _Split(_Named):
     def begin(self, source: Step, context: Context, own: Any) -> Step:
         """Return a `Step` over the source."""
         index, total = (0, 1) if source.taken else self.part(context.world, context.worker)
-        step = Counted(source, lambda src, had: _every(src, had, index, total), own)
+        step = CountedStep(source, lambda src, had: _every(src, had, index, total), own)
         step.taken = source.taken
         return step
 
@@ -243,7 +243,7 @@ class _Check(_Named):
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
         """Return a `Step` over the source."""
-        return Counted(source, self._all, own)
+        return CountedStep(source, self._all, own)
 
     def _all(self, src: Iterable[Any], had: int) -> Iterator[tuple[int, Any]]:
         for had, item in zip(counter(had + 1), src, strict=False):  # noqa: B020
@@ -280,10 +280,10 @@ class resampled(Stage):
                 yield had + 1, items[mix(key, had) % len(items)]
                 had += 1
 
-        return _Again(source, draws, own)
+        return _RereadStep(source, draws, own)
 
 
-class _Again(Counted):
+class _RereadStep(CountedStep):
     """A step that reads its whole source whenever it is opened."""
 
     def cursor(self) -> list[Any]:

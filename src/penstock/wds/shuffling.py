@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix_array
-from penstock.wds.iterators import Context, Given, Stage, Step, context_here, read_count
+from penstock.wds.iterators import Context, IteratorStep, Stage, Step, default_context, read_count
 
 __all__ = ["Shuffle", "detshuffle", "shuffle"]
 
@@ -231,7 +231,7 @@ class detshuffle(Shuffle):
     def run(self, src: Any = None) -> Iterator[Any]:
         """Shuffle an iterator, outside a pipeline: every run is the next epoch."""
         self.epoch += 1
-        return self.begin(Given(src), context_here()._replace(epoch=self.epoch), None)
+        return self.begin(IteratorStep(src), default_context()._replace(epoch=self.epoch), None)
 
 
 shuffle = Shuffle

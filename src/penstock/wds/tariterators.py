@@ -28,7 +28,7 @@ from penstock.storage import local_path as copy_of
 from penstock.storage.urls import shown
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.iterators import Context, Expanded, Stage, Step
+from penstock.wds.iterators import Context, FlatMapStep, Stage, Step
 from penstock.wds.trust import check_local
 
 __all__ = [
@@ -135,7 +135,7 @@ class _Stop(Exception):
     """A handler returned False: end the stream."""
 
 
-class _Stoppable(Expanded):
+class _Stoppable(FlatMapStep):
     def __init__(self, source: Step, stage: tarfile_to_samples, own: Any) -> None:
         super().__init__(source, stage.samples, own)
         self._stopped = False

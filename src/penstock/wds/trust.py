@@ -72,6 +72,6 @@ def refuse(kind: str, what: str) -> NotAllowedError:
             f"{what}: this {_WHAT[kind]}, and is refused while penstock.wds.utils.enforce_security is True"
         )
     return NotAllowedError(
-        f'{what}: this {_WHAT[kind]}, and is refused unless you trust it: call penstock.wds.trust("{kind}"), or give '
+        f'{what}: this {_WHAT[kind]}, and is refused unless you trust it: call penstock.wds.allow("{kind}"), or give '
         f'allow=("{kind}",)'
     )
