@@ -219,7 +219,7 @@ def test_a_ledger(rows: ps.Manifest) -> None:
         dataset.set_epoch(1)
         assert found.rows[found.ranks == rank].tolist() == had(dataset)[10:15]
     state = ps.DataLoader(make(rows, 0, 2, 2), batch_size=5).state_dict()
-    with pytest.raises(ConfigError, match="which had 2, and the loader is one of 4"):
+    with pytest.raises(ConfigError, match="the job had 2, and the loader has 4"):
         Ledger(ps.DataLoader(datasets[0], batch_size=5), state=state).rows(0)
 
 

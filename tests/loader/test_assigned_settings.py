@@ -62,7 +62,7 @@ def test_on_error_of_a_stream_is_refused() -> None:
     loader: ps.DataLoader[Any] = ps.DataLoader(Stream(), 4)
     loader.on_error = "skip"
     for _ in range(2):
-        with pytest.raises(ConfigError, match="on_error cannot pass over a sample of Stream"):
+        with pytest.raises(ConfigError, match="on_error cannot skip a sample of Stream"):
             iter(loader)
     loader.on_error = "raise"
     assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]

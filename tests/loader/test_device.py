@@ -367,11 +367,11 @@ def test_a_device_without_streams(executor: str) -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device='gpu' is no device of torch's"):
+    with pytest.raises(ConfigError, match="device='gpu' is not a torch device"):
         ps.DataLoader(range(4), device="gpu")
-    with pytest.raises(ConfigError, match="device='cpu' copies tensors, and output='numpy' gives arrays"):
+    with pytest.raises(ConfigError, match="device='cpu' copies tensors, and output='numpy' returns arrays"):
         ps.DataLoader(range(4), device="cpu", output="numpy")
-    with pytest.raises(ConfigError, match=r"device=1\.5 is no device of torch's"):
+    with pytest.raises(ConfigError, match=r"device=1\.5 is not a torch device"):
         iter(ps.DataLoader(range(4), device=1.5))  # type: ignore[arg-type]
 
 

@@ -262,9 +262,9 @@ class TestOnError:
         [
             ({"max_failures": -1}, "max_failures must be an integer of 0 or more"),
             ({"max_failures": 1.5}, "max_failures must be"),
-            ({"max_rate": -0.1}, "max_rate is a share"),
-            ({"max_rate": 5}, "max_rate is a share"),
-            ({"max_rate": float("nan")}, "max_rate is a share"),
+            ({"max_rate": -0.1}, "max_rate must be a share"),
+            ({"max_rate": 5}, "max_rate must be a share"),
+            ({"max_rate": float("nan")}, "max_rate must be a share"),
             ({"min_samples": 0}, "min_samples must be an integer of 1 or more"),
             ({"min_samples": None}, "min_samples must be"),
             ({"attempts": 0}, "attempts must be an integer of 1 or more"),

@@ -160,7 +160,7 @@ def test_the_last_layouts_are_kept() -> None:
     for step in range(16, 80):
         assert ledger.rows(step).rows.tolist() == flat(job.steps[step])
     for question in (lambda: ledger.rows(15), lambda: ledger.steps(1, epoch=0), lambda: ledger.seen(1, until=70)):
-        with pytest.raises(ConfigError, match="keeps the last 32 layouts of a job, here those from step 16 in epoch 0"):
+        with pytest.raises(ConfigError, match="stores the last 32 layouts of a job, here from step 16 in epoch 0"):
             question()
 
 
@@ -183,15 +183,15 @@ def test_steps_in_which_other_rows_were_excluded() -> None:
     clean, plain = (Ledger(make(0, 1, 1), state=second.state) for make in (excluding([3, 4, 5]), rank_dataset))
     for step, had in enumerate(first.steps):
         assert plain.rows(step).rows.tolist() == flat(had)
-        with pytest.raises(ConfigError, match=f"step {0} the job left out other rows"):
+        with pytest.raises(ConfigError, match=f"step {0} the job excluded other rows"):
             clean.rows(step)
     for step, had in enumerate(second.steps, 4):
         assert clean.rows(step).rows.tolist() == flat(had)
-        with pytest.raises(ConfigError, match="by their hashes"):
+        with pytest.raises(ConfigError, match="the hashes are"):
             plain.rows(step)
     assert clean.steps(7, epoch=1)
     for question in (lambda: clean.steps(7, epoch=0), lambda: clean.seen(7, until=10)):
-        with pytest.raises(ConfigError, match="with the exclude= from then"):
+        with pytest.raises(ConfigError, match="with the exclude= of that time"):
             question()
 
 
@@ -211,7 +211,7 @@ def test_data_that_has_grown(tmp_path: Path) -> None:
     ledger = Ledger(loader)
     assert [layout.step for layout in ledger.layouts] == [0, 10]
     assert [ledger.rows(10 + n).rows.tolist() for n in range(8)] == had
-    with pytest.raises(ConfigError, match="had epochs of 20, and the loader has ones of 30"):
+    with pytest.raises(ConfigError, match="had 20 samples per epoch, and the loader has 30"):
         ledger.rows(9)
 
 

@@ -188,7 +188,7 @@ def test_growth_is_accepted_when_asked_for(write_manifest: Callable[..., Path]) 
     grown.load_state_dict(state, allow_growth=True)
     assert [rows.tolist() for _, _, rows in grown] == rest
     assert sum(len(rows) for _, _, rows in grown) == 40
-    with pytest.raises(ConfigError, match="order of its own"):
+    with pytest.raises(ConfigError, match="its own order"):
         ps.DataLoader(Loads()).load_state_dict(state, allow_growth=True)
 
 

@@ -157,7 +157,7 @@ def test_batches_that_are_kept_are_told(capsys: pytest.CaptureFixture[str]) -> N
             loader.report()
     assert len(kept) == 20
     assert ways["copy"] > 5
-    assert "by copy" in capsys.readouterr().out
+    assert "via copy" in capsys.readouterr().out
 
 
 def test_report_and_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_real_loops() -> None:
     assert verdict.limit == "training"
     verdict = diagnose(run(metrics=0.04, train=0.005, workers=2))
     assert verdict.limit == "data"
-    if "no time left" not in verdict.sentence:  # of cores that other programs keep busy
+    if "without time to spare" not in verdict.sentence:  # of cores that other programs keep busy
         assert "waiting for storage" in verdict.sentence  # threads that sleep
         more = re.search(r"num_workers=(\d+) ", verdict.sentence)
         assert more is not None
@@ -132,28 +132,28 @@ def test_real_loops() -> None:
         ("training", "num_workers=1 instead of 4", {**waits(0.04), **IDLE}),
         ("data", "num_workers=8 ", {}),
         ("data", "up to 2.2x faster", {"cores": 100, "train_seconds": 45.0, "wait_seconds": 55.0}),
-        ("data", "num_workers=6 can make it up to 1.6x faster, a cheaper 'decode' (79% of", {"cores": 6}),
+        ("data", "num_workers=6 can make it up to 1.6x faster, and a cheaper 'decode' (79% of", {"cores": 6}),
         ("data", "make 'decode' (79% of the work) cheaper, or give it more cores", {"cores": 4}),
         (
             "data",
             "(90%) waiting for storage or a lock; num_workers=9",
             {"cores": 2, "cpu_seconds": 31.0},
         ),
-        ("data", "on 8 cores that have no time left, so more workers", {"cores_busy": 0.95, "cpu_seconds": 62.0}),
+        ("data", "on 8 cores without time to spare, so more workers", {"cores_busy": 0.95, "cpu_seconds": 62.0}),
         ("data", "(96%) waiting for storage", {"cores_busy": 0.95, "cpu_seconds": 12.0}),
-        ("data", "on 8 cores that have no time left; make", {**IDLE, "cores_busy": 0.95, "queue": queue(0.2)}),
-        ("data", "have no time left", {"workers": 32, "processes": 32, "stages": {"fetch": 3e3}, "cpu_seconds": 7e2}),
+        ("data", "on 8 cores without time to spare; make", {**IDLE, "cores_busy": 0.95, "queue": queue(0.2)}),
+        ("data", "without time to spare", {"workers": 32, "processes": 32, "stages": {"fetch": 3e3}, "cpu_seconds": 7e2}),
         ("data", "num_workers=9", {"cores_busy": None, "cpu_seconds": 31.0}),
         ("data", "4 threads used 0.9 cores of 8: if", {"executor": "thread", "processes": 0, "cpu_seconds": 90.0}),
-        ("data", "batches are made only when the training asks", {"executor": "inline", "workers": 0}),
-        ("data", "prefetch_factor=4 rides over that", {**IDLE, "queue": queue(5.0)}),
+        ("data", "each batch is made only when the training asks", {"executor": "inline", "workers": 0}),
+        ("data", "prefetch_factor=4 would bridge that", {**IDLE, "queue": queue(5.0)}),
         ("data", "the sampler", {**IDLE, "queue": queue(0.2)}),
         (
             "data",
-            "took 5.00 s; num_workers=0 makes them where they are needed, which can make the run up to 1.8x faster",
+            "took only 5.00 s; num_workers=0 makes them without a hand-over, which can make the run up to 1.8x faster",
             {**IDLE, "stages": {"fetch": 4.0, "collate": 1.0, "hand-over": 30.0}},
         ),
-        ("data", "handing batches over took 30.0 s", {**IDLE, "stages": {"fetch": 40.0, "hand-over": 30.0}}),
+        ("data", "the hand-over of batches took 30.0 s", {**IDLE, "stages": {"fetch": 40.0, "hand-over": 30.0}}),
         ("memory", "70% of the batches had to be copied", {**IDLE, "ways": {"ring": 300, "copy": 700}}),
         ("data", "num_workers=", {"ways": {"ring": 300, "copy": 700}}),  # busy workers would not do more
         ("training", "nothing", {**waits(0.04), "ways": {"ring": 300, "copy": 700}}),
@@ -201,8 +201,8 @@ def test_report_shows_it_all_within_80_columns() -> None:
     assert ["data", "1.0 GB", "10.0 MB/s", ""] in rows
     assert ["waiting", "50.0 s", "50.0%", "100 ms of it for first batches"] in rows
     assert ["decode", "300 s", "78.7%", "30.0 ms a sample"] in rows
-    assert ["ready when asked", "0.4", "5%", "of 8.0 begun"] in rows
-    assert ["by ring", "996", "99.6%", ""] in rows
+    assert ["ready on request", "0.4", "5%", "of 8.0 in flight"] in rows
+    assert ["via ring", "996", "99.6%", ""] in rows
     assert ["bad samples", "12", "0.12%", "ImageError 10, [x] 2"] in rows
     assert ["failed batches", "2", "", ""] in rows
     assert ["workers replaced", "1", "", ""] in rows

@@ -600,7 +600,7 @@ def test_a_sampler_says_itself_what_a_rank_reads(split: bool) -> None:
     batches = ps.BatchSampler(ps.SequentialSampler(Range(N)), 4, False)
     with pytest.raises(ConfigError, match=f"split={split} and batch_sampler= exclude each other"):
         ps.DataLoader(Range(N), batch_sampler=batches, split=split)
-    with pytest.raises(ConfigError, match="Stream: an iterable data set splits itself, or not"):
+    with pytest.raises(ConfigError, match="Stream: an iterable dataset splits itself, or not"):
         loader_over(Stream(N), split=split)
 
 

@@ -309,7 +309,7 @@ def test_a_run_that_waits_for_storage_gets_more_workers_and_keeps_them(capsys: A
     started = [one["workers"] for one in tuning["tried"]]
     started += [workers] if started[-1] != workers else []
     assert tuning["dataset_copies"] == sum(started)
-    assert f"the data set was copied into {sum(started)} processes." in said
+    assert f"Tuning copied the dataset into {sum(started)} processes." in said
     assert "Memory limits" not in said
     iterator = None
     loader.close()
@@ -465,8 +465,8 @@ class StatefulCollate:
     [
         ({"dataset": Impure(8)}, "needs seed="),
         ({"dataset": Stream(8)}, "map-style"),
-        ({"dataset": Counting(8), "seed": 1}, "the data set Counting has a state"),
-        ({"dataset": Subset(Counting(8), [1, 2]), "seed": 1}, "the data set Counting has a state"),
+        ({"dataset": Counting(8), "seed": 1}, "the dataset Counting has a state"),
+        ({"dataset": Subset(Counting(8), [1, 2]), "seed": 1}, "the dataset Counting has a state"),
         ({"dataset": Pure(8), "sampler": StatefulOrder()}, "the sampler StatefulOrder has a state"),
         ({"dataset": Pure(8), "collate_fn": StatefulCollate()}, "the collate function StatefulCollate has a state"),
         (

@@ -737,7 +737,7 @@ def test_epochs_reach_the_sampler(sampler: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.filterwarnings("ignore:epoch 0 of this Saying begins a second time")
+@pytest.mark.filterwarnings("ignore:epoch 0 of this Saying starts a second time")
 def test_a_sampler_that_says_its_epoch_is_not_advanced(seed: int | None) -> None:
     sampler = Saying(range(N))
     loader = over(sampler, seed=seed)
@@ -764,7 +764,7 @@ def test_one_warning_if_an_epoch_begins_twice_under_a_seed(sampler: Callable[[An
 
     assert messages(None) == []
     (message,) = messages(5)
-    assert f"epoch 0 of this {type(sampler(range(N))).__name__} begins a second time" in message
+    assert f"epoch 0 of this {type(sampler(range(N))).__name__} starts a second time" in message
 
 
 def test_no_warning_if_an_order_that_is_always_the_same_begins_twice() -> None:

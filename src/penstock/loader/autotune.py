@@ -39,9 +39,9 @@ __all__ = ["Autotuner", "Tried", "autotuner_of"]
 _GAIN = 1.1  # that twice as many workers have to bring
 _AS_GOOD = 0.95
 _UNSURE = 0.9  # of the rate that is worked out for inline, which nobody has measured, counts
-_MOST = 64  # workers of all ranks of a machine, if it has not more cores: for data sets that wait for storage
-_TELLING = 64  # batches by which it is known whether a data set computes or waits: one in 16 is measured
-_COMPUTES = 0.5  # share of its time in which a data set that computes uses the processor
+_MOST = 64  # workers of all ranks of a machine, if it has not more cores: for datasets that wait for storage
+_TELLING = 64  # batches by which it is known whether a dataset computes or waits: one in 16 is measured
+_COMPUTES = 0.5  # share of its time in which a dataset that computes uses the processor
 _SECONDS = 0.8  # that a setting is measured for
 _LATER = 60.0  # seconds from the choice to the second search
 
@@ -70,7 +70,7 @@ class Autotuner:
 
     Args:
         executors: with workers, that may be tried; the one that leaves most to the training first.
-        inline: "try" it first, "estimate" it by the work of one worker (a data set that does not say it is ``pure`` may
+        inline: "try" it first, "estimate" it by the work of one worker (a dataset that does not say it is ``pure`` may
             keep an open file, which a later fork would share with this process), or "never".
         cores: of this machine.
         ranks: of the job on this machine, which tune at the same time: each takes its share of cores and memory.
@@ -171,7 +171,7 @@ class Autotuner:
         return limit if self.length is None else min(limit, max(2, self.length))
 
     def _computes(self) -> bool:
-        """Return whether the data set is known to use the processor, by what few workers told: many share the cores."""
+        """Return whether the dataset is known to use the processor, by what few workers told: many share the cores."""
         works = [one.found for one in (*self._earlier, *self._tried) if one.setting.workers <= 1 and not one.estimated]
         fetch, cpu = (sum(getattr(found.metrics, name) for found in works) for name in ("fetch", "cpu"))
         return sum(found.batches for found in works) >= _TELLING and cpu >= _COMPUTES * fetch
@@ -252,7 +252,7 @@ class Autotuner:
         return self._meter
 
     def started(self, config: LoaderConfig) -> None:
-        """Count new workers of a setting: each process has a copy of the data set, and each worker is initialised."""
+        """Count new workers of a setting: each process has a copy of the dataset, and each worker is initialised."""
         self._copies += config.workers if config.forks_workers else 0
         self._init_calls += config.workers if config.worker_init_fn is not None else 0
 
@@ -330,13 +330,13 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
         )
     if position.plan is None:
         raise ConfigError(
-            f"{auto} cannot be had for {name}: what comes from an iterable data set depends on the number of workers, "
-            "so give it, or make the data set map-style"
+            f"{auto} cannot be had for {name}: what comes from an iterable dataset depends on the number of workers, "
+            "so give it, or make the dataset map-style"
         )
     _refuse_states(pipeline, config)
     if not config.pure and not position.seeded:
         raise ConfigError(
-            f"{auto} needs seed=, or a data set that declares itself pure: else what {name} draws from Python's, "
+            f"{auto} needs seed=, or a dataset that declares itself pure: else what {name} draws from Python's, "
             "NumPy's or torch's global generators depends on the number of workers, as in torch"
         )
     if position.plan.draws_late:
@@ -349,7 +349,7 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
 def _refuse_states(pipeline: Pipeline, config: LoaderConfig) -> None:
     """Raise if an object of the user's has a state: each worker would have its own, and a new number new ones."""
     assert pipeline.position.plan is not None
-    items = [("data set", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
+    items = [("dataset", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
     items += [("sampler", one) for one in layers(pipeline.position.plan.source) if not isinstance(one, PlanSampler)]
     for role, item in [*items, ("collate function", config.collate_fn)]:
         if has_state(item):

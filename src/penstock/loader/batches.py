@@ -1,7 +1,7 @@
-"""What a consumer is given: each tensor of a batch as a NumPy array, or on another device.
+"""Conversion of whole batches: each tensor as a NumPy array, or on another device.
 
-batch as the executor made it  ->  map_batch  ->  dicts, lists, tuples and dataclasses of the same types
-                                   each other part is what a function makes of it
+batch from the executor  ->  map_batch  ->  dicts, lists, tuples and dataclasses of the same types;
+                                            a function replaces every other value
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["as_arrays", "map_batch"]
 
 
 def map_batch(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Return a batch of the same structure, where a function has replaced each part that holds no others.
+    """Return a batch of the same structure, with every leaf value replaced by a function's result.
 
-    Mappings, lists, tuples, named tuples, dataclasses and torch's ``PackedSequence`` hold others, whatever subclasses
-    of them they are. The batch itself stays as it is.
+    Mappings, lists, tuples, named tuples, dataclasses and torch's ``PackedSequence``, including subclasses, are
+    structure. The original batch does not change.
     """
     kind = type(batch)
     if kind is dict:
@@ -50,7 +50,7 @@ def map_batch(function: Callable[[Any], Any], batch: Any) -> Any:
 
 def _map_tuple(function: Callable[[Any], Any], batch: tuple[Any, ...]) -> Any:
     if isinstance(batch, PackedSequence):
-        # torch wants its `batch_sizes` on the CPU, as a tensor.
+        # torch requires `batch_sizes` to stay a CPU tensor.
         indices = batch.sorted_indices, batch.unsorted_indices
         return PackedSequence(
             function(batch.data), batch.batch_sizes, *(None if one is None else function(one) for one in indices)
@@ -69,13 +69,12 @@ def _map_mapping(function: Callable[[Any], Any], batch: Mapping[Any, Any]) -> An
 
 
 def as_arrays(batch: Any) -> Any:
-    """Return a batch with a NumPy array over the memory of each tensor; what is no tensor stays as it is.
+    """Return a batch with a NumPy array over the memory of each tensor. Other values stay.
 
-    Nothing is copied: an array keeps the memory of its tensor, and writing into one shows in the other. It costs about
-    two microseconds for each tensor.
+    Nothing is copied: an array shares the memory of its tensor and keeps it alive. Costs about 2 µs per tensor.
 
     Raises:
-        ConfigError: NumPy cannot show a tensor: bfloat16, sparse, on another device, or part of a graph.
+        ConfigError: a tensor that NumPy cannot represent: bfloat16, sparse, on another device, or requiring a gradient.
 
     >>> import torch
     >>> as_arrays({"x": [torch.zeros(2)], "name": "a"})
@@ -91,7 +90,7 @@ def _as_array(value: Any) -> Any:
         array: npt.NDArray[np.generic] = value.numpy()
     except (TypeError, RuntimeError) as error:
         raise ConfigError(
-            f"output='numpy' cannot show a tensor of {value.dtype} and shape {tuple(value.shape)} as an array: "
+            f"output='numpy' cannot convert a tensor of {value.dtype} and shape {tuple(value.shape)} to an array: "
             f"{error}. Return another tensor or an array from the dataset or collate_fn=, or use output='torch'"
         ) from error
     return array

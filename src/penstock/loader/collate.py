@@ -1,7 +1,6 @@
-"""Collation: what torch's ``default_collate`` gives, written straight into the memory that the batch is to have.
+"""`Collate`: the same results as torch's ``default_collate``, written directly into the memory of the batch.
 
-Types that users registered with torch, and everything that is no
-plain tensor, array or number, go torch's own way.
+Types that users registered with torch, and values that are not plain tensors, arrays or numbers, are collated by torch.
 """
 
 from __future__ import annotations
@@ -32,22 +31,24 @@ __all__ = ["Collate", "collate", "is_default"]
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 _LARGE = 1 << 14
-"""Bytes of an array from which torch's copy, on all cores, is quicker than NumPy's. Workers have one core each."""
+"""Size in bytes above which torch's copy, on all cores, is faster than NumPy's. Workers have one core each."""
 
 _NUMBERS = {int: np.int64, float: np.float64}
-"""What torch makes of Python's numbers."""
+"""The dtypes of torch for Python's numbers."""
 
 _Map = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
 def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
-    """Stack tensors, as torch does: the result is contiguous."""
+    """Return stacked tensors, contiguous as with torch."""
     first = batch[0]
-    if first.is_nested or first.layout is not torch.strided:  # torch says why not
+    # torch's function raises the error.
+    if first.is_nested or first.layout is not torch.strided:
         special: torch.Tensor = collate_tensor_fn(list(batch), collate_fn_map=collate_fn_map)
         return special
     tensors = tuple(batch)
-    if first.is_quantized:  # more than memory: stacking into a tensor that was made over memory would crash
+    # A quantized tensor is more than its memory: stacking into a tensor made over memory would crash.
+    if first.is_quantized:
         return torch.stack(tensors, 0)
     if type(first) is torch.Tensor:
         there = _stack_there(tensors) if has_place() else _in_place(tensors, None)
@@ -57,7 +58,7 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
 
 
 def _stack_there(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    """Return the batch where it is to be; None if it cannot be there."""
+    """Return the batch stacked in the memory reserved for it; None if that is impossible."""
     first = tensors[0]
     if len(set(map(type, tensors))) > 1 or len(set(map(_dtype, tensors))) > 1:
         return None
@@ -67,12 +68,13 @@ def _stack_there(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
         return there
     try:
         return torch.stack(tensors, 0, out=out)
-    except RuntimeError:  # they differ in shape or device, or want a gradient; without `out` they say so, or get it
+    # The tensors differ in shape or device, or require a gradient. Without `out` torch raises or handles that.
+    except RuntimeError:
         return None
 
 
 def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor | None:
-    """The batch, if the tensors are its rows already, one behind the other: of `out`, or of a tensor of their own."""
+    """Return the batch if the tensors already are its rows, in `out` or in a common base; otherwise None."""
     first = tensors[0]
     base = first._base if out is None else out
     if base is None or base.numel() != first.numel() * len(tensors) or base.dtype is not first.dtype:
@@ -88,15 +90,17 @@ def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torc
                 return None
             if out is None and tensor._base is not base:
                 return None
-            if tensor.is_conj() or tensor.is_neg():  # their values are not what the memory holds
+            # The values of a lazy conjugate or negative differ from its memory.
+            if tensor.is_conj() or tensor.is_neg():
                 return None
-    except RuntimeError:  # sparse, and others without memory
+    # Sparse tensors and others without memory.
+    except RuntimeError:
         return None
     return base.view(len(tensors), *shape)
 
 
 def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
-    """Stack tensors; (C, H, W) with channels_last strides become (N, C, H, W) with channels_last strides."""
+    """Return stacked tensors. (C, H, W) with channels_last strides become (N, C, H, W) with channels_last strides."""
     if all(type(t) is torch.Tensor and t.dim() == 3 and not t.is_contiguous() for t in batch):
         pixels = [tensor.permute(1, 2, 0) for tensor in batch]
         if all(p.is_contiguous() and p.shape == pixels[0].shape for p in pixels):
@@ -106,15 +110,15 @@ def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -
     except RuntimeError as error:
         if len({tuple(tensor.shape) for tensor in batch}) > 1:
             error.add_note(
-                "samples of a batch need one shape: images get it by size= or transform= of ImageDataset, others by a "
-                "collate_fn="
+                "the samples of a batch need equal shapes: use size= or transform= of ImageDataset for images, and a "
+                "collate_fn= for other data"
             )
         raise
 
 
 @lru_cache(maxsize=64)
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """What torch makes of NumPy's type; None if it makes nothing of it."""
+    """Return torch's dtype for a NumPy dtype; None if there is none."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except (TypeError, ValueError):
@@ -122,12 +126,13 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 
 
 def _stack_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> Any:
-    """Stack arrays without a tensor for each of them."""
+    """Return stacked arrays as a tensor, without creating a tensor for each of them."""
     first = batch[0]
     dtype = _torch_dtype(first.dtype)
     try:
         alike = len(set(map(_dtype, batch))) == 1 and len(set(map(_shape, batch))) == 1
-    except AttributeError:  # not all of them are arrays
+    # Not all of them are arrays.
+    except AttributeError:
         alike = False
     if dtype is not None and alike:
         shape = (len(batch), *first.shape)
@@ -136,7 +141,8 @@ def _stack_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -
             return _stack([torch.as_tensor(a) for a in batch])
         if out is None:
             out = torch.empty(shape, dtype=dtype)
-        if first.ndim and first.size:  # half the cost of np.stack for small rows
+        # For small rows this takes half the time of np.stack.
+        if first.ndim and first.size:
             np.concatenate(batch, out=out.numpy().reshape(shape[0] * shape[1], *shape[2:]))
         else:
             np.stack(batch, out=out.numpy())
@@ -145,15 +151,17 @@ def _stack_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -
 
 
 def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: _Map | None = None) -> Any:
-    """Numbers, as torch's function for their type makes a tensor of them."""
+    """Return numbers as a tensor, with the dtype that torch's function for their type chooses."""
     dtype = _NUMBERS.get(type(batch[0]))
     tensor = None
     if dtype is not None and len(set(map(type, batch))) == 1:
-        with suppress(OverflowError):  # torch says so
-            tensor = torch.from_numpy(np.array(batch, dtype))  # quicker than torch.tensor of a list
+        # After an OverflowError torch's function below raises.
+        with suppress(OverflowError):
+            # Faster than torch.tensor of a list.
+            tensor = torch.from_numpy(np.array(batch, dtype))
     if tensor is not None:
         out = place(tuple(tensor.shape), tensor.dtype)
-        # Memory of NumPy's cannot be resized.
+        # Memory that NumPy allocated cannot be resized.
         return tensor.clone() if out is None else out.copy_(tensor)
     tensor = make(batch, collate_fn_map=collate_fn_map)
     out = place(tuple(tensor.shape), tensor.dtype) if type(tensor) is torch.Tensor else None
@@ -161,7 +169,7 @@ def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: 
 
 
 def _stack_any_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> Any:
-    """Stack arrays, those of types that torch lacks (times, text, records) into an array."""
+    """Return stacked arrays; for dtypes that torch lacks (times, text, records) as an array."""
     if _torch_dtype(batch[0].dtype) is not None:
         return _stack_arrays(batch, collate_fn_map=collate_fn_map)
     return np.stack(batch)
@@ -192,12 +200,14 @@ _MAPS: dict[tuple[bool, bool], _Map] = {
     for channels_last in (False, True)
     for arrays in (False, True)
 }
-"""Functions by type, for collate functions with and without ``channels_last`` and ``arrays``."""
+"""Functions by type, for each combination of ``channels_last`` and ``arrays``."""
 
 
 def _plain(batch: Sequence[Any], ours: _Map) -> Any:
-    """What torch's function makes of a batch where nobody has registered a type: it asks each value for all kinds of
-    types first, which takes as long as to collate small samples. Types that are not Python's own are left to it.
+    """Return the collated samples, if no user has registered a type with torch.
+
+    torch's function tests each value for all kinds of types first, which takes as long as collating small samples.
+    Types other than Python's own are left to it.
     """
     first = batch[0]
     kind = type(first)
@@ -208,18 +218,19 @@ def _plain(batch: Sequence[Any], ours: _Map) -> Any:
     if kind is list or kind is tuple:
         try:
             return [_plain(values, ours) for values in zip(*batch, strict=True)]
-        except (TypeError, ValueError):  # of unequal sizes: torch says so
+        # The samples have different lengths, so torch's function below raises.
+        except (TypeError, ValueError):
             pass
     return collate_by_type(batch, collate_fn_map=ours)
 
 
 class Collate:
-    """What ``torch.utils.data.default_collate`` makes of the samples, types that users registered there included.
+    """Collates samples like ``torch.utils.data.default_collate``, including types that users registered there.
 
     Args:
-        channels_last: images with such strides keep them, which torch's function does not: for data sets that set
-            ``channels_last = True``, as `ImageDataset` does.
-        arrays: stack arrays of types that torch lacks, too, which torch's function refuses.
+        channels_last: keep the channels_last strides of images, unlike torch's function. For datasets that set
+            ``channels_last = True``, such as `ImageDataset`.
+        arrays: also stack arrays of dtypes that torch lacks, which torch's function refuses.
     """
 
     def __init__(self, *, channels_last: bool = False, arrays: bool = False) -> None:
@@ -227,13 +238,14 @@ class Collate:
         self.arrays = arrays
 
     def __call__(self, samples: list[Any]) -> Any:
-        """The batch."""
+        """Return the batch of some samples."""
         ours = _MAPS[self.channels_last, self.arrays]
         if is_default():
             return _plain(samples, ours)
         registered = {key: ours[key] if f is _TORCH.get(key) else f for key, f in default_collate_fn_map.items()}
         if registered.get(torch.Tensor) is not ours[torch.Tensor] and np.ndarray in registered:
-            registered[np.ndarray] = default_collate_fn_map[np.ndarray]  # torch's turns arrays into tensors
+            # torch's function for arrays converts them to tensors.
+            registered[np.ndarray] = default_collate_fn_map[np.ndarray]
         return collate_by_type(samples, collate_fn_map=registered)
 
 
@@ -241,5 +253,5 @@ collate = Collate()
 
 
 def is_default() -> bool:
-    """Whether nobody has registered a type of his own with torch."""
+    """Return whether no user has registered a type with torch."""
     return default_collate_fn_map == _TORCH

@@ -1,11 +1,11 @@
-"""`LoaderConfig`: the settings of a loader in one frozen record; executor, workers and depth follow from them.
+"""`LoaderConfig`: the settings of a data loader in one frozen record.
 
-    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, light
-    loader.timeout = 9            |          engine, auto-tuning, probe and integrations read these
+    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, small_batch_depth
+    loader.timeout = 9            |          read by the engine, auto-tuning, Probe and integrations
        a new record at the next iter()
 
-What the data set and the sampler say of themselves (``pure``, ``releases_gil``, ``exact_depth``) is in the record too,
-since the same arguments mean another executor for another data set.
+It also contains the properties that dataset and sampler declare (``pure``, ``releases_gil``, ``exact_depth``), because
+the executor depends on them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ __all__ = [
 ]
 
 PROCESSES = hasattr(select, "poll")
-"""Whether there are worker processes: not on Windows, where ``"auto"`` means threads."""
+"""Whether this platform supports worker processes. Windows does not: there ``"auto"`` means threads."""
 
 AUTO = "auto"
 EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
 OUTPUTS = ("torch", "numpy")
-_LIGHT = 8  # times as many batches are made ahead if they are small and quickly made, and the user did not say
+# Small, quickly made batches are prefetched this many times deeper, unless the user chose a depth.
+_LIGHT = 8
 _NUMBERS: tuple[tuple[str, Any, bool], ...] = (
     ("num_workers", SupportsIndex, False),
     ("timeout", Real, False),
@@ -62,12 +63,13 @@ _DISPATCHES = (AUTO, "batch", "chunk")
 
 
 Ranges = tuple[tuple[int, int], ...]
-"""Steps ``a`` to ``b - 1`` each, in order, with gaps between them."""
+"""Steps ``a`` to ``b - 1`` each, sorted, with gaps between the ranges."""
 
 
 class AutoWorkers(int):
-    """``loader.num_workers`` until a number is chosen: as many as there are cores, for those who want a number. A
-    loader that is made from this one's attributes is tuned, too.
+    """The value of ``loader.num_workers`` while "auto" has not chosen yet. As a number it is the count of cores.
+
+    A loader created from this loader's attributes is auto-tuned too.
     """
 
     def __new__(cls, value: int | None = None) -> AutoWorkers:
@@ -78,13 +80,13 @@ class AutoWorkers(int):
 
 
 def as_workers(num_workers: Any, executor: str) -> Any:
-    """Return the argument, with a number for "auto".
+    """Return ``num_workers`` as a number, with "auto" as an `AutoWorkers`.
 
-    0, torch's default, is one thread for ``executor="thread"``: a thread costs next to nothing. Whoever wants
-    processes or Ray's workers says how many, since each has a copy of the data set.
+    For ``executor="thread"``, 0 (torch's default) becomes one thread, which costs almost nothing. Processes and Ray
+    workers need an explicit number, since each has a copy of the dataset.
 
     Raises:
-        ConfigError: another word.
+        ConfigError: a string other than "auto".
     """
     if isinstance(num_workers, str):
         if num_workers != AUTO:
@@ -94,10 +96,10 @@ def as_workers(num_workers: Any, executor: str) -> Any:
 
 
 def ranges_of(skip: Any) -> Ranges:
-    """Return the steps that an argument names: a pair (a, b), or several of them; ``b`` is the first one after.
+    """Return the ranges of steps in a ``skip`` argument: a pair (a, b) or several; ``b`` is exclusive.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: the argument is not such a range.
 
     >>> ranges_of([(20, 30), (5, 8), (8, 10)]), ranges_of((5, 8)), ranges_of(())
     (((5, 10), (20, 30)), ((5, 8),), ())
@@ -117,7 +119,7 @@ def ranges_of(skip: Any) -> Ranges:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges in order, those that touch as one."""
+    """Return the ranges sorted, with adjacent and overlapping ones joined."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if found and begin <= found[-1][1]:
@@ -129,15 +131,15 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """The arguments of a `DataLoader` but for data set and samplers; see there for each.
+    """The arguments of a `DataLoader`, without dataset and samplers. See there for their meaning.
 
     Args:
-        prefetch_factor: None where the user did not choose one, so that more small batches may be made ahead.
-        pure: whether samples depend on index and key alone, says the data set.
-        releases_gil: whether the data set spends its time outside of Python's lock, and several threads may ask it.
-        exact_depth: whether how far batches are made ahead can be seen, so that small ones are no exception.
+        prefetch_factor: None unless the user chose one; small batches may then be prefetched deeper.
+        pure: the dataset's declaration that a sample depends only on its index and key.
+        releases_gil: the dataset's declaration that it mostly runs without the GIL, so several threads may call it.
+        exact_depth: the prefetch depth is observable, so small batches must not be prefetched deeper.
 
-    `check` says whether the settings fit together. What follows from them is computed once.
+    `check` refuses combinations that do not fit together. Derived values are computed once.
     """
 
     batch_size: int | None = 1
@@ -173,7 +175,7 @@ class LoaderConfig:
 
     @property
     def tunes(self) -> bool:
-        """Whether executor and number of workers are still to be chosen."""
+        """Whether auto-tuning still has to choose executor and number of workers."""
         return isinstance(self.num_workers, AutoWorkers)
 
     @cached_property
@@ -187,7 +189,7 @@ class LoaderConfig:
 
     @cached_property
     def one_child(self) -> bool:
-        """Whether "auto" means one process with a thread for each worker.
+        """Whether "auto" means one worker process with ``num_workers`` threads.
 
         Threads in the trainer's own process would slow it down, and more processes would cost memory.
         """
@@ -195,12 +197,12 @@ class LoaderConfig:
 
     @cached_property
     def workers(self) -> int:
-        """Processes, threads of the thread executor, or actors; 0 inline."""
+        """Number of worker processes, threads of the thread executor, or Ray actors; 0 inline."""
         return 1 if self.one_child else self.num_workers
 
     @cached_property
     def threads(self) -> int:
-        """Threads in each process or actor."""
+        """Number of threads in each process or actor."""
         if self.kind == "ray":
             return _ray_threads(self)
         if self.kind != "process":
@@ -209,31 +211,31 @@ class LoaderConfig:
 
     @cached_property
     def depth(self) -> int:
-        """Batches in flight at most."""
+        """Maximum number of batches in flight."""
         return max(1, self.num_workers * (self.prefetch_factor or 2)) if self.num_workers else 0
 
     @cached_property
     def light(self) -> int:
-        """The same for small batches that are made quickly, where handing over costs more than making."""
+        """Maximum number of small, quickly made batches in flight, where the hand-over costs more than the work."""
         chosen = self.prefetch_factor is not None or self.exact_depth or self.kind == "thread"
         return self.depth if chosen else self.depth * _LIGHT
 
     @cached_property
     def to_device(self) -> bool:
-        """Whether batches are copied to another device than the CPU, where they are made."""
+        """Whether batches are copied to a device other than the CPU."""
         return self.device is not None and str(self.device).partition(":")[0] != "cpu"
 
     @cached_property
     def forks_workers(self) -> bool:
-        """Whether a pass is made by workers of its own, unless they are persistent."""
+        """Whether each epoch iterator starts its own workers, unless they are persistent."""
         return self.kind in ("process", "ray")
 
 
 def check(config: LoaderConfig) -> None:
-    """Refuse settings that make no sense.
+    """Refuse settings that are unknown or do not fit together.
 
     Raises:
-        ConfigError: an unknown name, or a combination of which one part would be ignored.
+        ConfigError: an unknown name, or a combination in which one setting would be ignored.
     """
     _check_executor(config)
     shuffle, generator = config.shuffle, config.generator
@@ -249,7 +251,7 @@ def check(config: LoaderConfig) -> None:
 
 
 def _check_output(config: LoaderConfig) -> None:
-    """Refuse an unknown form of batches, and copies for a device that only tensors can have."""
+    """Refuse an unknown ``output``, and pinned memory or a device for NumPy arrays."""
     if config.output not in OUTPUTS:
         raise ConfigError(f"unknown output {config.output!r}: use one of {', '.join(map(repr, OUTPUTS))}")
     if config.output == "numpy" and config.pin_memory:
@@ -262,20 +264,20 @@ def _check_output(config: LoaderConfig) -> None:
             torch.device(config.device)
         except RuntimeError as error:
             raise ConfigError(
-                f"device={config.device!r} is no device of torch's, such as 'cuda' or 'cuda:1'"
+                f"device={config.device!r} is not a torch device: use a name such as 'cuda' or 'cuda:1'"
             ) from error
     if config.output == "numpy" and config.device is not None:
         raise ConfigError(
-            f"device={config.device!r} copies tensors, and output='numpy' gives arrays on the CPU: leave device= out "
-            "and copy arrays by your library (jax.device_put), or use output='torch'"
+            f"device={config.device!r} copies tensors, and output='numpy' returns arrays on the CPU: omit device= "
+            "and copy the arrays with your library (jax.device_put), or use output='torch'"
         )
 
 
 def check_assigned(config: LoaderConfig) -> None:
-    """Refuse values that torch's constructor refuses, where they are assigned later.
+    """Refuse assigned attributes that torch's constructor would refuse.
 
     Raises:
-        ConfigError: something else than a number, or a negative one; a function that cannot be called.
+        ConfigError: not a number, a negative number, or not callable.
     """
     for name, kinds, optional in _NUMBERS:
         value = getattr(config, name)
@@ -319,13 +321,13 @@ def _check_executor(config: LoaderConfig) -> None:
 
 
 def _check_count(name: str, value: Any) -> None:
-    """Refuse what is no positive integer."""
+    """Refuse a value that is not a positive integer."""
     if not isinstance(value, SupportsIndex) or operator.index(value) < 1:
         raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
 
 
 def _check_processes(config: LoaderConfig) -> None:
-    """Refuse settings of worker processes where there are none."""
+    """Refuse settings of worker processes if the loader has no worker processes."""
     if config.num_workers > 0 and config.executor not in ("thread", "ray") and PROCESSES:
         return
     needs_processes = {
@@ -351,41 +353,43 @@ def _check_ray(config: LoaderConfig) -> None:
 
 
 def _ray_threads(config: LoaderConfig) -> int:
-    """Return the threads in each worker of the Ray executor."""
+    """Return the number of threads in each Ray worker."""
     from penstock.loader.executors.ray.options import RayOptions
 
     return (config.ray_options or RayOptions()).threads(config.threads_per_worker)
 
 
 def check_stream(dataset: Any, config: LoaderConfig, *, tolerant: bool) -> None:
-    """Refuse what an iterable data set that is not ours cannot do.
+    """Refuse settings that a user's iterable dataset cannot support.
 
     Raises:
-        ConfigError: it is asked to.
+        ConfigError: such a setting.
     """
     name = type(dataset).__name__
     if isinstance(dataset, IterDataPipe):
-        name = type(getattr(dataset, "_datapipe", dataset)).__name__  # torch's loader has wrapped it, to pickle it
+        # torch's loader has wrapped it to make it picklable.
+        name = type(getattr(dataset, "_datapipe", dataset)).__name__
         raise ConfigError(
-            f"{name} is one of torch's DataPipes, which are sharded and seeded in ways of their own that Penstock does "
-            "not follow: use torch.utils.data.DataLoader for it, or a plain IterableDataset"
+            f"{name} is a torch DataPipe, and Penstock does not support the sharding and seeding of DataPipes: "
+            "use torch.utils.data.DataLoader for it, or a plain IterableDataset"
         )
     if config.seed is not None:
         raise ConfigError(
-            f"seed= has no effect on {name}: an iterable data set draws and orders as it likes. Leave seed out, or "
-            "make it a map-style data set"
+            f"seed= has no effect on {name}: an iterable dataset fixes its own order and draws. Omit seed, or "
+            "make it a map-style dataset"
         )
     if tolerant:
         raise ConfigError(
-            f"on_error cannot pass over a sample of {name}: an iterable data set that has raised has lost its place. "
-            "Handle errors in its __iter__, or make it a map-style data set"
+            f"on_error cannot skip a sample of {name}: an iterable dataset cannot continue after an error. "
+            "Handle errors in its __iter__, or make it a map-style dataset"
         )
     if config.on_worker_death != "raise":
         raise ConfigError(
-            f"on_worker_death='restart' cannot make batches of {name} again: what an iterable data set yielded is gone"
+            f"on_worker_death='restart' cannot make batches of {name} again: an iterable dataset yields each sample "
+            "only once"
         )
     if config.executor == "thread" and config.num_workers > 1 and has_state(dataset):
-        raise ConfigError(f"{name} has a state, and threads share one data set: use executor='process', or one thread")
+        raise ConfigError(f"{name} has a state, and threads share one dataset: use executor='process', or one thread")
     threads = _ray_threads(config) if config.executor == "ray" else config.threads_per_worker
     if threads > 1:
         raise ConfigError(f"threads_per_worker makes no sense for {name}: each worker has one iterator of it")

@@ -1,4 +1,4 @@
-"""Which rows stand at positions of an epoch, and at which positions a row stands, by kind of data set.
+"""Which rows stand at positions of an epoch, and at which positions a row stands, by kind of dataset.
 
 Each class answers for one mini-epoch of the whole job, in positions of the epoch: ``rows(positions)`` and the inverse,
 ``find(row, source)``.
@@ -59,7 +59,7 @@ class DataPositions(Protocol):
 def positions_of_dataset(
     dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[WeightStage, ...]
 ) -> DataPositions:
-    """Return the positions of a data set with an order of its own.
+    """Return the positions of a dataset with an order of its own.
 
     Args:
         dataset: of any rank.

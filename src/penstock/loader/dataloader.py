@@ -1,15 +1,15 @@
-"""`DataLoader`: torch's, with executors that give the same batches, and a state that resumes at any of them.
+"""`DataLoader`: torch's data loader with deterministic executors and an exact state.
 
-    sampler -> passes -> requests (indices, keys) -> executor -> batches
-                 |                                              |
-                 `------------- state(batches delivered) -------'
+    sampler -> epoch plan -> requests (indices, keys) -> executor -> batches
+                 |                                                      |
+                 `------------ state(batches delivered) ----------------'
 
-Invariant: batches are planned before any worker is thought of, and the state is a function of the batches that the
-consumer has received, never of what was prefetched.
+Invariants: the plan fixes the batches before any worker is involved. The state depends only on the batches that the
+consumer has received, never on prefetched ones.
 
-Attributes that torch lets programs assign (``num_workers``, ``timeout``, ``worker_init_fn``, ...) are read at each
-``iter()``, into a `LoaderConfig`; an assigned ``seed`` is refused there. They stay in ``vars(loader)``, where Lightning
-looks for a loader's arguments.
+torch lets programs assign attributes (``num_workers``, ``timeout``, ``worker_init_fn``, ...). Each ``iter()`` reads
+them into a `LoaderConfig` and refuses an assigned ``seed``. They stay in ``vars(loader)``, where Lightning looks for a
+loader's arguments.
 """
 
 from __future__ import annotations
@@ -72,69 +72,69 @@ _ATTRIBUTES = (
     *("executor", "threads_per_worker", "dispatch", "seed", "on_error", "on_worker_death", "max_bytes_in_flight"),
     *("ray_options", "output", "device", "progress"),
 )
-"""Settings that are attributes of a loader, by the same names."""
+"""Settings that are attributes of a loader under the same names."""
 _values_of = attrgetter(*_ATTRIBUTES)
-_TORCHS_PREFETCH = 2  # what torch makes of None where there are workers
+# torch replaces None by 2 if there are workers.
+_TORCHS_PREFETCH = 2
 
 
 class DataLoader(TorchDataLoader[T_co]):
-    """A ``torch.utils.data.DataLoader`` whose batches do not depend on what makes them, and that resumes exactly.
+    """A ``torch.utils.data.DataLoader`` with the same batches in every executor, and with exact resume.
 
-    All arguments of torch's, with torch's meaning, defaults and errors, and:
+    Takes all arguments of torch's DataLoader, with torch's meaning, defaults and errors, and these:
 
     Args:
-        shuffle: besides True and False, ``"global"`` or ``"block"``: our orders, in O(1) memory (with seed 0 if none
-            is given).
-        num_workers: besides a number, ``"auto"``: executor and number are chosen in the first seconds of the run, by
-            trying a few of them on its own batches, which stay what they are. ``loader.num_workers`` is the number
-            then, and `report` says what was tried. It needs a seed or a ``pure`` data set.
-        executor: ``"inline"`` makes batches in the caller's thread; ``"thread"`` in ``num_workers`` threads that share
-            the data set, one if it is 0; ``"process"`` in ``num_workers`` processes, from which they come in reused
-            shared memory.
-            ``"ray"`` in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
-            ``"auto"`` is inline without workers; one process with ``num_workers`` threads for data sets that set
-            ``pure`` and ``releases_gil``; else processes.
-        threads_per_worker: threads in each worker process; they share its copy of the data set.
-        dispatch: how processes share the work. ``"auto"``: data sets that declare themselves ``pure`` are made in
-            chunks, all workers on the next batch first, where that is worth it; others by torch's rule, batch k whole
-            by worker k mod n. ``"batch"``: always that rule. ``"chunk"``: always chunks; the data set is taken to be
-            pure.
-        seed: one truth: order and every sample's `penstock.generator` are functions of (seed, epoch, position), in
-            every executor. Where a data set does not declare itself ``pure``, inline and process workers also seed
-            Python's, NumPy's and torch's global generators for each sample; the caller's are left as they were. By
-            default the seed of a Penstock sampler or data set; without one, torch's own rules.
-        split: who splits the data among the ranks of a job (``torch.distributed``, else RANK and WORLD_SIZE), where
-            neither ``sampler`` nor ``batch_sampler`` does. A `RankDataset` and its like hold a share already, and
-            nothing else splits them; ``shuffle=True`` accepts their own order. None: with ``shuffle=`` the loader
-            shares out any other data set of ours (a `Manifest`, `ImageDataset`, ...), like `DistributedSampler`; a
-            loader in order lets every rank read all of it, and warns; over a data set of yours torch's meaning holds:
-            every rank reads all. True: the loader shares out any map-style data set; in order no sample comes twice,
-            and ranks may differ by one sample unless ``drop_last``. False: every rank reads all. `splits` says who
-            does.
-        skip: steps to pass over, such as those at which the loss went wrong: ``(a, b)`` for the steps ``a`` to
-            ``b - 1``, or several such pairs. A step is a batch of all ranks together, counted from the beginning of
-            epoch 0, as in a `Ledger`; those that are passed over count, too. Nothing of them is read. A job that goes
-            on from a state may pass over other steps.
-        on_error: ``"raise"``, ``"skip"``, ``"replace"``, a callable, or an `OnError` with limits and a report: what
-            becomes of a sample that cannot be loaded.
-        on_worker_death: ``"raise"``, or ``"restart"``: a new worker makes again what a dead one had not finished.
-        max_bytes_in_flight: bytes of batches that are finished or being made, beside those that the consumer holds; at
-            least one batch. None: as ``prefetch_factor`` says.
-        ray_options: where the workers of ``executor="ray"`` run, a `RayOptions`.
-        output: ``"torch"``, or ``"numpy"``: batches of NumPy arrays instead of tensors, over the same memory, without a
-            copy. Tensors of a ``collate_fn`` become arrays, too.
-        device: where batches go, such as ``"cuda"``: each is copied from pinned memory on a stream of its own while the
-            training works on the batch before. On ``"cpu"`` they stay as they are. Or a `DeviceCopier`.
+        shuffle: True or False as in torch; ``"global"`` or ``"block"`` for Penstock's orders, which need O(1) memory
+            (seed 0 unless ``seed`` is set).
+        num_workers: a number, or ``"auto"``: the loader tries a few executors and numbers of workers on the first
+            batches of the run and keeps the best. The batches stay the same. Afterwards ``loader.num_workers`` is the
+            number chosen, and `report` lists the settings tried. Needs a seed or a ``pure`` dataset.
+        executor: where batches are made. ``"inline"``: in the caller's thread. ``"thread"``: in ``num_workers`` threads
+            (at least one) that share the dataset. ``"process"``: in ``num_workers`` processes, which return batches in
+            reused shared memory. ``"ray"``: in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
+            ``"auto"``: inline without workers; one process with ``num_workers`` threads for datasets that set ``pure``
+            and ``releases_gil``; otherwise processes.
+        threads_per_worker: threads in each worker process. They share the process's copy of the dataset.
+        dispatch: how worker processes share the work. ``"batch"``: torch's rule, worker k mod n makes the whole batch
+            k. ``"chunk"``: workers make chunks of a batch, all of them on the next batch first; the dataset must be
+            pure. ``"auto"``: chunks for datasets that declare themselves ``pure``, where they are faster; otherwise
+            torch's rule.
+        seed: fixes the order and each sample's `penstock.generator`: both are functions of (seed, epoch, position), in
+            every executor. If the dataset does not declare itself ``pure``, inline and process workers also seed the
+            global generators of Python, NumPy and torch for each sample, and restore the caller's. Defaults to the
+            seed of a Penstock sampler or dataset; without one, torch's rules hold.
+        split: whether the loader splits the dataset among the ranks (of ``torch.distributed``, else RANK and
+            WORLD_SIZE) if neither ``sampler`` nor ``batch_sampler`` does. A `RankDataset` or another dataset that is
+            already one rank's share is never split again; ``shuffle=True`` keeps its own order.
+            None: with ``shuffle=`` the loader splits every other Penstock dataset (`Manifest`, `ImageDataset`, ...)
+            like `DistributedSampler`. Without shuffle each rank reads all of it, and the loader warns. For your own
+            datasets torch's meaning holds: each rank reads all.
+            True: the loader splits any map-style dataset. Without shuffle no sample is repeated, and ranks may differ
+            by one sample unless ``drop_last``.
+            False: each rank reads all. See `splits`.
+        skip: steps to leave out, such as those with a loss spike: ``(a, b)`` for the steps ``a`` to ``b - 1``, or
+            several such pairs. A step is one batch of all ranks together, counted from the start of epoch 0 as in a
+            `Ledger`; skipped steps count too. Their samples are not read. A resumed job may skip other steps.
+        on_error: what to do with a sample that cannot be loaded: ``"raise"``, ``"skip"``, ``"replace"``, a callable, or
+            an `OnError` with limits and a report.
+        on_worker_death: ``"raise"``, or ``"restart"``: a new worker repeats the unfinished work of the dead one.
+        max_bytes_in_flight: limit on the bytes of batches that are being made or are finished, without those that the
+            consumer holds. At least one batch is always allowed. None: only ``prefetch_factor`` limits them.
+        ray_options: a `RayOptions` for ``executor="ray"``: the cluster and the resources of its workers.
+        output: ``"torch"``, or ``"numpy"`` for NumPy arrays over the same memory, without a copy. Tensors that
+            ``collate_fn`` returns become arrays too.
+        device: the device of the batches, such as ``"cuda"``. Each batch is copied from pinned memory on a separate
+            stream while the training uses the one before. ``"cpu"`` copies nothing. Or a `DeviceCopier`.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: whatever torch refuses, in its words, and options that make no sense for an executor.
-        ConfigError: ``skip=`` with an order that no `Ledger` knows, here or at ``iter()``.
-        PartitionError: both the data set and the sampler deal samples to ranks; (at ``iter()``) the process group was
-            made after a loader that would have shared out its data.
+        ValueError: an argument that torch refuses, with torch's message, or an option that the executor does not have.
+        ConfigError: ``skip=`` with an order that `Ledger` cannot compute (here or at ``iter()``).
+        PartitionError: both the dataset and the sampler split the samples among ranks; or, at ``iter()``, the process
+            group was created after a loader that would have split its dataset.
 
-    With a seed, ``epoch`` moves on by itself at each new ``iter()`` unless `set_epoch` was called; it is readable, so a
-    resumed loop starts there::
+    With a seed, each new ``iter()`` advances ``epoch`` unless `set_epoch` was called. A resumed loop starts at
+    ``loader.epoch``::
 
         loader.load_state_dict(state)                     # before or after iter(), in any process
         for epoch in range(loader.epoch, 90):
@@ -142,13 +142,13 @@ class DataLoader(TorchDataLoader[T_co]):
             for images, labels in loader:
                 state = loader.state_dict()               # a few hundred bytes, at any batch
 
-    Attributes named like the arguments below ``sampler`` may be assigned and count from the next ``iter()``, but for
-    those that torch does not let change, and ``seed``: samplers and states have it since the loader was made, so the
-    next ``iter()`` raises a ConfigError.
+    The arguments after ``sampler`` are also attributes. An assigned value takes effect at the next ``iter()``, except
+    those that torch does not let change. Assigning ``seed`` makes the next ``iter()`` raise ConfigError, because
+    samplers and states already use the first one.
 
-    Batches that come from processes are writable views of shared memory that is used again when the last tensor over
-    it is gone. Whoever keeps more than three of them alive gets copies, and a warning. A fork of the program should not
-    read batches of its parent's loader.
+    Batches from processes are writable views of shared memory, which is reused once no tensor refers to it. If you hold
+    more than three batches, the loader copies them and warns. A fork of the program must not read batches of its
+    parent's loader.
     """
 
     _is_accelerate_prepared = AskedByAccelerate()
@@ -236,7 +236,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._set_up()
 
     def _begin_as_torch(self, dataset: Any, sampler: Any, batch_sampler: Any) -> None:
-        """Call torch's constructor, with our sampler where the user gives none."""
+        """Call torch's constructor, with a Penstock sampler if the user passed none."""
         config, shuffle = self._config, self._config.shuffle
         orders = config.seed, config.generator, config.drop_last, config.split
         found = choose_sampler(dataset, Asked(shuffle, sampler, batch_sampler, *orders))
@@ -264,10 +264,11 @@ class DataLoader(TorchDataLoader[T_co]):
                 in_order=config.in_order,
             )
         if batch_sampler is not None and says_rank(batch_sampler):
-            vars(self)["sampler"] = SequentialSamplerOfShare(dataset)  # nobody reads it, but Lightning asks for it
+            # Nothing reads it here, but Lightning asks for it.
+            vars(self)["sampler"] = SequentialSamplerOfShare(dataset)
 
     def _set_up(self) -> None:
-        """Make what stands behind the arguments."""
+        """Create the pipeline and the engine that the arguments describe."""
         policy = OnError.of(self.on_error)
         plan = plan_of_batches(self, self.config, tolerant=policy.tolerant)
         self._config = config = replace(self.config, exact_depth=plan is not None and plan.draws_late)
@@ -279,7 +280,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
         self._engine = self._make_engine()
         if self._engine.config.kind == "process":
-            self._engine.plan(self._fetcher())  # what cannot be done is said now
+            # Unsupported settings are reported now, not at the first iter().
+            self._engine.plan(self._fetcher())
         self._base_seed: int | None = None
         self._passes: list[weakref.ref[DataLoaderIter]] = []
 
@@ -287,21 +289,23 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def config(self) -> LoaderConfig:
-        """The settings, as the attributes of the same names are now."""
+        """The current settings, including assigned attributes."""
         values = dict(zip(_ATTRIBUTES, _values_of(self), strict=True))
         if self._config.prefetch_factor is None and values["prefetch_factor"] == _TORCHS_PREFETCH:
-            values["prefetch_factor"] = None  # nobody has chosen it
+            # torch's default, not the user's choice.
+            values["prefetch_factor"] = None
         return replace(self._config, **values)
 
     @property
     def running_config(self) -> LoaderConfig:
-        """`config`; where ``num_workers="auto"`` is still to choose, with the executor and number that it tries now."""
+        """`config`, but with the setting that ``num_workers="auto"`` is trying now."""
         return self._tried(self.config)
 
     def _follow_settings(self) -> None:
-        """Take on what was assigned to attributes since the last pass."""
+        """Apply attributes that were assigned since the last ``iter()``."""
         same = self._values == _values_of(self) and type(self.num_workers) is type(self._config.num_workers)
-        if same:  # a number may be assigned in place of "auto", which is equal to one
+        # "auto" compares equal to its number, so the types are compared too.
+        if same:
             return
         before, self.num_workers = self._config, as_workers(self.num_workers, self.executor)
         config = self.config
@@ -326,31 +330,33 @@ class DataLoader(TorchDataLoader[T_co]):
             self._renew_states(engine.config)
         was.close()
         self._engine = engine
-        self._values = _values_of(self)  # last: what is refused is refused again at the next iter()
+        # Last, so that a refused value is refused again at the next iter().
+        self._values = _values_of(self)
 
     def _make_engine(self) -> Engine:
-        """Return what makes batches by the config; if "auto" is to choose one, by the first that is tried."""
+        """Return an engine for the config; for "auto", one with the first setting to try."""
         config = self._config
         if config.tunes:
-            from penstock.loader.autotune import autotuner_of  # only where settings are tried
+            # Imported only for num_workers="auto".
+            from penstock.loader.autotune import autotuner_of
 
             self._tuner = autotuner_of(self.pipeline, config)
             config = self._tried(config)
         return Engine(config)
 
     def _tried(self, config: LoaderConfig) -> LoaderConfig:
-        """Return a config with the setting that "auto" tries now, if it does."""
+        """Return the config with the setting that auto-tuning is trying, if it is still trying."""
         return config if self._tuner is None or self._tuner.decided else self._tuner.current.of(config)
 
     def _renew_states(self, config: LoaderConfig) -> None:
-        """Keep the states of users' objects for the workers of a config, and go on from a state that was loaded."""
+        """Create worker states for a new config and carry a loaded state over."""
         pipeline = self.pipeline
         states = pipeline.worker_states(config, stream=pipeline.stream)
         states.follow(pipeline.position.states)
         pipeline.position.states = states
 
     def _follow_tuner(self) -> None:
-        """Make batches by the setting that is to be tried now, or that was chosen."""
+        """Switch to the setting that auto-tuning wants to try next, or has chosen."""
         tuner = self._tuner
         if tuner is None or tuner.settled:
             return
@@ -364,26 +370,27 @@ class DataLoader(TorchDataLoader[T_co]):
             tuner.settled = True
 
     def _settle(self, chosen: LoaderConfig) -> None:
-        """Let the attributes say what "auto" has chosen."""
+        """Write the setting that "auto" chose to the loader's attributes."""
         self.num_workers: int = chosen.num_workers
         plain = replace(self._config, num_workers=chosen.num_workers)
         if _what_runs(plain) != _what_runs(chosen) or plain.light != chosen.light:
             self.executor = chosen.executor
         if not chosen.num_workers and self._config.prefetch_factor is None:
-            self.prefetch_factor = None  # which torch does not take without workers
+            # torch refuses a prefetch_factor without workers.
+            self.prefetch_factor = None
         self._config, self._values = self.config, _values_of(self)
 
     def _fetcher(self) -> Fetcher:
         return self.pipeline.fetcher(self._engine.config, self._policy)
 
     def check_worker_number_rationality(self) -> None:
-        """Give torch's warning when there are more worker processes than cores; threads are none."""
+        """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
         config = self._config
         if config.executor not in ("thread", "ray") and not config.one_child and self._tuner is None:
             super().check_worker_number_rationality()
 
     def _take_place_of(self, other: DataLoader[Any]) -> None:
-        """Read the order and the share of a loader of which Lightning has made this one."""
+        """Take over order and share of the loader from which Lightning made this one."""
         sampler, skip = sampler_in_place_of(self, other), other._config.skip
         if sampler is None and not skip:
             return
@@ -400,14 +407,15 @@ class DataLoader(TorchDataLoader[T_co]):
     def __copy__(self) -> Self:
         other: Self = object.__new__(type(self))
         other.__dict__.update(self.__getstate__())
-        other._set_up()  # what runs and what it counts are its own
+        # The copy has its own engine and statistics.
+        other._set_up()
         other.pipeline.position.follow(self.pipeline.position)
         other.pipeline.position.states.follow(self.pipeline.position.states)
         other.pipeline.dealt = self.pipeline.dealt
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        # What runs stays here: threads, workers and a pass that is under way belong to this process.
+        # Threads, workers and a running iterator belong to this process.
         return {**self.__dict__, "_engine": None, "_iterator": None, "_passes": [], "_tuner": None, "_base_seed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -421,11 +429,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, or will run next."""
+        """The current epoch, or the next one if no iterator runs."""
         return self.pipeline.position.epoch
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, wherever the consumer is in it."""
+        """Return the number of batches in a whole epoch, wherever the consumer is in it."""
         stream = isinstance(self.dataset, IterableDataset) and not self._config.skip
         if self.pipeline.position.plan is None or stream:
             return super().__len__()
@@ -433,25 +441,26 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def splits(self) -> Splitter:
-        """Who splits the data among the ranks; "nobody": every rank reads all."""
+        """What splits the dataset among the ranks; "nobody" if every rank reads all of it."""
         return splitter_of(self, chosen=self._chose_sampler, dealt=self.pipeline.dealt)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next ``iter()``. The epoch of a state just loaded keeps its position."""
+        """Set the epoch of the next ``iter()``. If it is the epoch of a state just loaded, the position is kept."""
         self.pipeline.position.set_epoch(epoch)
 
     def skip(self, batches: int) -> None:
-        """Pass over batches, such as those at which the loss went wrong: the next ``iter()`` begins behind them.
+        """Leave out the next batches, such as those with a loss spike.
 
         Args:
-            batches: of this rank, counted from where the consumer is, or where a loaded state stands. All ranks skip
-                as many.
+            batches: number of batches of this rank, from the current position or from that of a loaded state. All
+                ranks must skip equally many.
 
-        Nothing of them is read or made. Everything behind them is what it would have been. An iterator that runs is
-        detached, as by `load_state_dict`.
+        The samples of skipped batches are not read, and later batches do not change. A running iterator is detached, as
+        by
+        `load_state_dict`.
 
         Raises:
-            ConfigError: more than the epoch has left, or the batches of a stream.
+            ConfigError: the epoch has fewer batches left, or the dataset is a stream.
 
         >>> loader = DataLoader(range(10), batch_size=2)
         >>> loader.skip(3)
@@ -461,30 +470,34 @@ class DataLoader(TorchDataLoader[T_co]):
         self.pipeline.position.pass_over(operator.index(batches))
 
     def state_dict(self) -> State:
-        """Where the consumer is: JSON-serialisable, a few hundred bytes with Penstock's samplers and data sets, in a
-        few microseconds and without asking any worker. Objects of yours with a ``state_dict`` (data set, iterator,
-        sampler, collate function) are in it, and make it as large as theirs are.
+        """Return the consumer's position as JSON-serialisable data.
 
-        With ``in_order=False`` it is that of this rank alone while batches have overtaken others.
+        With Penstock's samplers and datasets this takes a few microseconds and a few hundred bytes, and asks no worker.
+        It includes the states of your own objects with a ``state_dict`` (dataset, iterator, sampler, collate function),
+        whatever their size.
+
+        With ``in_order=False`` the state is valid for this rank only, while batches have overtaken others.
         """
         if not self.pipeline.position.running and not self.pipeline.position.seeded:
-            # As the next iter() would, so that asking changes nothing.
+            # The next iter() would draw the same seed, so asking for a state changes nothing.
             self.pipeline.position.base_seed(self._draw_base_seed)
         return self.pipeline.position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
-        """Go on from a state at the next ``iter()``; an iterator that runs is detached.
+        """Resume from a state at the next ``iter()``. A running iterator is detached.
 
         Args:
-            state: from `state_dict`, of any rank: all save at the same step.
-            allow_growth: accept a manifest to which rows were appended since, see `RankDataset.load_state_dict`; for
-                loaders over such a data set.
+            state: from `state_dict` of any rank. All ranks must save at the same step.
+            allow_growth: accept a manifest to which rows were appended since, see `RankDataset.load_state_dict`. Only
+                for loaders over such a dataset.
 
         Raises:
-            StateError: the state belongs to other data, another order or another seed; it says what differs. Without a
-                seed, that is so in the middle of an epoch that began on one rank, now on several, and back. It is an
-                AssertionError, too, if the data set has a state for each worker, and their number was another.
-            ConfigError: allow_growth where the order is not the data set's own.
+            StateError: the state belongs to other data, another order or another seed; the message names the
+                difference.
+                Also, without a seed, in the middle of an epoch that began on one rank, moved to several and moved
+                back. It is an AssertionError too if the dataset has a state for each worker and the number of
+                workers has changed.
+            ConfigError: ``allow_growth=True``, but the order is not the dataset's own.
         """
         unseeded = self._chose_sampler and self.seed is None and self._config.shuffle is True
         epoch = epoch_of_other_world(self.sampler, state) if unseeded and own_order(self.dataset) is None else None
@@ -501,7 +514,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return self._begin()
 
     def _begin(self) -> DataLoaderIter:
-        """Begin a pass."""
+        """Start an epoch iterator."""
         self._follow_settings()
         before = self._engine
         self._follow_tuner()
@@ -511,12 +524,11 @@ class DataLoader(TorchDataLoader[T_co]):
         config, states = engine.config, position.states
         if config.split is None and not self.pipeline.dealt:
             check_pass(self, position.plan, chosen=self._chose_sampler)
+        # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:
-            raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")  # as torch
+            raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")
         if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
-            raise AssertionError(
-                f"prefetch_factor={config.prefetch_factor} begins no batch: give 1 or more"
-            )  # as torch
+            raise AssertionError(f"prefetch_factor={config.prefetch_factor} begins no batch: give 1 or more")
         copier = _copier_of(config)
         kept = engine.keeps_workers and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
@@ -559,10 +571,11 @@ class DataLoader(TorchDataLoader[T_co]):
     def _deliver(
         self, batches: ResultIterator, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
     ) -> DataLoaderIter:
-        """Return the iterator that the consumer of a pass holds."""
+        """Return the iterator that the consumer of an epoch holds."""
         position, statistics = self.pipeline.position, self._statistics
         if copier is not None:
-            from penstock.loader.device import DevicePrefetcher  # only for device=
+            # Imported only for device=.
+            from penstock.loader.device import DevicePrefetcher
 
             batches = DevicePrefetcher(batches, copier, statistics)
         iterator = DataLoaderIter(
@@ -585,8 +598,9 @@ class DataLoader(TorchDataLoader[T_co]):
         return iterator
 
     def _tuned(self, run: Run, tuner: Autotuner, batches: BatchEpochPlan | None) -> ResultIterator:
-        """The batches of a pass that tries settings."""
-        from penstock.loader.tuned import Segment, TunedBatches  # only where settings are tried
+        """Return the batches of an epoch during which settings are tried."""
+        # Imported only for num_workers="auto".
+        from penstock.loader.tuned import Segment, TunedBatches
 
         length = _length(batches)
         tuner.length = None if length is None else length + (0 if batches is None else batches.first_batch)
@@ -602,7 +616,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return TunedBatches(run, Segment(tuner.current, self._engine, run.fetcher), tuner, follow, length)
 
     def _draw_base_seed(self) -> int:
-        """torch draws one for each iterator, before its sampler draws anything; for persistent workers, only once."""
+        """Draw torch's base seed: one per iterator, before the sampler draws; only one for persistent workers."""
         kept = self._engine.keeps_workers or (self._tuner is not None and self.persistent_workers)
         if self._base_seed is not None and kept:
             return base_seed_after(self._base_seed)
@@ -617,8 +631,10 @@ class DataLoader(TorchDataLoader[T_co]):
     # Statistics and the end.
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far, as plain numbers: samples/s, bytes/s, how long the consumer waited, seconds of work by
-        stage, how full the queue was, errors, restarts. See the guide for each entry.
+        """Return statistics as plain numbers.
+
+        They include samples/s, bytes/s, the time the consumer waited, seconds of work by stage, the fill of the queue,
+        errors and restarts. `docs/loader.md` describes each entry.
         """
         self._statistics.restarts = self._engine.restarts
         stats = self._statistics.stats(None if self._log is None else self._log.counts())
@@ -628,36 +644,42 @@ class DataLoader(TorchDataLoader[T_co]):
         return stats if self._engine.ray is None else {**stats, **self._engine.ray.stats()}
 
     def report(self, file: IO[str] | None = None) -> None:
-        """Print `stats` as a table, and one sentence: what limits this run, and what to change.
+        """Print `stats` as a table, with one sentence: what limits this run, and what to change.
 
         Args:
-            file: where to; standard output by default.
+            file: output file; standard output by default.
         """
-        from penstock.loader.report import print_report  # it needs rich, which workers do not
+        # Imported here because it needs rich, which workers do not.
+        from penstock.loader.report import print_report
 
         print_report(self.stats(), file)
 
     def summary(self) -> str:
-        """Return the report in one short line, for progress bars: samples/s, the share of the time spent waiting, and
-        what limits the run, once 20 batches and a second have shown that. It counts from the first batch, or from
-        `reset_stats`, and costs a fifth of a millisecond.
+        """Return the report as one short line for progress bars.
+
+        It shows samples/s, the share of time spent waiting and, after 20 batches and one second, what limits the run.
+        It
+        counts from the first batch or from `reset_stats`, and costs about 0.2 ms.
 
         >>> DataLoader(range(10), batch_size=2).summary()
         '0.00 samples/s · waiting 0%'
         """
-        from penstock.loader.report import summarize  # it needs rich, which workers do not
+        # Imported here because it needs rich, which workers do not.
+        from penstock.loader.report import summarize
 
         return summarize(self.stats())
 
     def reset_stats(self) -> None:
-        """Count from zero."""
+        """Reset all statistics to zero."""
         self._statistics.reset()
         self._engine.restarts = 0
 
     def close(self) -> None:
-        """End all iterators of this loader, and all threads and workers. A loop that is not over, in whatever thread
-        and with whatever executor, gets a `WorkerError` in place of its next batch; one that is over stays so.
-        Idempotent, and done in a few seconds at most, whatever workers are at. The next ``iter()`` begins anew.
+        """End all iterators, threads and workers of this loader.
+
+        A running loop gets a `WorkerError` instead of its next batch, in any thread and with any executor. A finished
+        iterator stays finished. Takes a few seconds at most, even if workers hang. Idempotent. The next ``iter()``
+        starts anew.
         """
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
         passes, self._passes = self._passes, []
@@ -676,12 +698,12 @@ class DataLoader(TorchDataLoader[T_co]):
         self.close()
 
 
-# In the body of the class Python would mangle the name.
+# Inside the class body Python would mangle the name.
 setattr(DataLoader, RECORD, Assignments(DataLoader._take_place_of))
 
 
 class _Kept:
-    """``loader._iterator`` with persistent workers: private in torch, but programs end workers through it."""
+    """``loader._iterator`` with persistent workers. It is private in torch, but programs end workers through it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -696,7 +718,7 @@ class _Kept:
 
 
 def _what_runs(config: LoaderConfig) -> dict[str, Any]:
-    """Return what `Statistics.runs` is told."""
+    """Return the arguments of `Statistics.runs` for a config."""
     return {
         "executor": config.kind,
         "workers": config.num_workers,
@@ -708,22 +730,24 @@ def _what_runs(config: LoaderConfig) -> dict[str, Any]:
 
 
 def _copier_of(config: LoaderConfig) -> DeviceCopier | None:
-    """Return what copies batches to the device that was asked for; None where they stay.
+    """Return the copier for the requested device; None if batches stay on the CPU.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
     """
     if not config.to_device:
         return None
-    from penstock.loader.device import copier_of  # only for device=
+    # Imported only for device=.
+    from penstock.loader.device import copier_of
 
     assert config.device is not None
     return copier_of(config.device)
 
 
 def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:
-    """Over the whole epoch, from where the pass begins in it."""
-    from penstock.loader.bar import Bar  # only for progress=True
+    """Return a progress bar over the whole epoch that starts at the iterator's first batch."""
+    # Imported only for progress=True.
+    from penstock.loader.bar import Bar
 
     left = _length(progress.run)
     if position.plan is None or left is None:
@@ -733,7 +757,7 @@ def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:
 
 
 def _length(run: Any) -> int | None:
-    """Batches of a pass; None where nobody knows."""
+    """Return the number of batches of an epoch plan; None if it is unknown."""
     try:
         return None if run is None else len(run)
     except TypeError:

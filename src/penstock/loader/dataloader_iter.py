@@ -1,4 +1,4 @@
-"""What the consumer holds: an iterator that counts what it hands out, and knows where every worker was then."""
+"""`DataLoaderIter`: the iterator that a consumer holds. It records the batches delivered and each worker's state."""
 
 from __future__ import annotations
 
@@ -30,60 +30,62 @@ if TYPE_CHECKING:
 __all__ = ["SHUTDOWN_TIMEOUT_S", "WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "finisher"]
 
 SHUTDOWN_TIMEOUT_S = 5.0
-"""Seconds that all workers together are given to end by themselves."""
+"""Seconds that all workers together have to end by themselves."""
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
-"""Of torch's iterator over worker processes: private, but programs read them."""
+"""Attributes of torch's multi-process iterator: private, but programs read them."""
 
 
 class ResultIterator(Protocol):
-    """The batches of a pass: a `Window`, or several of them one after the other."""
+    """The batches of an epoch: a `Window`, or several of them one after the other."""
 
     @property
     def depth(self) -> int:
-        """Batches that may be in flight at the moment."""
+        """Number of batches that may be in flight at the moment."""
 
     @property
     def processes(self) -> list[Any] | None:
-        """The worker processes; None if there are none on this machine."""
+        """The worker processes; None if this machine runs none."""
 
     @property
     def first_states(self) -> dict[int, Snapshot]:
-        """Snapshots of users' objects right after their beginning, see `Window`."""
+        """Snapshots of users' objects right after their initialization, by worker; see `Window`."""
 
     @property
     def ready_when_asked(self) -> int:
-        """Batches that were made and not handed out when the consumer asked last."""
+        """Number of finished batches at the consumer's last request."""
 
     def next(self) -> BatchResult:
-        """Return the next batch, or as `BatchResult.error` what was raised in its place."""
+        """Return the next batch, or the exception raised in its place as `BatchResult.error`."""
 
     def poll(self) -> bool:
-        """Return whether `next` would not wait, as the next batch is there."""
+        """Return whether `next` would return at once."""
 
     def close(self) -> None:
-        """Want nothing more, as the consumer says."""
+        """Stop: the consumer wants no more batches."""
 
     def end(self, patience: float) -> None:
-        """End whatever makes batches in so many seconds, workers that would stay for another pass included: the loader
-        is closed. Called in any thread. A consumer that waits for a batch, or asks for another one, gets a
-        `WorkerError`: StopIteration would say that it had the whole epoch.
+        """End everything that makes batches within ``patience`` seconds, including persistent workers.
+
+        Called from any thread when the loader is closed. A consumer that waits for a batch, or requests another, gets a
+        `WorkerError`, since StopIteration would mean that the epoch is complete.
         """
 
 
 class Progress:
-    """How far the consumer of one pass has got. The loader keeps this, not the iterator, so that an iterator that the
-    caller drops can go at once.
+    """How many batches the consumer of one epoch iterator has received.
+
+    The loader keeps this object instead of the iterator, so an iterator that the caller drops is freed at once.
 
     Args:
-        run: the pass; None for streams that only the data set can order.
-        base_seed: of the iterator.
-        ahead: numbers of batches that were had before, behind ones that were not (``in_order=False``).
+        run: the epoch plan; None for streams that only the dataset can order.
+        base_seed: base seed of the iterator.
+        ahead: numbers of batches already delivered ahead of missing ones (``in_order=False``).
 
     Attributes:
-        count: batches had without a gap, failed ones included.
-        ahead: numbers of those had behind the first gap.
-        had_before: numbers of those that this pass is not asked for.
+        count: number of batches delivered without a gap, including failed ones.
+        ahead: numbers of the batches delivered after the first gap.
+        had_before: numbers of the batches that were delivered before this iterator, which it does not request.
     """
 
     def __init__(self, run: BatchEpochPlan | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
@@ -91,19 +93,20 @@ class Progress:
         self.base_seed = base_seed
         self.count = 0
         self.ahead = set(ahead)
-        self.had = 0  # in this iterator, in whatever order
+        # Batches delivered by this iterator, in any order.
+        self.had = 0
         self.held_by: weakref.ref[Any] | None = None
-        """The iterator of the pass, which the loader itself does not keep."""
+        """The iterator. The loader itself does not keep it alive."""
         self.had_before = ahead
         self._skipped = sorted(ahead)
         self._close_gap()
 
     def is_held(self) -> bool:
-        """Return whether the iterator is still there, so that its consumer may go on."""
+        """Return whether the iterator still exists, so that its consumer may continue."""
         return self.held_by is not None and self.held_by() is not None
 
     def delivered(self, number: int) -> None:
-        """The batch with this number among those that were asked for has been had."""
+        """Record the delivery of a batch, by its number among the requested ones."""
         self.had += 1
         if number == self.count and not self._skipped and not self.ahead:
             self.count += 1
@@ -114,7 +117,7 @@ class Progress:
             self._close_gap()
 
     def tell(self) -> None:
-        """Tell the pass how many batches were had."""
+        """Report the number of delivered batches to the epoch plan."""
         if self.run is not None:
             self.run.delivered(self.count)
 
@@ -125,21 +128,21 @@ class Progress:
 
 
 class DataLoaderIter:
-    """The iterator of a loader.
+    """The iterator of a `DataLoader`.
 
     Args:
-        batches: what an executor makes.
-        progress: told of every batch, and of every one that failed, since the next call goes on behind it.
-        states: of users' objects, told the same.
-        statistics: told how long the consumer waited.
-        log: of samples that ``on_error`` dealt with.
-        finished: called once, at the end of the pass.
-        rank: whose batches they are, for the log.
-        finish: makes of a batch the form that the consumer asked for; None if it has it already.
-        lying: length that an iterable data set claims, beyond which torch warns; None if it was not asked.
-        workers: how many make the batches, for that warning.
+        batches: the results of an executor.
+        progress: records every delivered or failed batch; the next call continues after it.
+        states: records the states of users' objects.
+        statistics: records how long the consumer waited.
+        log: records the samples that ``on_error`` handled.
+        finished: called once, at the end of the epoch.
+        rank: rank of the batches, for the log.
+        finish: converts a batch to the requested form; None if no conversion is needed.
+        lying: length reported by an iterable dataset, beyond which torch warns; None if it was not asked.
+        workers: number of workers, for that warning.
         bar: a progress bar.
-        length: tells the loader's.
+        length: returns the loader's length.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class DataLoaderIter:
         self._batches = batches
         self.progress = progress
         self.renewed: Callable[[], DataLoaderIter | None] | None = None
-        """Another iterator in the place of this one, if its epoch is not the one any more that was chosen."""
+        """Returns a replacement for this iterator if another epoch has been set in the meantime."""
         self._states = states
         self._statistics = statistics
         self._log = log
@@ -172,7 +175,8 @@ class DataLoaderIter:
         self._num_workers = workers
         self._bar = bar
         self._length = length
-        self._in_hand = False  # a batch is out of the window and not handed over yet
+        # Whether a batch has left the window without being delivered.
+        self._in_hand = False
         self._turn = threading.Lock()
         self._closed = False
         states.begun(batches.first_states)
@@ -186,19 +190,21 @@ class DataLoaderIter:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, as torch's iterators say it."""
+        """Return the number of batches in a whole epoch, as torch's iterators do."""
         return self._length()
 
     def __next__(self) -> Any:
-        with self._turn:  # threads that share an iterator take turns
+        # Threads that share an iterator take turns.
+        with self._turn:
             return self._next()
 
     def end(self, patience: float) -> None:
-        """The loader is closed: its workers end, and whoever asks for another batch is told so. A pass that is over
-        stays over.
+        """End the workers because the loader is closed. Later requests raise `WorkerError`.
+
+        An iterator that has reached its end stays finished.
 
         Args:
-            patience: seconds that workers are given to end by themselves.
+            patience: seconds that workers have to end by themselves.
         """
         self._closed = True
         self._batches.end(patience)
@@ -210,7 +216,7 @@ class DataLoaderIter:
             raise WorkerError(INTERRUPTED)
         if self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
-        # Before the next batch is taken: what is counted afterwards, and what is not, could not be told apart.
+        # Before the next batch is taken, since afterwards its count would be ambiguous.
         self.progress.tell()
         start = perf_counter()
         try:
@@ -223,12 +229,12 @@ class DataLoaderIter:
                 _wait_for_exit()
             self._nothing_came(error, perf_counter() - start)
             raise
-        # An exception of a signal handler may strike from here on. Then the batch was not had, and no other may follow.
+        # From here on a signal handler may raise. The batch then counts as undelivered, and no other may follow it.
         self._in_hand = True
         if self._finish is not None and result.error is None:
             result = _finished(result, self._finish)
         if result.error is not None:
-            # Where Ctrl-C has struck, the batch was not had: a state says that it is missing.
+            # After Ctrl-C the batch counts as undelivered, and a state says so.
             failure, result = result.error, result._replace(error=None)
             if isinstance(failure, Exception):
                 self._failed(result, failure, perf_counter() - start)
@@ -236,7 +242,8 @@ class DataLoaderIter:
             try:
                 raise failure
             finally:
-                del failure  # its traceback holds this frame
+                # The traceback of the exception refers to this frame.
+                del failure
         batches, wait = self._batches, perf_counter() - start
         self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_when_asked, batches.depth)
         if batches.first_states:
@@ -248,7 +255,7 @@ class DataLoaderIter:
         return result.batch
 
     def _tell(self, result: BatchResult) -> None:
-        """Tell the log, the user and the progress bar of a batch that was had."""
+        """Report a delivered batch to the log, the user and the progress bar."""
         progress, log = self.progress, self._log
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
@@ -259,11 +266,12 @@ class DataLoaderIter:
             self._bar.update()
 
     def _become(self, other: DataLoaderIter) -> None:
-        """Go on as another iterator of the same loader."""
+        """Continue as another iterator of the same loader."""
         own = ("_closed", "_turn")
         self.__dict__.update((name, value) for name, value in other.__dict__.items() if name not in own)
         self.progress.held_by = weakref.ref(self)
-        if self._closed:  # by another thread, perhaps before these batches were there
+        # Another thread closed this iterator, perhaps before the new batches existed.
+        if self._closed:
             self._batches.end(0.0)
 
     def _end(self, wait: float) -> None:
@@ -275,7 +283,7 @@ class DataLoaderIter:
             finished(self.progress)
 
     def _nothing_came(self, error: Exception, wait: float) -> None:
-        """Count an error that is no batch's: a worker died, a sampler failed, or time is up."""
+        """Record an error that belongs to no batch: a lost worker, a failed sampler or a timeout."""
         if self._closed:
             self._statistics.ended(wait)
         elif is_timeout(error):
@@ -284,8 +292,9 @@ class DataLoaderIter:
             self._statistics.failed(wait)
 
     def _failed(self, result: BatchResult, error: Exception, wait: float) -> None:
-        """Count an error in the place of a batch: the next call goes on behind it."""
-        if isinstance(error, StopIteration):  # out of a data set; a loop takes it for the end
+        """Record an error in place of a batch. The next call continues after it."""
+        # A StopIteration that escapes from a dataset ends the loop, as in torch.
+        if isinstance(error, StopIteration):
             self._end(wait)
             return
         self._statistics.failed(wait)
@@ -300,23 +309,24 @@ class DataLoaderIter:
         )
         if self._num_workers:
             text += (
-                "For multiprocessing data-loading, this is so where the data set does not yield a share of its own in "
+                "With several workers this happens if the dataset does not yield a separate share in "
                 "each worker: see get_worker_info()"
             )
         warnings.warn(text, stacklevel=5)
 
 
 def _wait_for_exit() -> None:
-    """Never return, in a daemon thread while the interpreter exits: workers have ended by then, which is no error.
+    """Block forever in a daemon thread while the interpreter exits.
 
-    The interpreter stops such threads a moment later. A traceback of one would be noise.
+    Workers have ended by then, which is no error. The interpreter stops such threads a moment later, and a traceback
+    would be noise.
     """
     if threading.current_thread().daemon and not threading.main_thread().is_alive():
         threading.Event().wait()
 
 
 def _finished(result: BatchResult, finish: Callable[[Any], Any]) -> BatchResult:
-    """Return a batch in the form that the consumer asked for; or, if it cannot have it, the error in its place."""
+    """Return a batch in the requested form, or the error of its conversion."""
     begin = perf_counter()
     try:
         batch = finish(result.batch)
@@ -329,18 +339,20 @@ def _finished(result: BatchResult, finish: Callable[[Any], Any]) -> BatchResult:
 
 
 def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
-    """Return what makes of each batch the form that the consumer asked for; None where it has it already."""
+    """Return a function that converts batches to the requested form; None if none is needed."""
     if config.output == "numpy":
-        from penstock.loader.batches import as_arrays  # only where it is asked for
+        # Imported only for output="numpy".
+        from penstock.loader.batches import as_arrays
 
         return as_arrays
-    if config.to_device:  # by pinned memory in any case
+    # The device copier uses pinned memory in any case.
+    if config.to_device:
         return None
     return pin if _pins(config.pin_memory, config.pin_memory_device) else None
 
 
 def _pins(pin_memory: bool, device: str) -> bool:
-    """Whether batches go to pinned memory; where that is asked for in vain, torch's warnings are given."""
+    """Return whether batches are copied to pinned memory. Emit torch's warnings if that is impossible."""
     if pin_memory and device:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"

@@ -27,7 +27,7 @@ def describe(loader: Any) -> str:
 
 
 def _data(dataset: Any) -> str:
-    """Return a data set in one line, which stays short for a list of a million samples."""
+    """Return a dataset in one line, which stays short for a list of a million samples."""
     if isinstance(dataset, Subset):
         return f"{type(dataset).__name__} of {_data(dataset.dataset)}"
     if isinstance(dataset, list | tuple | dict):

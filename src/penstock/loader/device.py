@@ -1,14 +1,14 @@
-"""``device=``: batches arrive on a device, and the next one is copied while the consumer works on this one.
+"""``device=``: batches on a device; the next one is copied while the consumer works on the current one.
 
-    consumer asks    k            k + 1          k + 2
+    request          k            k + 1          k + 2
     side stream      copy k + 1   copy k + 2     copy k + 3       from pinned memory
-    consumer's       wait k       wait k + 1     wait k + 2       for an event of the side stream; the host goes on
+    consumer's       wait k       wait k + 1     wait k + 2       for an event of the side stream; the host continues
                      work on k    work on k + 1  work on k + 2
 
-The consumer's thread copies a batch into pinned memory, which frees its slot of the ring. One batch is copied ahead at
-most, and only if it is finished already: the batch at hand never waits for a later one.
+The consumer's thread copies a batch into pinned memory, which frees its slot of the ring. At most one batch is copied
+ahead, and only if it is already finished: the current batch never waits for a later one.
 
-Invariant: a state counts the batches that the consumer has received. One that is copied ahead is not among them.
+Invariant: a state counts only batches that the consumer has received, not one that is copied ahead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["DeviceCopier", "DevicePrefetcher", "StreamCopier", "copier_of"]
 
 @runtime_checkable
 class DeviceCopier(Protocol):
-    """How batches get to a device: what ``device=`` of a `DataLoader` takes for a device that torch has no streams of.
+    """Copies batches to a device. ``DataLoader(device=...)`` takes one for devices without torch streams.
 
-    The loader calls `copy` and then `record` for each batch, maybe while the consumer works on the batch before, and
-    `wait` when it hands the batch out. All of it happens in the consumer's thread.
+    For each batch the loader calls `copy`, then `record`, perhaps while the consumer works on the batch before, and
+    `wait` when it delivers the batch. All calls happen in the consumer's thread.
 
     >>> class ToLists:
     ...     def copy(self, batch):
@@ -53,26 +53,26 @@ class DeviceCopier(Protocol):
     """
 
     def copy(self, batch: Any) -> Any:
-        """Begin to copy a batch, and return it as it will be on the device. What is raised comes in its place."""
+        """Start to copy a batch and return the batch on the device. An exception is raised in place of the batch."""
 
     def record(self) -> Any:
-        """Return a mark behind all copies that have begun."""
+        """Return a mark after all copies started so far, such as a CUDA event."""
 
     def wait(self, mark: Any, batch: Any) -> None:
-        """Let the consumer's work on the device wait for a mark, and keep the batch's memory until that work is done.
+        """Make the consumer's work on the device wait for a mark, and keep the batch's memory until that work is done.
 
         Args:
-            mark: what `record` returned.
-            batch: what `copy` returned.
+            mark: the result of `record`.
+            batch: the result of `copy`.
         """
 
 
 class StreamCopier:
-    """Copies to an accelerator of torch's, on a stream of its own.
+    """Copies to an accelerator on a separate stream.
 
     Args:
-        device: with its number.
-        module: torch's module for that kind of device, such as ``torch.cuda``.
+        device: the device with its index.
+        module: torch's module for this kind of device, such as ``torch.cuda``.
     """
 
     def __init__(self, device: torch.device, module: Any) -> None:
@@ -81,7 +81,7 @@ class StreamCopier:
         self._stream = module.Stream(device)
 
     def copy(self, batch: Any) -> Any:
-        """As in `DeviceCopier`. The slot of the ring is free when this returns, since pinned memory holds a copy."""
+        """See `DeviceCopier`. When this returns, pinned memory holds a copy and the slot of the ring is free."""
         with self._module.stream(self._stream):
             return map_batch(self._move, batch)
 
@@ -93,14 +93,14 @@ class StreamCopier:
         return pinned.to(self._device, non_blocking=True)
 
     def record(self) -> Any:
-        """As in `DeviceCopier`."""
+        """See `DeviceCopier`."""
         return self._stream.record_event()
 
     def wait(self, mark: Any, batch: Any) -> None:
-        """As in `DeviceCopier`."""
+        """See `DeviceCopier`."""
         stream = self._module.current_stream(self._device)
         stream.wait_event(mark)
-        # The memory belongs to the side stream, whose next copy would use it again while the consumer's work goes on.
+        # The memory belongs to the side stream. Its next copy could otherwise reuse it while the consumer's work runs.
         map_batch(lambda part: part.record_stream(stream) if _is_movable(part) else None, batch)
 
 
@@ -108,21 +108,21 @@ class PlainCopier:
     """Copies to a device without streams, in order with the consumer's work.
 
     Args:
-        device: to which.
+        device: the target device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def copy(self, batch: Any) -> Any:
-        """As in `DeviceCopier`."""
+        """See `DeviceCopier`."""
         return map_batch(lambda part: part.to(self._device) if _is_movable(part) else part, batch)
 
     def record(self) -> None:
-        """As in `DeviceCopier`: there is nothing to wait for."""
+        """See `DeviceCopier`. Nothing has to be awaited."""
 
     def wait(self, mark: Any, batch: Any) -> None:
-        """As in `DeviceCopier`."""
+        """See `DeviceCopier`."""
 
 
 _CPU = torch.device("cpu")
@@ -130,29 +130,30 @@ _MOVES = "pin_memory", "to", "record_stream"
 
 
 def _is_movable(part: Any) -> bool:
-    """Return whether a part of a batch moves as tensors do; the graphs of PyTorch Geometric do, too."""
+    """Return whether a value moves like a tensor. PyTorch Geometric's graphs do, too."""
     return isinstance(part, torch.Tensor) or all(callable(getattr(part, name, None)) for name in _MOVES)
 
 
 def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier | None:
-    """Return what copies batches to a device; None for the CPU, where they are already.
+    """Return a copier for a device; None for the CPU.
 
     Raises:
-        ConfigError: torch knows no such device, or has none here.
+        ConfigError: torch does not know the device, or this machine does not have it.
     """
     if isinstance(device, DeviceCopier):
         return device
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device={device!r} is no device of torch's here: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"device={device!r} is not a torch device: {str(error).splitlines()[0]}") from error
     if place.type == "cpu":
         return None
     module: Any = getattr(torch, place.type, None)
-    if module is None:  # "meta"
+    # For example "meta".
+    if module is None:
         return PlainCopier(place)
     if not module.is_available():
-        raise ConfigError(f"device={device!r}: torch finds no such device here, leave device= out or use device='cpu'")
+        raise ConfigError(f"device={device!r}: torch finds no such device here; omit device= or use device='cpu'")
     if not hasattr(module, "Stream"):
         return PlainCopier(place)
     index = module.current_device() if place.index is None else place.index
@@ -160,12 +161,12 @@ def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier |
 
 
 class _Copied(NamedTuple):
-    """A batch whose copy has begun.
+    """A batch whose copy has started.
 
     Attributes:
-        result: with the batch on the device, or with an error.
-        mark: to wait for.
-        seconds: that the consumer's thread took for it.
+        result: the batch on the device, or an error.
+        mark: the mark to wait for.
+        seconds: time of the consumer's thread for the copy.
     """
 
     result: BatchResult
@@ -174,12 +175,12 @@ class _Copied(NamedTuple):
 
 
 class DevicePrefetcher:
-    """The batches of a pass on a device, one ahead; see `penstock.loader.dataloader_iter.ResultIterator`.
+    """The batches of an epoch on a device, copied one ahead; a `ResultIterator`.
 
     Args:
-        batches: as the executor makes them.
-        copier: to the device.
-        statistics: told of every copy that is handed out.
+        batches: the executor's batches.
+        copier: copies to the device.
+        statistics: records each delivered copy.
     """
 
     def __init__(self, batches: ResultIterator, copier: DeviceCopier, statistics: Statistics) -> None:
@@ -187,12 +188,13 @@ class DevicePrefetcher:
         self._copier = copier
         self._statistics = statistics
         self._ahead: _Copied | Exception | None = None
-        self._in_hand = False  # a batch is out of the window, and neither kept here nor handed out yet
+        # Whether a batch has left the window without being stored or delivered.
+        self._in_hand = False
         self.ready_when_asked = 0
 
     @property
     def depth(self) -> int:
-        """Batches that may be begun at the moment: with workers one more than without a device."""
+        """Number of batches that may be in flight; with workers one more than without a device."""
         depth = self._batches.depth
         return depth + 1 if depth else 0
 
@@ -203,15 +205,15 @@ class DevicePrefetcher:
 
     @property
     def first_states(self) -> dict[int, Snapshot]:
-        """Snapshots of users' objects right after their beginning."""
+        """Snapshots of users' objects right after their initialization, by worker."""
         return self._batches.first_states
 
     def next(self) -> BatchResult:
-        """Return the next batch on the device, or its error, and begin to copy the one behind it if that is there."""
+        """Return the next batch on the device, or its error. Start to copy the following one if it is finished."""
         if self._in_hand:
             raise WorkerError(INTERRUPTED)
         ahead, was_ahead = self._ahead, self._ahead is not None
-        # What a handler of a signal raises while a batch is in hand leaves it out, so no other may follow.
+        # If a signal handler raises here, the batch counts as undelivered, and no other may follow.
         if ahead is None:
             result = self._batches.next()
             self._in_hand = True
@@ -232,21 +234,21 @@ class DevicePrefetcher:
         return result
 
     def poll(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         return self._ahead is not None or self._batches.poll()
 
     def close(self) -> None:
-        """Want nothing more. Idempotent."""
+        """Stop: the consumer wants no more batches. Idempotent."""
         self._ahead = None
         self._batches.close()
 
     def end(self, patience: float) -> None:
-        """The loader is closed: end the workers in so many seconds."""
+        """End the workers within ``patience`` seconds, because the loader is closed."""
         self._ahead = None
         self._batches.end(patience)
 
     def _take_ahead(self) -> _Copied | Exception:
-        """Begin to copy a batch that is there; what is raised in its stead waits until it is asked for."""
+        """Start to copy a finished batch. An error is stored until the consumer requests the batch."""
         try:
             return self._copied(self._batches.next())
         except Exception as error:

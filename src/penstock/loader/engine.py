@@ -1,7 +1,7 @@
-"""`Engine`: how a loader makes its batches, and what it keeps from pass to pass for that: workers, threads, the ring.
+"""`Engine`: runs a loader's batches by its config, and keeps workers, threads and shared memory between epochs.
 
-It is what is left of a loader when order, epoch and state are taken away. Each executor is imported when a loader uses
-it: the inline one needs a third less.
+It knows nothing of order, epoch and state. Each executor is imported on first use: an inline loader needs a third less
+code.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = ["Engine", "Run"]
 
 
 class Run(NamedTuple):
-    """A pass, for the engine.
+    """The work of one epoch iterator.
 
     Attributes:
-        requests: what is to be made.
-        fetcher: makes it.
-        epoch: told to streams; None for none.
-        base_seed: of the workers.
-        resume: by worker, what its objects go on from; None for a worker that begins as it is.
-        first: the worker that makes the first batch, where they take turns.
+        requests: the batches to make.
+        fetcher: makes a batch.
+        epoch: epoch passed to streams; None for other datasets.
+        base_seed: base seed of the workers.
+        resume: returns the state that a worker's objects resume from; None if they start fresh.
+        first: worker of the first batch, where workers take turns.
     """
 
     requests: Iterator[BatchRequest]
@@ -65,7 +65,8 @@ class Engine:
         self.config = config
         self._threads: ThreadPool | None = None
         self._pool: Pool | None = None
-        self._next: Pool | None = None  # prepared, for the pass that begins
+        # Prepared for the iterator that starts next.
+        self._next: Pool | None = None
         self._ring: Ring | None = None
         self._plan: Plan | None = None
         self.restarts = 0
@@ -76,16 +77,16 @@ class Engine:
             self.ray = RayBackend(config)
 
     def prepare(self, fetcher: Fetcher, base_seed: int, *, anew: bool = False) -> None:
-        """Have the worker processes of the next pass. What goes wrong with starting them goes wrong here, before the
-        pass begins and the loader's position moves.
+        """Start the worker processes of the next epoch iterator.
+
+        Errors of starting workers are raised here, before the iterator starts and the loader's position moves.
 
         Args:
-            anew: with new workers in the place of those that persist, which have seen what a loaded state knows
-                nothing of.
+            anew: replace persistent workers, whose objects have advanced beyond a loaded state.
 
         Raises:
-            ConfigError: the fetcher cannot do what is asked of it.
-            ClusterError: there is no cluster.
+            ConfigError: the fetcher does not support a setting.
+            ClusterError: the Ray cluster is missing.
         """
         if anew:
             self._end_persistent()
@@ -103,19 +104,20 @@ class Engine:
             threads.close()
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.run += 1  # older iterators say that a newer one has taken over
-            # An older iterator may release the pool long after: its ring is not to be used again then.
+            # Older iterators then report that a newer one has taken over the workers.
+            pool.run += 1
+            # An older iterator may release the pool much later. Its ring must not be reused then.
             pool.broken = True
             pool.close()
 
     def dismiss(self) -> None:
-        """Nothing comes of the pass that was prepared."""
+        """Close the workers that were prepared for an iterator that does not start."""
         pool, self._next = self._next, None
         if pool is not None:
             pool.close()
 
     def start(self, run: Run) -> Window:
-        """The batches of a pass, for which `prepare` was called."""
+        """Return the batches of an epoch. Call `prepare` first."""
         if self.config.kind == "inline":
             return self._inline(run)
         if self.ray is not None:
@@ -125,14 +127,14 @@ class Engine:
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether the next pass is made by workers that there are already."""
+        """Whether workers exist that will serve the next iterator."""
         if self.ray is not None:
             return self.ray.keeps_workers
         return self._pool is not None and not self._pool.closed and not self._pool.broken
 
     @property
     def pool(self) -> Pool | None:
-        """The worker processes that outlive a pass."""
+        """The persistent worker processes."""
         return self._pool
 
     def _inline(self, run: Run) -> Window:
@@ -201,12 +203,13 @@ class Engine:
 
         ring, self._ring = self._ring, None
         if ring is not None and ring.pid != os.getpid():
-            ring = None  # a fork has it in common with its parent
+            # A fork shares it with its parent.
+            ring = None
         context = self._start_method(fetcher.dataset)
         return Pool(fetcher, self.config, context, base_seed, ring)
 
     def _start_method(self, dataset: Any) -> Any:
-        """The context that workers are started in; not a fork if that would hang them."""
+        """Return the multiprocessing context of the workers; never fork if the dataset would hang in a fork."""
         context = self.config.multiprocessing_context
         if _fork_safe(dataset):
             return context
@@ -220,10 +223,10 @@ class Engine:
         return context
 
     def plan(self, fetcher: Fetcher) -> Plan:
-        """How batches are handed out.
+        """Return how batches are assigned to worker processes.
 
         Raises:
-            ConfigError: the fetcher cannot do what is asked of it.
+            ConfigError: the fetcher does not support a setting.
         """
         from penstock.loader.executors.process.assembly import Plan
 
@@ -235,15 +238,15 @@ class Engine:
         divisible = isinstance(fetcher, Fetch) and fetcher.divisible and default
         if config.dispatch == "chunk" and not divisible:
             raise ConfigError(
-                "dispatch='chunk' needs a map-style data set without __getitems__, which does not make whole batches "
-                "itself, batches, the default collate_fn and no types registered with torch's: use dispatch='auto'"
+                "dispatch='chunk' needs batching, a map-style dataset that has no __getitems__ and does not make whole "
+                "batches itself, and the default collate_fn without types registered with torch: use dispatch='auto'"
             )
         if restarts and own_state:
             raise ConfigError(
-                "on_worker_death='restart' cannot bring back a data set or collate function with a state of its own: "
-                "what a worker's copy has seen is gone with it"
+                "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
+                "it is lost with the worker"
             )
-        # Else what a worker draws in its next pass follows from how far ahead it was when the consumer left this one.
+        # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this one was left.
         draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
         free = known and not stream and not own_state and config.dispatch != "batch"
         return Plan(
@@ -257,7 +260,7 @@ class Engine:
         )
 
     def released(self, pool: Pool) -> None:
-        """An iterator is done with its workers."""
+        """Close or keep the workers of a finished iterator."""
         self.restarts += pool.restarts
         pool.restarts = 0
         if pool is self._pool and not pool.broken:
@@ -269,7 +272,7 @@ class Engine:
             self._ring = pool.ring
 
     def close(self) -> None:
-        """End threads and workers. Idempotent, and bounded in time."""
+        """End threads and workers, in bounded time. Idempotent."""
         if self.ray is not None:
             self.ray.close()
         threads, self._threads = self._threads, None
@@ -282,12 +285,12 @@ class Engine:
 
 
 def _fork_safe(dataset: Any) -> bool:
-    """Whether a data set may be forked; torch's wrappers say nothing of those that they hold."""
+    """Return whether a dataset and the datasets that it wraps may be forked."""
     return all(bool(getattr(one, "fork_safe", True)) for one in (dataset, *parts_of(dataset)))
 
 
 class _Release:
-    """Tells the engine that an iterator is done with a pool."""
+    """Callback that returns an iterator's pool to the engine."""
 
     def __init__(self, engine: Engine, pool: Pool) -> None:
         self._engine = engine

@@ -1,7 +1,7 @@
-"""The log of what ``on_error`` did: counts, limits, and the report with one line for each failure.
+"""`FailureLog`: counts, limits and report of the failures that ``on_error`` handled.
 
-Failures travel to the main process with their batch, so what is counted, limited and reported is what the consumer has
-had, not what was prefetched. A batch that raises takes its record along: its error says it all.
+Failures travel to the main process with their batch. So counts, limits and report cover delivered batches, not
+prefetched ones. A batch that raises is not recorded here, because its error has all details.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["FailureLog"]
 
 
 class FailureLog:
-    """What a loader's ``on_error`` has dealt with: counts, the limits, the report. It lives in the main process.
+    """Counts, limits and report of a loader's ``on_error``. Lives in the main process.
 
-    The counts are of the loader's whole life, the limits of one pass: a data set with ten bad images has ten in each.
+    Counts cover the loader's whole life. Limits cover one epoch: a dataset with ten bad images has ten in each.
 
     Raises:
         ConfigError: the report cannot be written.
@@ -46,8 +46,8 @@ class FailureLog:
                 _append(self._report, b"")
             except OSError as error:
                 raise ConfigError(
-                    f"the report {self._report} of on_error cannot be written ({error.strerror}): give a file in a "
-                    "folder that exists and that you may write to"
+                    f"the report {self._report} of on_error cannot be written ({error.strerror}): use a file in a "
+                    "folder that exists and is writable"
                 ) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,23 +58,23 @@ class FailureLog:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """A new pass begins: the limits count from zero, also after a resume."""
+        """Reset the limits' counts at the start of an epoch iterator, also after a resume."""
         with self._lock:
             self._pass_samples = self._pass_failed = 0
             self._last: deque[Failure] = deque(maxlen=5)
 
     def add(self, failures: Sequence[Failure], samples: int, *, epoch: int | None, rank: int, number: int) -> None:
-        """Count one batch in; under a microsecond if nothing failed.
+        """Record one batch; takes less than 1 µs if nothing failed.
 
         Args:
-            failures: of its samples.
-            samples: how many the order wanted.
-            epoch: that it belongs to, for the report, as are the others.
-            rank: that it was made for.
-            number: of the batch in its pass.
+            failures: failures of its samples.
+            samples: number of samples requested.
+            epoch: epoch of the batch, for the report.
+            rank: rank of the batch, for the report.
+            number: number of the batch in its epoch, for the report.
 
         Raises:
-            TooManyErrors: a limit was exceeded. What failed has been counted and reported.
+            TooManyErrors: a limit is exceeded. The failures are recorded all the same.
         """
         with self._lock:
             self._samples += samples
@@ -94,14 +94,17 @@ class FailureLog:
         if fresh:
             done = {"skip": "was left out", "replace": "was replaced"}[failures[0].action]
             warnings.warn(
-                f"{failures[0]} cannot be loaded and {done}. This is said once: loader.stats() counts the others, "
-                "OnError(report=...) writes them to a file, OnError(max_rate=...) limits them",
+                f"{failures[0]} cannot be loaded and {done}. This warning appears once: loader.stats() counts the "
+                "others, OnError(report=...) writes them to a file, and OnError(max_rate=...) limits them",
                 stacklevel=5,
             )
 
     def counts(self) -> dict[str, Any]:
-        """``samples`` had, of which ``failed`` were ``skipped`` or ``replaced``; and all failures, replacements that
-        failed as well included, by ``types`` of their exceptions. JSON-able."""
+        """Return counts as a JSON-serialisable dict.
+
+        ``samples`` is the number delivered, ``failed`` the number ``skipped`` or ``replaced``. ``types`` counts all
+        failures, including failed replacements, by exception type.
+        """
         with self._lock:
             skipped, replaced = self._actions["skip"], self._actions["replace"]
             counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
@@ -127,14 +130,15 @@ class FailureLog:
         lines = "".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures)
         try:
             _append(self._report, lines.encode())
-        except OSError as error:  # no reason to end a training run
+        # A failed report must not end a training run.
+        except OSError as error:
             if not self._unwritten:
                 warnings.warn(f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=6)
             self._unwritten += len(failures)
 
 
 def _append(path: str, data: bytes) -> None:
-    """In one write to a file opened for appending, so that lines of several processes do not mix."""
+    """Append to a file with a single write, so that lines of several processes do not mix."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         if os.write(descriptor, data) < len(data):

@@ -1,15 +1,15 @@
-"""Samples that cannot be loaded, and what ``on_error`` does about them.
+"""``on_error``: handling of samples that cannot be loaded.
 
-loader = DataLoader(data, 64, on_error="replace")                       # another sample takes the place of a bad one
+loader = DataLoader(data, 64, on_error="replace")                       # another sample replaces a bad one
 loader = DataLoader(data, 64, on_error=OnError("skip", max_rate=0.01, report="bad.jsonl"))
 
-What happens to a sample depends on its index, its key and whether it loads, never on the executor or the worker. So
-with data that fail repeatably, all executors and resumed runs give the same batches. The number of batches never
-changes: no rank waits for one that another rank left out.
+The result depends only on a sample's index, its key and whether it loads, never on the executor or the worker. If
+failures are repeatable, all executors and resumed runs yield the same batches. The number of batches never changes, so
+no rank waits for a batch that another rank left out.
 
-Not every error is a sample's own. Those of `NEVER_TOLERATED` mean that the program or the machine is in trouble, and so
-do a few kinds of OSError (out of memory or of file handles): they are raised whatever ``on_error`` says. So are
-KeyboardInterrupt, SystemExit and all else that is no Exception.
+Some errors are not the fault of a sample: the types of `NEVER_TOLERATED`, and a few kinds of OSError (out of memory or
+file handles), mean that the program or the machine has a problem. They are always raised, and so are KeyboardInterrupt,
+SystemExit and everything else that is not an Exception.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.loader.interrupts import is_of_signal_handler
 __all__ = ["NEVER_TOLERATED", "SKIP", "Failure", "LoadOne", "OnError", "is_tolerable"]
 
 LoadOne = Callable[[Any, int], Any]
-"""``load_one(index, key) -> sample``: loads one sample with the generators of its key."""
+"""``load_one(index, key) -> sample``: loads a sample with its key's generators."""
 
 NEVER_TOLERATED: Final[tuple[type[Exception], ...]] = (
     *(MemoryError, StopIteration, StopAsyncIteration),
@@ -49,16 +49,18 @@ NEVER_TOLERATED: Final[tuple[type[Exception], ...]] = (
     torch.OutOfMemoryError,
     *([torch.AcceleratorError] if hasattr(torch, "AcceleratorError") else []),
 )
-"""Exceptions that no ``on_error`` deals with."""
+"""Exceptions that ``on_error`` never handles."""
 
 _OF_THE_MACHINE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _ACTIONS = ("raise", "skip", "replace")
-_REPLACEMENT, _FILLING = 0x7265706C, 0x66696C6C  # what a key is mixed with: streams of their own
-_LONGEST = 8192  # characters of a message or traceback: they travel with the batch
+# Mixed into a key, for independent draws.
+_REPLACEMENT, _FILLING = 0x7265706C, 0x66696C6C
+# Maximum number of characters of a message or traceback, since they travel with the batch.
+_LONGEST = 8192
 
 
 class _Skip:
-    """The type of `SKIP`; there is one in each process, also after pickling and copying."""
+    """The type of `SKIP`. Each process has one instance, also after pickling and copying."""
 
     __slots__ = ()
 
@@ -70,23 +72,23 @@ class _Skip:
 
 
 SKIP: Final = _Skip()
-"""Stands in a list of samples for one that was left out."""
+"""Marks a skipped sample in a list of samples."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One sample that could not be loaded, as plain numbers and text: it travels.
+    """A sample that could not be loaded, as plain numbers and text, so that it can be sent to other processes.
 
     Attributes:
-        index: of the sample: an int or str as it is, anything else as its `repr`.
-        key: of the sample's generators. The failures of one place in a batch have the same key.
+        index: index of the sample: an int or str unchanged, anything else as its `repr`.
+        key: key of the sample's generators. All failures at one position of a batch have the same key.
         error: name of the exception's type.
-        message: the exception's text.
-        notes: what was added by `BaseException.add_note`; data sets name the file there.
-        traceback: as Python prints it.
-        action: "skip" or "replace"; empty while a callable ``on_error`` is being asked.
-        replacement: the index that was tried next, None if there was none.
-        attempt: 0 for the sample that the order wanted, 1 for the first replacement, and so on.
+        message: text of the exception.
+        notes: notes added with `BaseException.add_note`; datasets name the file there.
+        traceback: formatted traceback.
+        action: "skip" or "replace"; empty while a callable ``on_error`` decides.
+        replacement: index tried next; None if none was tried.
+        attempt: 0 for the original sample, 1 for its first replacement, and so on.
     """
 
     index: int | str
@@ -101,7 +103,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, index: Any, key: int, attempt: int) -> Failure:
-        """The record of an exception. It takes some 50 us, for the traceback."""
+        """Return the record of an exception. Takes about 50 µs, for the traceback."""
         return cls(
             _plain(index),
             key,
@@ -119,24 +121,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class OnError:
-    """What to do about a sample that cannot be loaded, for ``DataLoader(on_error=...)``.
+    """Policy for samples that cannot be loaded, for ``DataLoader(on_error=...)``.
 
     Args:
-        action: "raise" as torch does; "skip" leaves the sample out, so that its batch is shorter; "replace" puts
-            another sample in its place, drawn uniformly from the whole data set by a hash of the sample's key, and made
-            with the same generator. Or a callable that is given each `Failure` and returns one of the three. It runs
-            where the sample is loaded: with processes it must be picklable, and it should remember nothing.
-        max_failures: how many samples of a pass may fail; one more raises `TooManyErrors`. None: any number.
-        max_rate: which share of a pass's samples may fail, from 0 to 1. None: any.
-        min_samples: how many samples must have been had before ``max_rate`` is looked at.
-        report: a file to which each failure is appended as one line of JSON. Several ranks may write to the same one.
-        attempts: how many replacements are tried for one sample before the last one's error is raised.
+        action: "raise" as in torch; "skip" to leave the sample out, which makes its batch shorter; "replace" to load
+            another sample, drawn uniformly from the whole dataset by a hash of the sample's key, with the same
+            generator. Or a callable that takes a `Failure` and returns one of the three. It runs where the sample is
+            loaded: for worker processes it must be picklable, and it should keep no state.
+        max_failures: maximum number of failed samples in an epoch; one more raises `TooManyErrors`. None: no limit.
+        max_rate: maximum share of failed samples in an epoch, from 0 to 1. None: no limit.
+        min_samples: number of delivered samples before ``max_rate`` is checked.
+        report: file to which each failure is appended as one line of JSON. Several ranks may share it.
+        attempts: maximum number of replacements for one sample; then the error of the last one is raised.
 
-    A batch of which every sample was skipped gets one replacement, as an empty batch has no meaning to collate
-    functions; where none can be loaded either, that raises. Indices that are no integers cannot be replaced.
+    If all samples of a batch are skipped, one replacement is loaded, because collate functions cannot handle an empty
+    batch; if none loads, that raises. Samples whose index is not an integer cannot be replaced.
 
     Raises:
-        ConfigError: values that make no sense, or limits and a report for "raise", which tolerates nothing.
+        ConfigError: invalid values, or limits or a report with "raise", which tolerates no failure.
     """
 
     action: str | Callable[[Failure], str]
@@ -158,7 +160,7 @@ class OnError:
         _check_count("min_samples", self.min_samples, 1)
         _check_count("attempts", self.attempts, 1)
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
-            raise ConfigError(f"max_rate is a share of the samples, from 0 to 1; got {self.max_rate}")
+            raise ConfigError(f"max_rate must be a share of the samples, from 0 to 1; got {self.max_rate}")
         if not self.tolerant and any(value is not None for value in (self.max_failures, self.max_rate, self.report)):
             raise ConfigError(
                 "max_failures, max_rate and report make no sense for action='raise': the first one raises"
@@ -166,31 +168,32 @@ class OnError:
 
     @classmethod
     def of(cls, value: Any) -> OnError:
-        """What the user passed as ``on_error``.
+        """Return an ``on_error`` argument as an `OnError`.
 
         Raises:
-            ConfigError: it is none of the things that may be passed.
+            ConfigError: an invalid argument.
         """
         return value if isinstance(value, cls) else cls(value)
 
     @property
     def tolerant(self) -> bool:
-        """Whether any error is dealt with at all."""
+        """Whether any error is tolerated."""
         return self.action != "raise"
 
     def load(self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any) -> Any:
-        """A sample, or `SKIP`.
+        """Return a sample, or `SKIP`.
 
         Args:
-            load_one: loads it, or one in its place.
-            index: of the sample.
-            key: of its generators, which a replacement gets too.
-            length: replacements are drawn from ``range(length)``; None where that makes no sense.
-            metrics: the `BatchMetrics` to whose ``failures`` what happened is appended.
+            load_one: loads a sample or a replacement.
+            index: index of the sample.
+            key: key of its generators, used for a replacement too.
+            length: replacements are drawn from ``range(length)``; None if indices are not such numbers.
+            metrics: the `BatchMetrics` whose ``failures`` record the failure.
 
         Raises:
-            Exception: what ``load_one`` raised, if that is to be raised. Once replacements were tried, it is the last
-                one's error, with a note that names all of them.
+            Exception: the error of ``load_one``, if the policy raises it. After replacements it is the error of the
+                last
+                one, with a note that names all of them.
         """
         if not self.tolerant:
             return load_one(index, key)
@@ -199,27 +202,27 @@ class OnError:
     def fill(
         self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any, others: Sequence[Any] = ()
     ) -> Any:
-        """A sample for a batch of which all were skipped, in the place of its first one.
+        """Return a replacement for the first sample of a batch whose samples were all skipped.
 
         Args:
-            load_one: as for `load`, and so is ``length``.
-            index: of the batch's first sample.
-            key: of the batch's first sample.
-            length: see above.
-            metrics: of the whole batch, so that the first sample's record says that it was replaced after all.
+            load_one: as in `load`.
+            index: index of the batch's first sample.
+            key: key of the batch's first sample.
+            length: as in `load`.
+            metrics: metrics of the whole batch; the first sample's record changes to "replace".
             others: the batch's other indices, which are not drawn.
 
         Raises:
             TooManyErrors: there is no other sample.
-            Exception: the last replacement's error.
+            Exception: the error of the last replacement.
         """
         tried = [index, *others]
         following = _draw(tried, len(tried), _FILLING, key, length)
         if following is None:
             said = "; ".join(str(failure) for failure in metrics.failures[-3:])
             raise TooManyErrors(
-                f"none of the samples of a batch can be loaded, and there is no other to take their place "
-                f"(indices must be integers and others be left): {said or tried}"
+                f"no sample of a batch can be loaded, and no other index is left to replace one "
+                f"(only integer indices can be replaced): {said or tried}"
             )
         _amend(metrics.failures, key, following)
         return self._load(load_one, [*tried, following], len(tried), _FILLING, key, length, metrics)
@@ -227,7 +230,7 @@ class OnError:
     def _load(
         self, load_one: LoadOne, tried: list[Any], wanted: int, stream: int, key: int, length: int | None, metrics: Any
     ) -> Any:
-        """The last of the indices tried, of which the order ``wanted`` the first ones, or others after it."""
+        """Return the last sample of ``tried``, or a replacement. Its first ``wanted`` indices are the original ones."""
         while True:
             try:
                 return load_one(tried[-1], key)
@@ -247,9 +250,7 @@ class OnError:
                     if len(tried) > wanted:
                         error.add_note(_story(tried, wanted))
                     elif action != "raise":
-                        error.add_note(
-                            "no other sample can take its place: indices must be integers and others be left"
-                        )
+                        error.add_note("it cannot be replaced: its index is not an integer, or no other index is left")
                     raise
                 metrics.failures.append(replace(failure, action="replace", replacement=following))
                 tried.append(following)
@@ -264,8 +265,10 @@ class OnError:
 
 
 def _draw(tried: list[Any], wanted: int, stream: int, key: int, length: int | None) -> int | None:
-    """A replacement, uniform on those of ``range(length)`` not tried yet; None if indices are no integers or none is
-    left."""
+    """Return a replacement, drawn uniformly from the untried indices of ``range(length)``.
+
+    None if indices are not integers or none is left.
+    """
     numbers = [number for number in map(_integer, tried) if number is not None]
     if not length or len(numbers) < len(tried):
         return None
@@ -278,14 +281,14 @@ def _draw(tried: list[Any], wanted: int, stream: int, key: int, length: int | No
 
 
 def is_tolerable(error: BaseException) -> bool:
-    """Whether an exception may be a sample's own fault."""
+    """Return whether an exception may be the fault of a sample."""
     if not isinstance(error, Exception) or isinstance(error, NEVER_TOLERATED) or is_of_signal_handler(error):
         return False
     return not (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 
 
 def _amend(failures: list[Failure], key: int, replacement: int) -> None:
-    """The sample that was skipped last under a key has been replaced after all."""
+    """Change the record of the last skipped sample with a key to "replace"."""
     for place in reversed(range(len(failures))):
         if failures[place].key == key and failures[place].action == "skip":
             failures[place] = replace(failures[place], action="replace", replacement=replacement)
@@ -305,7 +308,7 @@ def _plain(index: Any) -> int | str:
 
 
 def _integer(index: Any) -> int | None:
-    """NumPy's and torch's integers are integers too; an array of several is none."""
+    """Return an index as an int, also from NumPy and torch; None if it is none, such as an array of several."""
     try:
         return operator.index(index)
     except TypeError:
@@ -315,7 +318,8 @@ def _integer(index: Any) -> int | None:
 def _text(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # a broken __str__ of the user's
+    # The user's __str__ may fail.
+    except Exception:
         return ""
 
 

@@ -1,7 +1,7 @@
-"""From indices to a batch: the one piece of code that every executor runs.
+"""Fetching: from indices and keys to a batch. Every executor runs this code.
 
-Invariant: what a sample becomes depends on its index and its key, never on where or next to what it is made. Collation
-depends on the batch's first key.
+Invariant: a sample depends only on its index and its key, never on the worker or on the other samples of its batch.
+Collation depends on the batch's first key.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from penstock.stages import collect
 __all__ = ["Fetch", "Fetcher", "preserved_generators"]
 
 
+# The dataset's CPU time is measured for one call in so many.
 _CPU_EVERY = 16
-"""Of so many parts of batches, one tells how much processor time the data set takes."""
 
+# Turns the first sample's key into the key of the collation. Keys are well mixed, so a fixed difference is enough.
 _COLLATION = 0xD1B54A32D192ED03
-"""Makes of the first sample's key that of the collation: keys are well mixed, so a fixed difference will do."""
 
 
 class Fetcher(Protocol):
-    """What a worker holds: it makes batches of a map-style data set (`Fetch`) or of a stream (`StreamFetch`)."""
+    """Makes the batches of one worker, from a map-style dataset (`Fetch`) or a stream (`StreamFetch`)."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
@@ -53,34 +53,36 @@ class Fetcher(Protocol):
         """Whether users' objects may have states."""
 
     def begin(self, epoch: EpochStart) -> Snapshot | None:
-        """Begin a run, streams with a new iterator, and return the first snapshot of users' objects."""
+        """Start an epoch, for streams with a new iterator. Return the first snapshot of users' objects."""
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """The batch; StopIteration at the end of a stream."""
+        """Return the batch of a request; raise StopIteration at the end of a stream."""
 
     def state_dict(self) -> Snapshot | None:
-        """Return a snapshot of the user's data set, iterator and collate function; None if none of them has a state."""
+        """Return a snapshot of the user's dataset, iterator and collate function; None if none of them has a state."""
 
     def state_after_error(self) -> Snapshot | None:
-        """Return the same in the place of a batch that failed; None for a stream, which fails again on a resume."""
+        """Return a snapshot after a failed batch; None for a stream, which fails again after a resume."""
 
     def load_state_dict(self, state: WorkerState) -> None:
-        """Go on from there at the next `begin`."""
+        """Resume from a state at the next `begin`."""
 
 
 class Fetch:
-    """``fetch(request, metrics) -> batch``; picklable if the data set and the collate function are.
+    """Makes batches of a map-style dataset: ``fetch(request, metrics) -> batch``.
+
+    Picklable if the dataset and the collate function are.
 
     Args:
-        dataset: map-style.
-        collate_fn: takes the list of samples, or the one sample where batching is off.
-        batched: False hands each request's only index to the data set and its sample to ``collate_fn``.
-        seed_globals: seed Python's, NumPy's and torch's global generators for each sample from its key, for
-            transforms that draw from those.
-        keeps_globals: put them back after each batch, since they are the trainer's.
-        on_error: what to do about samples that cannot be loaded; None raises.
-        owns_generators: the global generators are this fetcher's alone, in a process of its own, and it does not seed
-            them: snapshots hold those that were drawn from.
+        dataset: a map-style dataset.
+        collate_fn: takes the list of samples, or the single sample without batching.
+        batched: if False, each request has one index, whose sample goes to ``collate_fn``.
+        seed_globals: seed the global generators of Python, NumPy and torch for each sample from its key, for
+            transforms that use them.
+        keeps_globals: restore the global generators after each batch, because the trainer uses them too.
+        on_error: policy for samples that cannot be loaded; None raises.
+        owns_generators: this fetcher alone uses the global generators of its process and does not seed them. Snapshots
+            then contain the generators that were used.
     """
 
     def __init__(
@@ -106,82 +108,83 @@ class Fetch:
         self._calls = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seeding": None}  # the generators are those of a process
+        # Seeding refers to the generators of one process.
+        return {**self.__dict__, "_seeding": None}
 
     @cached_property
     def _batched_dataset(self) -> bool:
-        """Whether the data set makes whole batches: a promise of ours, which a method of that name elsewhere is not."""
+        """Whether the dataset loads whole batches by our protocol. A method of the same name does not count."""
         return isinstance(self.dataset, BatchedDataset) and self.dataset.load_samples is not None  # type: ignore[attr-defined]
 
     @cached_property
     def divisible(self) -> bool:
-        """Whether the samples of a batch may be asked for in several calls."""
+        """Whether the samples of a batch may be loaded in several calls."""
         return self.batched and not self._whole and (self._batched_dataset or _bulk(self.dataset) is None)
 
     @cached_property
     def _whole(self) -> bool:
-        """Whether the data set writes batches into memory that it is given, and nobody else's collation is wanted."""
+        """Whether the dataset writes whole batches into given memory, and no other collation is configured."""
         if not (self.batched and self._batched_dataset and getattr(self.dataset, "makes_batches", False)):
             return False
         return isinstance(self.collate_fn, Collate) and is_default() and not self.seed_globals
 
     @cached_property
     def _fills_rows(self) -> bool:
-        """Whether the data set writes samples where the batch is to be, and the collate function knows what that is."""
+        """Whether the dataset writes samples into the memory of the batch and the collate function supports it."""
         fills = self.batched and self._batched_dataset and getattr(self.dataset, "fills_rows", False)
         return bool(fills and isinstance(self.collate_fn, Collate) and is_default())
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether the data set is asked for one sample after the other, and nothing else is to be done."""
+        """Whether samples are simply loaded one after the other, without special handling."""
         special = self._batched_dataset or self.on_error is not None
         return not special and hasattr(self.dataset, "__getitem__") and (not self.batched or self.divisible)
 
     @cached_property
     def tells_states(self) -> bool:
-        """Whether data set or collate function has a state."""
+        """Whether dataset or collate function has a state."""
         return has_state(self.dataset) or has_state(self.collate_fn)
 
     def begin(self, epoch: EpochStart) -> Snapshot | None:
-        """Return a snapshot of users' objects. The place of a data set of ours travels with its requests."""
+        """Return a snapshot of users' objects. The position of a Penstock dataset is part of each request."""
         if not self.tells_states:
             return None
         self._note_generators()
         return take_first_snapshot(self.dataset, None, self.collate_fn, self._generators)
 
     def state_dict(self) -> Snapshot | None:
-        """Return a snapshot of the user's data set and collate function; None if neither has a state."""
+        """Return a snapshot of the user's dataset and collate function; None if neither has a state."""
         return take_snapshot(self.dataset, None, self.collate_fn, self._generators) if self.tells_states else None
 
     state_after_error = state_dict
 
     def load_state_dict(self, state: WorkerState) -> None:
-        """Go on from there."""
+        """Resume from a state."""
         self._note_generators()
         restore(state.snapshot, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
 
     def _note_generators(self) -> None:
-        """Note how the generators of this process were seeded, before anything is drawn for a batch."""
+        """Record the initial seeds of this process's generators, before a batch draws from them."""
         if self._owns_generators and self._generators is None:
             self._generators = WorkerGenerators()
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """The batch of a request."""
+        """Return the batch of a request."""
         return self._seeded(self._batch, request, metrics)
 
     def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """The samples of a request, or of a part of one: fewer if ``on_error`` skips some."""
+        """Return the samples of a request or a part of one: fewer if ``on_error`` skips some."""
         samples: list[Any] = self._seeded(self._load, request, metrics)
         return samples
 
     def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """The batch that the samples make."""
+        """Return the batch of some samples."""
         return self._seeded(partial(self._collate, samples), request, metrics)
 
     def _seeded(
         self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
     ) -> Any:
-        """Make something of samples that find the global generators seeded, where that is wanted."""
+        """Run a job with the global generators seeded for each sample, if that is configured."""
         if not self.seed_globals or not request.indices:
             return job(request, metrics)
         if self._seeding is None:
@@ -190,7 +193,7 @@ class Fetch:
 
     @property
     def _seed(self) -> Callable[[int], None] | None:
-        """Seeds what a sample draws from; None where there is nothing to seed."""
+        """Seeds the generators that samples use; None if there is nothing to seed."""
         return None if self._seeding is None or self._seeding.idle else self._seeding.seed
 
     def _batch(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
@@ -200,7 +203,8 @@ class Fetch:
             except Exception as error:
                 if self.on_error is None or not is_tolerable(error):
                     raise
-                metrics.samples -= len(request.indices)  # which of them is it?
+                # The dataset does not say which sample failed, so each is loaded alone.
+                metrics.samples -= len(request.indices)
         return self._collate(self._load(request, metrics), request, metrics)
 
     def _load(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
@@ -211,11 +215,13 @@ class Fetch:
     def _counted(
         self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
     ) -> Any:
-        """Do something with the data set, and account for it."""
-        collect()  # what was spent outside of loaders is not ours
-        # A count that is lost between threads only moves the next measurement.
+        """Run a job on the dataset and add its costs to the metrics."""
+        # Discard the time of stages outside of loaders.
+        collect()
+        # Threads may lose a count, which only moves the next measurement.
         self._calls = calls = self._calls + 1
-        cpu = time.thread_time() if calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
+        # Not measured in every call, since this system call is slow on some machines.
+        cpu = time.thread_time() if calls % _CPU_EVERY == 1 else None
         start = time.perf_counter()
         try:
             return job(request, metrics)
@@ -232,7 +238,7 @@ class Fetch:
             return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
 
     def _plainly(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """The usual case, with as little as possible done for each sample."""
+        """Load the samples of the usual case, with minimal work for each."""
         dataset, index = self.dataset, None
         samples: list[Any] = []
         add = samples.append
@@ -242,7 +248,8 @@ class Fetch:
                 if board is None:
                     for index in request.indices:
                         add(dataset[index])
-                else:  # somebody else is to see which sample is at hand
+                else:
+                    # Another thread reads the board to learn which sample is being loaded.
                     for index, key in zip(request.indices, request.keys, strict=True):
                         board[0] = key
                         add(dataset[index])
@@ -274,10 +281,11 @@ class Fetch:
         except Exception as error:
             if self.on_error is None or not is_tolerable(error):
                 raise
-            return self._each(request, metrics)  # which of them is it?
+            # The dataset does not say which sample failed, so each is loaded alone.
+            return self._each(request, metrics)
 
     def _load_bulk(self) -> Callable[[BatchRequest], list[Any]] | None:
-        """How to ask the data set for many samples at once, if it can."""
+        """Return a function that loads many samples in one call; None if the dataset has none."""
         if self._batched_dataset:
             into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
             return lambda request: self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
@@ -308,7 +316,8 @@ class Fetch:
         getitem = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
 
         def load(index: Any, key: int) -> Any:
-            move(key)  # a replacement draws what it would have drawn if nothing had failed before
+            # A replacement draws the same numbers whatever failed before.
+            move(key)
             if seed is not None:
                 seed(key)
             try:
@@ -322,7 +331,7 @@ class Fetch:
         return load
 
     def _fill(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """A sample for a batch of which all were skipped: the number of batches must not change."""
+        """Return a sample for a batch whose samples were all skipped. The number of batches must not change."""
         assert self.on_error is not None
         first, *others = request.indices
         with sample_scope(0) as scope:
@@ -331,7 +340,7 @@ class Fetch:
 
 
 def _name_sample(error: Exception, index: Any, dataset: Any) -> None:
-    """Note with an error where it happened, once; an error that takes no notes is the user's all the same."""
+    """Add a note with the sample's index to an error, once. Errors that refuse notes are raised without."""
     with suppress(Exception):
         note = f"while loading sample {index!r} of {type(dataset).__name__}"
         if note not in getattr(error, "__notes__", ()):
@@ -339,7 +348,7 @@ def _name_sample(error: Exception, index: Any, dataset: Any) -> None:
 
 
 def _length(dataset: Any) -> int | None:
-    """None where only the sampler knows which indices there are."""
+    """Return the dataset's length; None if only the sampler knows the indices."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -347,7 +356,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor, where the batch at hand is to be."""
+    """Return an uninitialised tensor, in the memory of the current batch if possible."""
     tensor = place(shape, dtype)
     return torch.empty(shape, dtype=dtype) if tensor is None else tensor
 
@@ -357,7 +366,10 @@ def _at(request: BatchRequest) -> dict[str, Any]:
 
 
 def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
-    """``__getitems__`` where that is more than a loop. It costs every sample its own key: a batch has one scope."""
+    """Return the dataset's ``__getitems__`` if it is more than a loop; otherwise None.
+
+    With it, the samples of a batch share one key.
+    """
     if type(dataset) is Subset and _bulk(dataset.dataset) is None:
         return None
     return getattr(dataset, "__getitems__", None)
@@ -365,7 +377,7 @@ def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Python's, NumPy's and torch's global generators are afterwards what they were before."""
+    """Restore the global generators of Python, NumPy and torch at the end of the block."""
     python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Python's, NumPy's and torch's global generators as JSON-serialisable text, and back."""
+"""Conversion of the global generators' states (Python, NumPy, torch) to JSON-serialisable text and back."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from penstock.plan.cursor import State
 __all__ = ["WorkerGenerators", "generator_states", "set_generators"]
 
 _TORCH_BYTES = 5056
-"""Bytes of the state of torch's CPU generator: a head, 624 words in 8 bytes each of which 4 are zero, and a tail."""
+"""Size of the state of torch's CPU generator: header, 624 words of 8 bytes (4 of them zero), and tail."""
 _HEAD, _WORDS = 24, 624
 
 
 class WorkerGenerators:
-    """The global generators of a worker process, which nobody else draws from.
+    """The global generators of a worker process that nothing else draws from.
 
-    A worker that resumes is seeded in the same way, so a generator that was not drawn from needs no state. Create one
-    where the worker has been seeded and nothing was drawn.
+    A resumed worker is seeded in the same way, so an unused generator needs no state. Create this object after seeding
+    and before the first draw.
     """
 
     def __init__(self) -> None:
         self._python, self._numpy, self._torch = _present()
 
     def drawn(self) -> State:
-        """Return the states of those that were drawn from since (50 us if none was)."""
+        """Return the states of the generators that were used since (takes 50 µs if none was)."""
         python, legacy, own = _present()
         moved = {
             "python": python != self._python,
@@ -46,7 +46,7 @@ class WorkerGenerators:
         }
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Set those that have a state; the others to what they were when the worker began.
+        """Set the generators that have a state, and reset the others to the worker's initial seeds.
 
         Raises:
             StateError: a state is damaged.
@@ -62,12 +62,12 @@ def _present() -> tuple[Any, Any, torch.Tensor]:
 
 
 def generator_states() -> State:
-    """Return the states of the three global generators: lists of text and numbers."""
+    """Return the states of the three global generators as lists of text and numbers."""
     return {name: _TEXT_OF[name](state) for name, state in zip(_TEXT_OF, _present(), strict=True)}
 
 
 def set_generators(states: Mapping[str, Any]) -> None:
-    """Set those global generators that are named.
+    """Set the global generators that have an entry.
 
     Raises:
         StateError: a state is damaged.
@@ -112,7 +112,7 @@ _TEXT_OF = {"python": _python_text, "numpy": _numpy_text, "torch": _torch_text}
 
 
 def _compact(data: bytes) -> bytes:
-    """Return the state of torch's generator without the zero half of each of its words; another layout as it is."""
+    """Return the state of torch's generator without the zero half of each word; unchanged if its layout differs."""
     end = _HEAD + 8 * _WORDS
     if len(data) != _TORCH_BYTES:
         return data
@@ -121,7 +121,7 @@ def _compact(data: bytes) -> bytes:
 
 
 def _expanded(data: bytes) -> bytes:
-    """Return what `_compact` was given."""
+    """Return the original state from a result of `_compact`."""
     end = _HEAD + 4 * _WORDS
     if len(data) != _TORCH_BYTES - 4 * _WORDS:
         return data

@@ -1,7 +1,7 @@
-"""`History`: which steps a job had, as far as its loader knows: how they were dealt, and which it passed over.
+"""`History`: the steps of a job until an iterator starts: their layouts, and the skipped ones.
 
-state     layouts, steps that were passed over     ->  the number of the step that a run begins with
-skip=     steps to pass over                       ->  the batches that are left of the run
+state     layouts, skipped steps  ->  the number of the iterator's first step
+skip=     steps to leave out      ->  the iterator's remaining batches
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["History", "new_history", "within"]
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What a job did until a run begins.
+    """The job's history until an epoch iterator starts.
 
     Attributes:
-        skip: steps that the loader passes over.
-        layouts: how steps were dealt.
-        passed: steps that were passed over, by whatever loader.
-        origin: the step that this loader began with; None if it has loaded a state and has not begun.
-        first: the step that the run begins with.
-        padded: whether there may be steps of padding alone, of which no position says how many were had.
-        stood: the step that such a state stood before; None once the loader has begun.
+        skip: steps that this loader leaves out.
+        layouts: how steps were distributed to ranks.
+        passed: steps that any loader of the job left out.
+        origin: first step of this loader; None if it has loaded a state and has not started.
+        first: first step of the iterator.
+        padded: whether steps may consist of padding only. Positions do not tell how many of those were delivered.
+        stood: next step according to such a state; None once the loader has started.
     """
 
     skip: Ranges = ()
@@ -42,10 +42,10 @@ class History:
     stood: int | None = None
 
     def read(self, state: Mapping[str, Any]) -> Self:
-        """Return the history that a state holds, of a job that goes on with this loader.
+        """Return the history from a state, for a job that this loader continues.
 
         Raises:
-            StateError: it is damaged.
+            StateError: the state is damaged.
         """
         entries = state.get("skipped", [])
         stood = read_int(state, "step", of="DataLoader") if "step" in state else None
@@ -56,15 +56,15 @@ class History:
         return replace(self, layouts=Layouts.read(state, self.layouts.parts), passed=passed, origin=None, stood=stood)
 
     def followed(self, run: BatchEpochPlan) -> Self:
-        """Return the history until a run begins.
+        """Return the history until an epoch plan starts.
 
         Raises:
-            ConfigError: there are steps to pass over, and nobody knows which step a batch of the run is.
+            ConfigError: steps are to be skipped, but the plan's batches have no step numbers.
         """
         dealt = run.dealt
         if dealt is None:
             if self.skip:
-                raise ConfigError(f"skip= passes over steps by their numbers, and {type(run).__name__} has none")
+                raise ConfigError(f"skip= needs numbered steps, and {type(run).__name__} has none: omit skip=")
             return self
         layouts = self.layouts.followed(dealt, self.stood)
         first = layouts.step_of(dealt)
@@ -73,7 +73,7 @@ class History:
         return replace(self, layouts=layouts, first=first, origin=origin, padded=padded, stood=None)
 
     def left(self, run: BatchEpochPlan, skipped: int = 0) -> BatchEpochPlan:
-        """Return what is left of a run, whose first step this knows, without the first ``skipped`` of it."""
+        """Return the rest of an epoch plan, without skipped steps and its first ``skipped`` remaining batches."""
         passed: Ranges = ()
         if self.skip:
             first = self.first
@@ -83,19 +83,19 @@ class History:
         return RemainingBatches(run, passed) if passed else run
 
     def passed_before(self, step: int) -> Ranges:
-        """Return the steps before one that were passed over."""
+        """Return the skipped steps before a step."""
         begin = step if self.origin is None else self.origin
         return merged([*within(self.passed, 0, step), *within(self.skip, begin, step)])
 
     def passing(self, step: int, count: int) -> Self:
-        """Return the history of a job that passes over so many steps from one on."""
+        """Return the history of a job that skips ``count`` steps from a step on."""
         return replace(self, passed=merged([*self.passed_before(step), (step, step + count)]))
 
     def state(self, at: int) -> State:
-        """Return the entries of a state.
+        """Return the entries for a state.
 
         Args:
-            at: batches of the run, from its beginning, that are had or passed over.
+            at: number of batches of the plan that were delivered or skipped.
         """
         if not self.layouts.layouts:
             return {}
@@ -106,16 +106,16 @@ class History:
 
 
 def new_history(skip: Ranges, *, parts: int) -> History:
-    """Return the history of a job that begins.
+    """Return the history of a new job.
 
     Args:
-        skip: steps to pass over.
-        parts: mini-epochs of an epoch.
+        skip: steps to leave out.
+        parts: mini-epochs per epoch.
     """
     return History(skip=skip, layouts=Layouts(parts=parts))
 
 
 def within(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """Return the parts of ranges between two steps."""
+    """Return the ranges clipped to the steps from ``begin`` to ``end``."""
     parts = ((max(a, begin), min(b, end)) for a, b in ranges)
     return tuple((a, b) for a, b in parts if a < b)

@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C while worker processes start, and errors that handlers raise."""
+"""Signal handling: Ctrl-C during the start of workers, and exceptions that signal handlers raise."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ __all__ = ["holding_back_interrupts", "is_of_signal_handler"]
 
 @contextmanager
 def holding_back_interrupts(method: str) -> Iterator[bool]:
-    """Hold Ctrl-C back while a worker is started by this method; tell whether the worker is to unblock it.
+    """Delay Ctrl-C while a worker is started with this method. Yield whether the worker has to unblock the signal.
 
-    It reaches all processes of the group. A worker would print a traceback before it can set a handler, so it begins
-    with the signal blocked, as this thread has it. Another thread may get it meanwhile and have KeyboardInterrupt
-    raised in this one, with a worker half started: so there is another handler, too. Afterwards the signal is raised.
+    Ctrl-C reaches all processes of the group. A worker would print a traceback before it can set a handler, so it
+    starts with the signal blocked, like this thread. Another thread may receive the signal meanwhile, and Python would
+    raise KeyboardInterrupt in this thread with a half-started worker. So the handler is replaced, too. Afterwards a
+    delayed signal is raised.
     """
     if method == "forkserver":
-        yield False  # the server would hand a blocked signal on to whatever else it starts
+        # The fork server would pass a blocked signal on to everything else that it starts.
+        yield False
         return
     if method == "spawn":
         from multiprocessing import resource_tracker
 
-        resource_tracker.ensure_running()  # when it starts, it unblocks
+        # It unblocks the signal when it starts.
+        resource_tracker.ensure_running()
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if in_main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -46,13 +49,14 @@ def holding_back_interrupts(method: str) -> Iterator[bool]:
 
 
 def is_of_signal_handler(error: BaseException) -> bool:
-    """Return whether a handler of a signal has raised an error, wherever it struck: then it is no error of a sample."""
+    """Return whether a signal handler raised an exception. Such an exception is not the fault of a sample."""
     if threading.current_thread() is not threading.main_thread():
-        return False  # handlers run in the main thread
+        # Signal handlers run in the main thread.
+        return False
     codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
     before = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # A handler may have put another one in its place before it raised.
+        # The handler may have installed another one before it raised.
         if frame.f_code in codes or (before is not None and _is_called_for_signal(frame, before)):
             return True
         before = frame
@@ -60,7 +64,7 @@ def is_of_signal_handler(error: BaseException) -> bool:
 
 
 def _is_called_for_signal(frame: FrameType, caller: FrameType) -> bool:
-    """Return whether a function was given what handlers are: the number of a signal, and the frame that it struck."""
+    """Return whether a function received a signal handler's arguments: a signal number and the interrupted frame."""
     values = list(frame.f_locals.values())
     values += [each for value in values if type(value) is tuple for each in value]
     numbers = signal.valid_signals()
@@ -70,7 +74,7 @@ def _is_called_for_signal(frame: FrameType, caller: FrameType) -> bool:
 
 
 def _code_of(handler: object) -> CodeType | None:
-    """Return the code that a handler runs; None for what is no function of Python's."""
+    """Return the code object of a handler; None if it is not a Python function."""
     while isinstance(handler, partial):
         handler = handler.func
     if not callable(handler):

@@ -1,10 +1,10 @@
-"""`Layouts`: how a job dealt its steps, from the first one to the present, and so where each step is.
+"""`Layouts`: how a job's steps were distributed to ranks, from the first step on.
 
     steps      0 ...... 500 | 500 ...... 800 | 800 ...
     layout     2 ranks of 8 | 3 ranks of 16  | 1 rank of 4
 
-A step is a batch of all ranks together, counted from the beginning of epoch 0. A job that goes on with other ranks or
-another batch size gets another layout; within one, everything is arithmetic.
+A step is one batch of all ranks together, counted from the start of epoch 0. A job that continues with other ranks or
+another batch size gets a new layout. Within a layout, everything is computed by arithmetic.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from penstock.plan.epoch import Dealt
 __all__ = ["Layout", "Layouts", "Stretch"]
 
 _MOST = 32
-"""Layouts that are kept: the last ones."""
-_NUMBERS = 10  # of a layout in a state
+"""Maximum number of layouts stored: the last ones."""
+# Numbers of a layout in a state.
+_NUMBERS = 10
 
 
 class Layout(NamedTuple):
-    """How the steps from one on are dealt.
+    """The distribution of steps to ranks, from a first step on.
 
     Attributes:
-        step: the first step.
-        epoch, mini_epoch, done, base, skip: where that begins, see `penstock.plan.share.MiniEpoch`.
-        ranks: of the job.
-        batch_size: of each rank.
-        samples: of an epoch; batches, where the order is one of batches.
-        ends: how epochs end: the number of the remainder's rule, and 3 more where a last short batch is left out.
-        excluded: hash of the rows that are left out.
+        step: first step of the layout.
+        epoch, mini_epoch, done, base, skip: position of that step, see `penstock.plan.share.MiniEpoch`.
+        ranks: number of ranks.
+        batch_size: batch size of each rank.
+        samples: samples per epoch; batches, if the order is one of batches.
+        ends: handling of the end of an epoch: index of the remainder rule, plus 3 if a last short batch is dropped.
+        excluded: hash of the excluded rows.
     """
 
     step: int
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, step: int, dealt: Dealt) -> Self:
-        """Return the layout of the steps from one on, which a bound plan begins with."""
+        """Return the layout from a step on, with which a bound plan starts."""
         part = dealt.partition
         ends = REMAINDERS.index(part.remainder) + len(REMAINDERS) * dealt.drop_last
         place = dealt.epoch, dealt.mini_epoch, dealt.done, dealt.base, dealt.skip
@@ -64,22 +65,22 @@ class Layout(NamedTuple):
 
     @property
     def rule(self) -> tuple[Any, ...]:
-        """All that is so for every epoch."""
+        """The fields that do not depend on the first step."""
         return self[6:]
 
     @property
     def whole(self) -> Self:
-        """The same from the beginning of the job."""
+        """The same layout from the start of the job."""
         return self._replace(step=0, epoch=0, mini_epoch=0, done=0, base=0, skip=0)
 
     def steps_per_epoch(self, parts: int) -> int:
-        """Return the steps of a whole epoch."""
+        """Return the number of steps in a whole epoch."""
         return sum(_counts(self, parts, False))
 
     def partition(self, epoch: int, part: int, parts: int, rank: int = 0) -> Partition:
         """Return the positions of a rank in a mini-epoch."""
         done, base = (self.done, self.base) if epoch == self.epoch else (0, 0)
-        # A mini-epoch that was finished before the epoch was dealt out anew has nothing left.
+        # A mini-epoch that was finished before the epoch was re-partitioned has no samples left.
         return Partition(
             self.samples,
             self.ranks,
@@ -91,11 +92,11 @@ class Layout(NamedTuple):
         )
 
     def begin(self, epoch: int, part: int) -> int:
-        """Return how many samples of a mini-epoch each rank has had before the layout."""
+        """Return the number of samples of a mini-epoch that each rank received before this layout."""
         return self.skip if (epoch, part) == (self.epoch, self.mini_epoch) else 0
 
     def stretches(self, epoch: int, parts: int) -> Iterator[Stretch]:
-        """Yield the mini-epochs of an epoch, from where the layout begins on."""
+        """Yield the mini-epochs of an epoch, from the start of this layout."""
         counts, step = _counts(self, parts, epoch == self.epoch), self.step
         if epoch > self.epoch:
             step += sum(_counts(self, parts, True)) + (epoch - self.epoch - 1) * sum(counts)
@@ -106,7 +107,10 @@ class Layout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _counts(layout: Layout, parts: int, first: bool) -> tuple[int, ...]:
-    """Return the batches of each mini-epoch, of the rank that has most: in the layout's first epoch, or in others."""
+    """Return the number of batches in each mini-epoch, of the rank with the most.
+
+    ``first`` selects the layout's first epoch; all others are alike.
+    """
     epoch = layout.epoch if first else layout.epoch + 1
     counts = [0] * (layout.mini_epoch if first else 0)
     for part in range(len(counts), parts):
@@ -117,14 +121,14 @@ def _counts(layout: Layout, parts: int, first: bool) -> tuple[int, ...]:
 
 
 class Stretch(NamedTuple):
-    """The steps of a mini-epoch in one layout.
+    """The steps of one mini-epoch in one layout.
 
     Attributes:
-        layout: which one.
+        layout: the layout.
         epoch, part: the mini-epoch.
-        parts: mini-epochs of an epoch.
+        parts: mini-epochs per epoch.
         first: the first step.
-        steps: how many.
+        steps: the number of steps.
     """
 
     layout: Layout
@@ -146,7 +150,7 @@ class Stretch(NamedTuple):
         return found if len(found) == size or self.layout.ends < len(REMAINDERS) else found[:0]
 
     def all_positions(self, step: int) -> tuple[Indices, Indices]:
-        """Return the positions of all ranks' batches, rank by rank, and which rank has each."""
+        """Return the positions of all ranks' batches, sorted by rank, and the rank of each position."""
         size, ranks, begin = self.layout.batch_size, self.layout.ranks, self.position(step)
         places = np.arange(begin, min(begin + size * ranks, self.partition().end))
         of_rank = (places - begin) % ranks
@@ -157,17 +161,17 @@ class Stretch(NamedTuple):
         return places[by_rank], of_rank[by_rank]
 
     def position(self, step: int) -> int:
-        """Return the position at which a step begins, over all ranks."""
+        """Return the first position of a step, over all ranks."""
         had = self.layout.begin(self.epoch, self.part) + (step - self.first) * self.layout.batch_size
         return self.partition().begin + had * self.layout.ranks
 
     def number(self, position: int) -> int:
-        """Return which step of these has a position, or would have if there were as many."""
+        """Return the number, in this stretch, of the step with a position. It may exceed the stretch's steps."""
         local = (position - self.partition().begin) // self.layout.ranks - self.layout.begin(self.epoch, self.part)
         return local // self.layout.batch_size
 
     def locate(self, position: int) -> tuple[int, int] | None:
-        """Return the step and the rank of a position; None if it is in no step of these."""
+        """Return the step and the rank of a position; None if no step of this stretch contains it."""
         whole, layout = self.partition(), self.layout
         if not whole.begin <= position < whole.end:
             return None
@@ -177,7 +181,7 @@ class Stretch(NamedTuple):
         return (step, rank) if had else None
 
     def step_of(self, dealt: Dealt) -> int:
-        """Return the step that begins where a bound plan of the mini-epoch does, or behind that."""
+        """Return the step at which a bound plan of this mini-epoch starts, or the next one."""
         whole, layout = self.partition(), self.layout
         if dealt.empty and dealt.first >= min(whole.end, layout.samples):
             return self.first + self.steps
@@ -186,11 +190,11 @@ class Stretch(NamedTuple):
 
 
 class Layouts:
-    """The layouts of a job, one after the other.
+    """The layouts of a job in order.
 
     Args:
-        layouts: of a state, oldest first.
-        parts: mini-epochs of an epoch.
+        layouts: layouts of a state, oldest first.
+        parts: mini-epochs per epoch.
     """
 
     def __init__(self, layouts: Sequence[Layout] = (), parts: int = 1) -> None:
@@ -199,10 +203,10 @@ class Layouts:
 
     @classmethod
     def read(cls, state: Mapping[str, Any], parts: int = 1) -> Self:
-        """Return the layouts that a state holds: none, if it is older than they are.
+        """Return the layouts of a state; none if the state is from before layouts existed.
 
         Raises:
-            StateError: they are damaged.
+            StateError: the layouts are damaged.
         """
         entries = state.get("layouts", [])
         fine = isinstance(entries, list) and all(map(_is_layout, entries))
@@ -213,18 +217,18 @@ class Layouts:
         return cls(layouts, parts)
 
     def state(self) -> list[list[Any]]:
-        """Return the entry of a state."""
+        """Return the entry for a state."""
         return [list(layout if layout.excluded else layout[:_NUMBERS]) for layout in self.layouts]
 
     def followed(self, dealt: Dealt, stood: int | None = None) -> Layouts:
-        """Return these, and how a bound plan is dealt, if it is dealt otherwise than the last of them says.
+        """Return these layouts, plus one for a bound plan if its distribution differs from the last one.
 
         Args:
-            dealt: how the plan is dealt.
-            stood: the step before which the job stood, as a state says. Where an epoch had all its samples, its
-                position does not say how many steps of padding there were.
+            dealt: distribution of the plan.
+            stood: the next step according to a state. At the end of an epoch, the position does not tell how many steps
+                of padding were delivered.
 
-        Who goes back behind the beginning of the last one counts as if the job had had no other layout.
+        A job that goes back to before the last layout counts as one that had no other layout.
         """
         now, layouts = Layout.of(0, dealt), list(self.layouts)
         if not layouts or _before(dealt, layouts[-1], dealt.parts):
@@ -237,27 +241,28 @@ class Layouts:
         if last.rule == now.rule and (dealt.empty or _fits(dealt, stretch, step)):
             return found
         if kept := [layout for layout in layouts if layout.step < step]:
-            if len(kept) < len(layouts):  # the last one had no step
+            # The last layout had no step.
+            if len(kept) < len(layouts):
                 return Layouts(kept, dealt.parts).followed(dealt, stood)
         else:
             layouts = []
         return Layouts([*layouts, now._replace(step=step)][-_MOST:], dealt.parts)
 
     def step_of(self, dealt: Dealt) -> int:
-        """Return the step that a bound plan begins with."""
+        """Return the first step of a bound plan."""
         return self._last_stretch(dealt).step_of(dealt)
 
     def _last_stretch(self, dealt: Dealt) -> Stretch:
         return list(self.layouts[-1].stretches(dealt.epoch, self.parts))[dealt.mini_epoch]
 
     def at(self, step: int) -> Stretch:
-        """Return where a step is.
+        """Return the stretch that contains a step.
 
         Raises:
-            ConfigError: there is no such step, or nobody remembers.
+            ConfigError: the step does not exist, or its layout is no longer stored.
         """
         if step < 0:
-            raise ConfigError(f"steps are counted from 0 on, got step {step}")
+            raise ConfigError(f"steps are counted from 0, got step {step}")
         found = [layout for layout in self.layouts if layout.step <= step]
         if not found:
             raise ConfigError(f"{self._forgotten()}, got step {step}")
@@ -273,10 +278,10 @@ class Layouts:
         raise AssertionError(step)
 
     def in_epoch(self, epoch: int) -> Iterator[Stretch]:
-        """Yield the stretches of an epoch, each as far as the job had it in its layout.
+        """Yield the stretches of an epoch, each with the steps that the job ran in its layout.
 
         Raises:
-            ConfigError: nobody remembers them.
+            ConfigError: the layouts are no longer stored.
         """
         first = self.layouts[0]
         if first.step and (epoch, 0, 0, 0) < (first.epoch, first.mini_epoch, first.base, first.skip):
@@ -291,13 +296,12 @@ class Layouts:
     def _forgotten(self) -> str:
         first = self.layouts[0]
         return (
-            f"a state keeps the last {_MOST} layouts of a job, here those from step {first.step} in epoch "
-            f"{first.epoch} on"
+            f"a state stores the last {_MOST} layouts of a job, here from step {first.step} in epoch {first.epoch} on"
         )
 
 
 def _before(dealt: Dealt, layout: Layout, parts: int) -> bool:
-    """Return whether a bound plan begins before a layout does."""
+    """Return whether a bound plan starts before a layout."""
     place, begin = (dealt.epoch, dealt.mini_epoch), (layout.epoch, layout.mini_epoch)
     if place != begin:
         return place < begin
@@ -305,18 +309,18 @@ def _before(dealt: Dealt, layout: Layout, parts: int) -> bool:
 
 
 def _fits(dealt: Dealt, stretch: Stretch, step: int) -> bool:
-    """Return whether a bound plan begins with a step of a stretch, and ends where that does."""
+    """Return whether a bound plan starts with a step of a stretch and ends with the stretch."""
     whole, layout = stretch.partition(), stretch.layout
     had = layout.begin(stretch.epoch, stretch.part) + (step - stretch.first) * layout.batch_size
     return dealt.first == whole.begin + had * layout.ranks and dealt.partition.end == whole.end
 
 
 def _is_layout(entry: Any) -> bool:
-    """Return whether an entry of a state is a layout."""
+    """Return whether a state's entry is a valid layout."""
     if not isinstance(entry, list) or len(entry) not in (_NUMBERS, _NUMBERS + 1):
         return False
     numbers = entry[:_NUMBERS]
     whole = all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
-    # Ranks and batches of nothing would divide by zero.
+    # Zero ranks or an empty batch would cause a division by zero.
     sizes = whole and numbers[6] > 0 and numbers[7] > 0 and numbers[9] < 2 * len(REMAINDERS)
     return sizes and max(numbers[4:6]) <= numbers[8] and (len(entry) == _NUMBERS or isinstance(entry[_NUMBERS], str))

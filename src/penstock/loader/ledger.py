@@ -1,12 +1,12 @@
-"""`Ledger`: which rows were in which step of a job, answered from the plan alone. Nothing is logged.
+"""`Ledger`: which rows were in which step of a job, computed from the plan. Nothing is logged.
 
 ledger = Ledger(loader, state=state)
 ledger.rows(12_345)                 # the global batch of that step: rows, ranks, keys of generators
-ledger.steps(777)                   # where row 777 comes in the present epoch
-ledger.seen(777, until=12_345)      # how often it was had before
+ledger.steps(777)                   # the steps with row 777 in the current epoch
+ledger.seen(777, until=12_345)      # how often the row was delivered before that step
 
-A step is a batch of all ranks together, counted from the beginning of epoch 0. Its positions follow from how the job
-was dealt in that step (`penstock.loader.layouts`), and the rows at them from the order (`data_positions`).
+A step is one batch of all ranks together, counted from the start of epoch 0. Its positions follow from the job's layout
+in that step (`penstock.loader.layouts`), and their rows from the order (`data_positions`).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = ["Ledger", "Occurrence", "StepRows"]
 
 
 class StepRows(NamedTuple):
-    """What a step has, of one rank or of all of them.
+    """The rows of a step, for one rank or for all.
 
     Attributes:
-        epoch: which epoch the step is in.
-        rows: of the data, in the order in which batches have them, rank after rank: int64 of shape (rows,). Of packs:
-            the rows of the documents in them.
-        ranks: the rank of each row.
-        positions: the position in the job's epoch of each row's sample; of documents, that of their pack.
-        sources: the number of each row's source in a mixture; -1 where there is none.
-        keys: of the samples' generators, see `penstock.generator`, one for each row; None without a seed.
-        skipped: whether the job passed over this step, so that nobody had these rows in it.
+        epoch: epoch of the step.
+        rows: rows of the data in batch order, rank after rank: int64 of shape (rows,). For packs, the rows of their
+            documents.
+        ranks: rank of each row.
+        positions: position of each row's sample in the job's epoch; for a document, the position of its pack.
+        sources: number of each row's source in a mixture; -1 without a mixture.
+        keys: key of each row's generator, see `penstock.generator`; None without a seed.
+        skipped: whether the job skipped this step, so that no rank received these rows in it.
     """
 
     epoch: int
@@ -64,7 +64,7 @@ class StepRows(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """Where a row comes: the step of the job, and the rank that has it."""
+    """One occurrence of a row: a step of the job, its epoch and the rank that receives the row."""
 
     step: int
     epoch: int
@@ -75,25 +75,29 @@ class Ledger:
     """The rows of every step of a loader's job.
 
     Args:
-        loader: over a data set with an order of its own (`penstock.RankDataset`, `Mixture`, `PackedDataset`, ...), or
-            with a sampler of ours that has a seed.
-        state: of the loader, or of the run that is asked about; by default where the loader is. It is read and not
-            loaded, and says how many ranks and which batch size the job had, from when on, and which steps it passed
-            over. The data set may exclude other rows than the state says.
-        world_size: ranks of a job that always had so many; by default as the state or the loader says.
+        loader: a loader over a dataset with its own order (`penstock.RankDataset`, `Mixture`, `PackedDataset`, ...), or
+            with a seeded Penstock sampler.
+        state: a state of the loader or of the run in question; by default the loader's current state. It is read, not
+            loaded. It contains the job's ranks and batch sizes over time, and its skipped steps. The dataset may
+            exclude other rows than the state.
+        world_size: number of ranks, for a job that never changed it; by default from the state or the loader.
 
     Raises:
-        ConfigError: an order that nobody can compute: of a stream, of a sampler without a seed or of another library;
-            ``world_size=`` beside a state that says it.
-        StateError: a state of other data, or another order.
+        ConfigError: the order cannot be computed, as for a stream, an unseeded sampler or another library's sampler; or
+            ``world_size=`` contradicts a state that contains the ranks.
+        StateError: a state of other data or another order.
 
-    A state from before states said it, and a loader that has loaded none, count as of a job that always had the layout
-    that the loader has. Steps behind the state have its last one. Questions about steps that had other rows, since
-    other ones were excluded or the data has grown, are a ConfigError: ask with a loader over the rows from then. So are
-    those about epochs that were read in windows of shards, see `penstock.ShardDataset`.
+    A state without layouts (from an older version), or a loader without a loaded state, counts as a job that always had
+    the
+    loader's layout. Steps after the state have its last layout.
 
-    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `seen` costs one for each epoch.
-    Where a row stands in an order of torch's, or in one that draws rows more than once, takes a pass over the order.
+    Some questions raise ConfigError: about steps with other rows, because other rows were excluded or the data has
+    grown
+    (use a loader over the rows of that time), and about epochs that were read in windows of shards, see
+    `penstock.ShardDataset`.
+
+    Cost: the arithmetic of one batch per question, for any number of rows or ranks; `seen` pays it for each epoch. To
+    find a row in torch's orders, or in orders that draw rows repeatedly, the ledger scans the whole order.
 
     >>> from penstock import DataLoader, DistributedSampler
     >>> sampler = DistributedSampler(range(100), num_replicas=2, rank=0, seed=1)
@@ -111,7 +115,7 @@ class Ledger:
         position = loader.pipeline.position
         plan = position.plan
         self.dataset: Any = position.samples
-        """The loader's map-style data set."""
+        """The loader's map-style dataset."""
         if reason := why_unknown(plan, self.dataset):
             raise ConfigError(reason)
         assert plan is not None
@@ -119,13 +123,14 @@ class Ledger:
         self._seed = loader.seed
         self._own = has_own_order(plan, self.dataset)
         self._changes = getattr(self.dataset.plan, "changes", ()) if self._own else ()
-        self._windows_until = 0  # the first epoch that was not read in windows
+        # The first epoch that was not read in windows of shards.
+        self._windows_until = 0
         if state is None and world_size is None:
             state = position.state_dict()
         cursor = None
         if state is not None:
             position.check(state)
-            # Shards that nobody has counted are counted for that, so it comes first.
+            # First, because it may count the samples of uncounted shards.
             cursor = self._cursor_of(state)
         self._now = self._dealt(Cursor())
         nothing = Layouts(parts=self._now.parts)
@@ -141,15 +146,15 @@ class Ledger:
             raise ConfigError("the state says how many ranks the job had in each step: leave world_size= out")
 
     def _cursor_of(self, state: Mapping[str, Any]) -> Cursor:
-        """Return where the order is, in a state."""
+        """Return the cursor in a state."""
         sampler = read_mapping(state, "sampler", of="DataLoader")
         if "windows" in sampler:
             self._windows_until = read_int(sampler, "windows", of="DataLoader")
-        # Rows that were excluded since, or are no more, are a question of steps; and the plan is the loader's.
+        # Excluded rows are checked for each step, and the plan is the loader's.
         return self._plan.read({name: sampler[name] for name in sampler if name not in ("excluded", "windows")})
 
     def _read(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Take over what a state says."""
+        """Take history and epoch from a state."""
         history = self._history.read(state)
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
         layouts, here = history.layouts, self._dealt(cursor)
@@ -158,12 +163,12 @@ class Ledger:
         self._history, self._epoch = replace(history, first=first, origin=first), cursor.epoch
 
     def _dealt(self, cursor: Cursor) -> Dealt:
-        """Return how the job's ranks share what is left of an epoch."""
+        """Return how the rest of an epoch is distributed to the job's ranks."""
         dealt = self._plan.bind(cursor, None).dealt
         if dealt is None and self._own and isinstance(self.dataset.plan, WindowPlan):
             raise ConfigError(
-                f"epoch {cursor.epoch} is read in windows of shards that nobody had counted before, and a ledger knows "
-                "other epochs alone: ask with a state of a later one, or with a loader over a ShardSet"
+                f"epoch {cursor.epoch} is read in windows of shards that had not been counted before, and a ledger "
+                "knows only other epochs: use a state of a later epoch, or a loader over a ShardSet"
             )
         if dealt is None:
             raise ConfigError(f"a ledger does not know the batches of a {type(sampler_of(self._plan)).__name__}")
@@ -173,61 +178,61 @@ class Ledger:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """How the job's steps were dealt, oldest first."""
+        """The layouts of the job's steps, oldest first."""
         return self._history.layouts.layouts
 
     @property
     def step(self) -> int:
-        """The step that comes next, where the loader or the state is."""
+        """The next step of the loader or of the state."""
         return self._history.first
 
     def layout(self, step: int) -> Layout:
-        """Return how a step was dealt."""
+        """Return the layout of a step."""
         return self._history.layouts.at(step).layout
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job, in its last layout."""
+        """Number of ranks in the job's last layout."""
         return self.layouts[-1].ranks
 
     @property
     def batch_size(self) -> int:
-        """Samples of a rank's batch, in the last layout; 1 where batches are no fixed number of them."""
+        """Samples per rank and batch in the last layout; 1 if batches have no fixed size."""
         return self.layouts[-1].batch_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of each whole epoch, in the last layout."""
+        """Steps per whole epoch in the last layout."""
         return self.layouts[-1].steps_per_epoch(self._now.parts)
 
     def _same_rows(self, stretch: Stretch) -> None:
-        """Refuse to answer about steps in which the job had other rows than the loader has, or in another order."""
+        """Refuse a stretch in which the job had other rows, or another order, than the loader."""
         layout, now = stretch.layout, self._now
         if stretch.epoch < self._windows_until:
             raise ConfigError(
-                f"epoch {stretch.epoch} of the job was read in windows of shards that nobody had counted before: a "
+                f"epoch {stretch.epoch} of the job was read in windows of shards that had not been counted before: a "
                 f"ledger knows the rows from epoch {self._windows_until} on"
             )
         if layout.samples != now.partition.n:
             raise ConfigError(
-                f"in step {stretch.first} the job had epochs of {layout.samples}, and the loader has ones of "
-                f"{now.partition.n}: ask a ledger of a loader over the data from then"
+                f"in step {stretch.first} the job had {layout.samples} samples per epoch, and the loader has "
+                f"{now.partition.n}: use a ledger of a loader over the data of that time"
             )
         if layout.excluded != now.excluded:
             raise ConfigError(
-                f"in step {stretch.first} the job left out other rows than the loader, by their hashes "
-                f"{layout.excluded or 'none'} and {now.excluded or 'none'}: ask a ledger of a loader with the exclude= "
-                "from then"
+                f"in step {stretch.first} the job excluded other rows than the loader; the hashes are "
+                f"{layout.excluded or 'none'} and {now.excluded or 'none'}: use a ledger of a loader with the exclude= "
+                "of that time"
             )
 
     def _same_nodes(self) -> None:
-        """Refuse to answer about rows that were dealt to other nodes."""
+        """Refuse questions about rows if the job's nodes differ from the loader's."""
         plan = self.dataset.plan
         if plan.locality is None or all(layout.ranks == plan.world.world_size for layout in self.layouts):
             return
         raise ConfigError(
-            f"locality='node' deals rows by the ranks of a job, which had {_listed(self.layouts)}, and the loader is "
-            f"one of {plan.world.world_size}: a ledger knows the rows of a job that always had the loader's ranks"
+            f"locality='node' assigns rows by the number of ranks; the job had {_listed(self.layouts)}, and the loader "
+            f"has {plan.world.world_size}: a ledger can only answer for a job that always had the loader's number of ranks"
         )
 
     def _data(self, stretch: Stretch) -> DataPositions:
@@ -241,12 +246,12 @@ class Ledger:
         return sampler_of(self._plan).bind(Cursor(epoch=epoch), None)
 
     def begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch of a step, and the position in the job's epoch at which it begins."""
+        """Return the epoch of a step, and its first position in the job's epoch."""
         stretch = self._history.layouts.at(step)
         return stretch.epoch, stretch.position(step)
 
     def step_from(self, position: int, *, epoch: int) -> int:
-        """Return the first step that has a position of an epoch, or one behind it: the last ones may be left out."""
+        """Return the first step that contains a position of an epoch or a later one, since the last may be dropped."""
         step = 0
         for stretch in self._history.layouts.in_epoch(epoch):
             number = stretch.number(max(position, stretch.position(stretch.first)))
@@ -255,17 +260,17 @@ class Ledger:
             step = stretch.first + stretch.steps
         return step
 
-    # Questions.
+    # Queries.
 
     def rows(self, step: int, *, rank: int | None = None) -> StepRows:
         """Return the rows of a step.
 
         Args:
-            step: of the job, from 0 on, all epochs counted.
-            rank: whose batch; None for all ranks.
+            step: step of the job, counted from 0 over all epochs.
+            rank: a single rank; None for all ranks.
 
         Raises:
-            ConfigError: a step or rank that there is not.
+            ConfigError: the step or the rank does not exist.
         """
         stretch = self._history.layouts.at(step)
         self._same_rows(stretch)
@@ -286,7 +291,7 @@ class Ledger:
         return StepRows(epoch, found.rows, of_rank[found.at], positions, found.sources, keys, skipped)
 
     def _of_batches(self, run: ClassBatchPlan, numbers: Indices, ranks: Indices, skipped: bool) -> StepRows:
-        """Return the rows of batches that a sampler makes by itself."""
+        """Return the rows of batches from a batch sampler."""
         batches, none = run.numbered(numbers), np.empty(0, np.int64)
         rows = np.concatenate([none, *(np.array(indices, np.int64) for indices, _ in batches)])
         positions = np.concatenate([none, *(positions for _, positions in batches)])
@@ -299,20 +304,21 @@ class Ledger:
         return None if seed is None else sample_keys(seed, epoch, positions)
 
     def steps(self, row: int, *, source: int | str = -1, epoch: int | None = None) -> list[Occurrence]:
-        """Return where a row of the data comes in an epoch: several times where padding or a mixture repeats it, or
-        where a document is cut into several packs.
+        """Return the occurrences of a row in an epoch.
+
+        There may be several: padding or a mixture repeats rows, and a document may be cut into several packs. Skipped
+        steps
+        are included, see `skipped`.
 
         Args:
-            row: of the data, as `rows` gives them; of packs, the row of a document.
-            source: its source in a mixture: the number, or the name.
-            epoch: by default the present one, of the state if one was given.
-
-        Steps that the job passes over are among them, see `skipped`.
+            row: row of the data as in `rows`; for packs, the row of a document.
+            source: number or name of the row's source in a mixture.
+            epoch: the epoch; by default the current one, or that of the state.
         """
         return sorted(self._occurrences(row, source, self._epoch if epoch is None else epoch))
 
     def _occurrences(self, row: int, source: int | str, epoch: int) -> Iterator[Occurrence]:
-        """Yield where a row comes in an epoch."""
+        """Yield the occurrences of a row in an epoch."""
         for stretch in self._history.layouts.in_epoch(epoch):
             self._same_rows(stretch)
             for position in self._positions(row, source, stretch):
@@ -321,7 +327,7 @@ class Ledger:
                     yield Occurrence(step, epoch, rank)
 
     def _positions(self, row: int, source: int | str, stretch: Stretch) -> Iterator[int]:
-        """Yield the positions of a row, with those that repeat them."""
+        """Yield the positions of a row, including those of padding."""
         if not self._own and isinstance(run := self._run(stretch.epoch), ClassBatchPlan):
             check_no_source(source)
             found = list(run.numbers_of(row))
@@ -331,13 +337,11 @@ class Ledger:
             yield from range(position, stretch.partition().end, max(1, stretch.layout.samples))
 
     def skipped(self, step: int) -> bool:
-        """Return whether the job has passed over a step, or is going to: nobody has its rows in it."""
+        """Return whether the job has skipped a step or will skip it, so that no rank receives its rows."""
         return any(begin <= step < end for begin, end in self._history.passed_before(step + 1))
 
     def seen(self, row: int, *, until: int, source: int | str = -1) -> int:
-        """Return how often the job has had a row before a step; in steps that were passed over, nobody had it. See
-        `steps`.
-        """
+        """Return how often the job delivered a row before a step, without skipped steps. Arguments as in `steps`."""
         last = self._history.layouts.at(until).epoch
         every = (found for epoch in range(last + 1) for found in self._occurrences(row, source, epoch))
         return sum(found.step < until and not self.skipped(found.step) for found in every)

@@ -1,6 +1,6 @@
-"""`Lookahead`: the requests of a pass, some of them planned before they can be handed out.
+"""`Lookahead`: the requests of an epoch, some of them planned before they can be sent to workers.
 
-A sampler may draw from a generator that others draw from, too, so it can be seen how many batches were planned.
+A sampler may share its generator with other code, so the number of batches planned ahead is observable.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["Lookahead"]
 
 
 class Lookahead:
-    """The requests of a pass, in their order.
+    """The requests of an epoch in order.
 
     Args:
-        requests: pulled from in the consumer's thread.
+        requests: iterator, advanced in the consumer's thread.
 
     Attributes:
-        error: that ended the requests. It is raised behind the batches that were planned before it.
-        over: whether there are no more requests, as far as was looked.
+        error: exception that ended the requests. It is raised after the batches planned before it.
+        over: whether no more requests are known to follow.
     """
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
@@ -32,12 +32,12 @@ class Lookahead:
         self._planned: deque[BatchRequest] = deque()
 
     def plan(self, count: int) -> None:
-        """Pull requests until so many are planned."""
+        """Advance until ``count`` requests are planned."""
         while len(self._planned) < count and self._pull():
             pass
 
     def next(self) -> BatchRequest | None:
-        """Return the next request; None behind the last."""
+        """Return the next request; None at the end."""
         if not self._planned and not self._pull():
             return None
         request = self._planned.popleft()
@@ -45,7 +45,7 @@ class Lookahead:
         return request
 
     def end(self) -> None:
-        """Drop all that is left."""
+        """Drop all remaining requests."""
         self._requests = None
         self._planned.clear()
         self.over = True

@@ -17,8 +17,8 @@ class BatchRequest:
         indices: of its samples.
         keys: of their generators; as a list, or packed: 64-bit unsigned numbers in an array or bytes, which travels at
             little cost.
-        place: where the data set stood when the pass began (None for data sets that have no place of their own). It
-            travels with the request, so a data set that was moved on meanwhile still gives the batches of this pass.
+        place: where the dataset stood when the pass began (None for datasets that have no place of their own). It
+            travels with the request, so a dataset that was moved on meanwhile still gives the batches of this pass.
     """
 
     __slots__ = ("_keys", "_packed", "indices", "place")
@@ -65,11 +65,11 @@ class BatchMetrics:
 
     Attributes:
         samples: how many were loaded.
-        fetch: seconds in the data set, over all threads.
+        fetch: seconds in the dataset, over all threads.
         collate: seconds in the collate function.
         hand_over: seconds between there and the consumer: packing in the worker, unpacking in the consumer's process.
-        cpu: seconds of the processor in the data set.
-        stages: seconds in each `penstock.stages.stage` that the data set named, within ``fetch``.
+        cpu: seconds of the processor in the dataset.
+        stages: seconds in each `penstock.stages.stage` that the dataset named, within ``fetch``.
         failures: what ``on_error`` had to deal with (`penstock.loader.failures.Failure`).
     """
 
@@ -131,7 +131,7 @@ class BatchResult(NamedTuple):
         metrics: what it took.
         number: of the batch in its pass, 0 for the first one after a resume.
         worker: id of the worker (process or thread) that a stream's batch came from; 0 where it does not matter.
-        state: of the user's data set, iterator and collate function right after this batch, or after its error; None if
+        state: of the user's dataset, iterator and collate function right after this batch, or after its error; None if
             they have none.
         way: how it came: "local" (same process), "ring", "pipe" (small, too large, or no ring yet), "copy" (out of it).
         error: what was raised in the place of this batch.

@@ -36,7 +36,7 @@ _COUNTERS = (
     ("wait_seconds", "time that the training waited for data", "wait_seconds"),
     ("first_batch_seconds", "of that for the first batches of passes", "first_batch_seconds"),
     ("train_seconds", "time between a batch and the request for the next", "train_seconds"),
-    ("work_cpu_seconds", "processor time of the data set, all workers together", "cpu_seconds"),
+    ("work_cpu_seconds", "processor time of the dataset, all workers together", "cpu_seconds"),
     ("passes", "passes begun", "passes"),
     ("failed_batches", "batches that came as an error", "failed_batches"),
     ("worker_restarts", "workers that died and were replaced", "restarts"),

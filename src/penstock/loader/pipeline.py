@@ -1,4 +1,4 @@
-"""`Pipeline`: what a loader makes batches of: data set, plan, position, and how samples become batches.
+"""`Pipeline`: what a loader makes batches of: dataset, plan, position, and how samples become batches.
 
     pipeline.position.plan    which samples          pipeline.fetcher(config)    makes one batch of them
 
@@ -35,9 +35,9 @@ class Pipeline:
 
     Args:
         dataset: the loader's.
-        plan: of its batches; None for streams that only the data set can order.
+        plan: of its batches; None for streams that only the dataset can order.
         sampler: the one that gives single indices, if there is one.
-        config: the loader's settings, with what data set and plan say of themselves.
+        config: the loader's settings, with what dataset and plan say of themselves.
         batched: whether samples are collated.
     """
 
@@ -49,7 +49,7 @@ class Pipeline:
         """Whether a framework deals the batches to the ranks, once they are made."""
         self._batched = batched
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
-        """The map-style data set; that inside an iterable one of ours."""
+        """The map-style dataset; that inside an iterable one of ours."""
         self._last: list[Stream] = []
         states = self.worker_states(config, stream=plan is None)
         layout = {"batch_size": config.batch_size, "drop_last": config.drop_last}
@@ -60,7 +60,7 @@ class Pipeline:
 
     @property
     def stream(self) -> bool:
-        """Whether only the data set can order its samples."""
+        """Whether only the dataset can order its samples."""
         return self.position.plan is None
 
     def worker_states(self, config: LoaderConfig, *, stream: bool) -> WorkerStates:
@@ -110,10 +110,10 @@ class Pipeline:
 
 
 def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> EpochBatchSampler | None:
-    """Return the plan of a loader's batches; None for an iterable data set that only it can order.
+    """Return the plan of a loader's batches; None for an iterable dataset that only it can order.
 
     Raises:
-        ConfigError: an iterable data set cannot do what is asked of it.
+        ConfigError: an iterable dataset cannot do what is asked of it.
     """
     if not isinstance(loader.dataset, IterableDataset):
         return batch_source(loader.sampler, loader.batch_sampler)
@@ -124,7 +124,7 @@ def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> Epo
 
 
 def declarations(dataset: Any) -> dict[str, bool]:
-    """Return what a data set says of itself, by the names of the settings. A stream never runs in several threads."""
+    """Return what a dataset says of itself, by the names of the settings. A stream never runs in several threads."""
     samples = dataset.samples if isinstance(dataset, StreamDataset) else dataset
     pure = bool(getattr(samples, "pure", False))
     threads = pure and bool(getattr(samples, "releases_gil", False)) and not isinstance(samples, IterableDataset)
@@ -132,7 +132,7 @@ def declarations(dataset: Any) -> dict[str, bool]:
 
 
 def _channels_last(dataset: Any) -> bool:
-    """Return whether a data set's images are to stay channels_last in memory."""
+    """Return whether a dataset's images are to stay channels_last in memory."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return bool(getattr(dataset, "channels_last", False))
@@ -143,6 +143,6 @@ def _warn_threads(dataset: Any) -> None:
     warnings.warn(
         f"{type(dataset).__name__} does not declare itself pure: in threads only penstock.generator() repeats, while "
         "Python's, NumPy's and torch's global generators are shared by all of them. Draw from penstock.generator() and "
-        "set `pure = True` on the data set, or use executor='process'",
+        "set `pure = True` on the dataset, or use executor='process'",
         stacklevel=5,
     )

@@ -1,10 +1,10 @@
-"""`Position`: which epoch and batch a loader's consumer is at, and the state that says so.
+"""`Position`: the epoch and batch of a loader's consumer, and the loader's state.
 
-    plan -> reader -> epoch plan -> requests           state = cursor(batches had)
-    streams: no plan, the data set orders           state = where each worker is
+    plan -> reader -> epoch plan -> requests       state = cursor(batches delivered)
+    streams: no plan, the dataset orders           state = position of each worker
 
-Invariants: a loader's position is here and nowhere else. A state is a function of the batches that the consumer has
-received, never of what was prefetched.
+Invariants: this is the only record of a loader's position. A state depends only on the batches that the consumer has
+received, never on prefetched ones.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ __all__ = ["Position", "base_seed_after"]
 
 
 class Position:
-    """Where one loader is.
+    """The position of one loader.
 
     Args:
-        dataset: the loader's.
-        plan: of its batches; None for streams that only the data set can order.
-        sampler: the one that gives single indices, if there is one.
-        seed: the loader's own, None if it has none.
-        layout: what the batches of a stream depend on besides itself.
-        states: of users' objects, by worker.
-        skip: steps to pass over.
+        dataset: the loader's dataset.
+        plan: plan of its batches; None for streams that only the dataset can order.
+        sampler: the sampler of single indices, if any.
+        seed: the loader's own seed; None without one.
+        layout: the settings that a stream's batches depend on.
+        states: states of users' objects, by worker.
+        skip: steps to leave out.
 
     Raises:
-        ConfigError: there are such steps, and nobody knows which step a batch is.
+        ConfigError: ``skip`` is set, but the steps of the batches are unknown.
     """
 
     def __init__(
@@ -74,34 +74,39 @@ class Position:
         self._seed = seed
         self._layout = layout
         self._warned = False
-        self._epoch_had: int | None = None  # of which a run has had batches, for that warning
+        # Epoch of the last iterator that delivered batches, for that warning.
+        self._epoch_had: int | None = None
         self._reader = None if plan is None else PlanReader(plan, seed=seed)
         self._stream = PlanReader(StreamPlan(dataset)) if plan is None and is_opened(dataset) else None
-        """Of the epochs of a data set that gives streams. Where a stream is, its worker's state says."""
+        """Reads the epochs of a dataset that opens streams. The workers' states have the positions in the streams."""
         self._progress: Progress | None = None
-        self._base_seed: int | None = None  # of the next pass: loaded, or drawn when somebody asked
+        # Base seed of the next iterator: loaded, or drawn for a state.
+        self._base_seed: int | None = None
         self._ahead: frozenset[int] = frozenset()
-        self._skipped = 0  # batches that the next pass leaves out
-        self._users_epoch: int | None = None  # what a user's stream is told, once somebody has set it
-        self._chosen = False  # for the pass that comes, which else is of the epoch after
+        # Number of batches that the next iterator leaves out.
+        self._skipped = 0
+        # Epoch of a user's stream, once it was set.
+        self._users_epoch: int | None = None
+        # Whether the next iterator's epoch was set. Otherwise it is the following one.
+        self._chosen = False
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
-        """The map-style data set; that inside an iterable one of ours."""
+        """The map-style dataset, also inside one of our iterable ones."""
         unknown = why_unknown(plan, self.samples)
         if skip and unknown:
             raise ConfigError(f"skip= counts steps as a ledger does: {unknown}")
         self._counts = unknown is None
         self._history = self._new_history(skip) if skip else None
-        """Of the job, where steps have numbers and somebody has asked for them."""
+        """History of the job's steps, if steps have numbers and a caller needs them."""
         own = None if isinstance(dataset, IterableDataset) else own_order(dataset)
         reads_own = isinstance(sampler, SequentialSampler) and sampler.inner is not None
         self._under: PlanReader[EpochPlan] | None = None if own is None or reads_own else PlanReader(own)
-        """Of a data set with an order of its own, over which the user's sampler stands."""
+        """Reads the own order of a dataset on which a user's sampler operates."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_progress": None}
 
     def follow(self, other: Position) -> None:
-        """Begin where another position's next pass would begin, for a copy of its loader."""
+        """Start where another position's next iterator would start. Used for a copy of its loader."""
         if self._reader is not None and other._reader is not None:
             self._reader, plan = copy.copy(other._reader), self._reader.plan
             self._reader.plan = plan
@@ -117,7 +122,7 @@ class Position:
 
     @property
     def rank(self) -> int:
-        """Whose share this is: the data set's rank or the sampler's, if they say one; it need not be the global one."""
+        """The rank whose share this is. Dataset or sampler may define another one than the process's."""
         rank = getattr(self.samples, "rank", None)
         if isinstance(rank, int):
             return rank
@@ -127,12 +132,12 @@ class Position:
 
     @property
     def seeded(self) -> bool:
-        """Whether order and samples follow from a seed, the loader's or its sampler's."""
+        """Whether order and samples follow from a seed of the loader or its sampler."""
         return self._seed is not None or (self.plan is not None and self.plan.key_seed is not None)
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, or will run next."""
+        """The current epoch, or the next one if no iterator runs."""
         reader = self._any_reader
         if reader is None:
             return int(getattr(self.dataset, "epoch", 0) if self._users_epoch is None else self._users_epoch)
@@ -140,18 +145,18 @@ class Position:
 
     @property
     def told(self) -> EpochStart:
-        """The epoch that workers are told: that of streams, for nothing else has to know it there."""
+        """The epoch passed to the workers, which only streams need."""
         if self._reader is not None:
             return None
         return self._users_epoch if self._stream is None else self._stream.run
 
     @property
     def _any_reader(self) -> PlanReader[Any] | None:
-        """Of batches, or of the epochs of streams; None where a user's data set counts its epochs itself."""
+        """The reader of batches or of a stream's epochs; None if a user's dataset counts its epochs itself."""
         return self._stream if self._reader is None else self._reader
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
+        """Set the epoch of the next iterator. If it is the epoch of a state just loaded, the position is kept."""
         if self._reader is not None:
             before = self.epoch
             if self._under is not None:
@@ -165,13 +170,16 @@ class Position:
             self.dataset.set_epoch(epoch)
             self._users_epoch, self._chosen = epoch, True
         else:
-            raise ConfigError(f"{type(self.dataset).__name__} is iterable-style and has no set_epoch of its own")
+            raise ConfigError(
+                f"{type(self.dataset).__name__} is iterable-style and has no set_epoch method: define one, or omit "
+                "the call"
+            )
 
     def skip(self, batches: int) -> None:
-        """Let the next pass begin behind the first so many batches of its epoch, whatever state was loaded.
+        """Start the next iterator after the first ``batches`` batches of its epoch, and drop any loaded state.
 
-        The indices of those batches are drawn, and none of them is made. A stream without a plan of ours has nothing
-        to skip them by: its next pass is whole.
+        The indices of those batches are drawn, but no samples are read. A stream without one of our plans cannot skip
+        batches; its next iterator yields the whole epoch.
         """
         self._progress, self._ahead = None, frozenset()
         if self._reader is None:
@@ -183,30 +191,31 @@ class Position:
         self._skipped = batches
 
     def pass_over(self, batches: int) -> None:
-        """Let the next pass begin so many batches behind where the consumer is.
+        """Start the next iterator ``batches`` batches after the consumer's position.
 
         Raises:
-            ConfigError: a number that is no count, more than the epoch has left, or a stream.
+            ConfigError: the number is negative, the epoch has fewer batches left, or the dataset is a stream.
         """
         if self._reader is None:
-            raise ConfigError("a stream has no batches to pass over by their number: leave them out in the loop")
+            raise ConfigError("a stream cannot skip batches by their number: skip them in the training loop")
         progress, history = self._present()
         assert progress.run is not None
         run, begin = _whole(progress.run), _at(progress.run, progress.count)
         left = _length(run) - begin
         if batches < 0 or batches > left:
-            raise ConfigError(f"skip takes 0 to {left} batches, which epoch {run.epoch} has left, got {batches}")
+            raise ConfigError(f"epoch {run.epoch} has {left} batches left: skip takes 0 to {left}, got {batches}")
         cursor = run.cursor(begin + batches)
         self._progress, self._ahead, self._skipped = None, frozenset(), 0
         self._history = None if history is None else history.passing(history.first + begin, batches)
         self._reader.choose(cursor, loaded=True)
 
-    # A pass.
+    # Iteration.
 
     def continues(self, progress: Progress) -> bool:
-        """The consumer of a pass asks for a batch, and so this pass is where it is, also if its epoch was set once more
-        since (Lightning sets it after ``iter()``). False if nothing was had yet and another epoch was set: that one is
-        to begin in its place.
+        """Return whether an iterator continues, now that its consumer requests a batch.
+
+        False if it has delivered nothing yet and another epoch was set since (Lightning sets it after ``iter()``): that
+        epoch then starts in its place.
         """
         reader = self._any_reader
         if reader is None or self._progress is not progress or reader.run is None:
@@ -215,28 +224,29 @@ class Position:
 
     @property
     def running(self) -> bool:
-        """Whether a pass is under way: nothing else was chosen since, or its consumer still holds the iterator."""
+        """Whether an iterator runs: no other position was chosen since, or its consumer still holds it."""
         progress, reader = self._progress, self._any_reader
         if progress is None:
             return False
         return reader is None or reader.current or (reader.start_requested and progress.had > 0 and progress.is_held())
 
     def base_seed(self, draw: Callable[[], int]) -> int:
-        """Of the pass that begins next: that of a loaded state, else drawn, but only once."""
+        """Return the base seed of the next iterator: the one of a loaded state, or one drawn once."""
         if self._base_seed is None:
             self._base_seed = draw()
         return self._base_seed
 
     def start(self, base_seed: int) -> Progress:
-        """A pass begins.
+        """Start an epoch iterator and return its progress.
 
         Args:
-            base_seed: its own, from `base_seed`.
+            base_seed: its base seed, from `base_seed`.
         """
         self._base_seed = None
         if self._reader is not None:
             if self._ahead and not self._reader.resumes:
-                self._ahead = frozenset()  # of an epoch that nobody wants any more
+                # They belong to an abandoned epoch.
+                self._ahead = frozenset()
             if self._progress is not None and self._progress.had:
                 self._epoch_had = _epoch(self._progress)
             if self._under is not None:
@@ -248,7 +258,8 @@ class Position:
             return self._progress
         if self._stream is not None:
             if self.states.resumes and not self._stream.resumes:
-                self.states.leave()  # of an epoch that nobody wants any more
+                # They belong to an abandoned epoch.
+                self.states.leave()
             self._stream.start(advance=True)
         elif self._users_epoch is not None:
             self._users_epoch += not self._chosen
@@ -257,8 +268,9 @@ class Position:
         return self._progress
 
     def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, History | None]:
-        """Return how a pass over a run begins, without what is passed over and what was had ahead; and the job's
-        history until then.
+        """Return the progress of a new iterator over an epoch plan, and the job's history until then.
+
+        The iterator leaves out skipped batches and those already delivered ahead of others.
         """
         history = None if self._history is None else self._history.followed(run)
         left = run if history is None else history.left(run, self._skipped)
@@ -268,7 +280,7 @@ class Position:
         return Progress(left, base_seed, frozenset(number for number in numbers if number is not None)), history
 
     def _present(self) -> tuple[Progress, History | None]:
-        """Return how far the consumer of the pass that runs, or else of the next one, is; and the job's history."""
+        """Return the progress of the running or else the next iterator, and the job's history."""
         progress = self._progress
         if self._history is None and self._counts:
             self._history = self._new_history()
@@ -280,7 +292,7 @@ class Position:
         return self._beginning(self._reader.peek())
 
     def requests(self, progress: Progress) -> Iterator[BatchRequest]:
-        """What is to be made in a pass."""
+        """Yield the requests of an epoch iterator."""
         run = progress.run
         if run is None:
             return _endless()
@@ -291,16 +303,17 @@ class Position:
         key_seed = progress.base_seed if seed is None else seed
         requests = plan_requests(
             run,
-            # Positions that are one rank's alone are those of other samples on other ranks.
+            # Positions of a single rank are other samples on other ranks, so the rank is part of the key.
             mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
             under=under,
         )
         return _without(requests, progress.had_before) if progress.had_before else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
-        """The consumer has had everything: what is next is a whole pass, with a seed that of the next epoch.
+        """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch.
 
-        A StopIteration that escapes from a data set ends a loop too, as in torch; that epoch is not had to its end.
+        A StopIteration that escapes from a dataset also ends a loop, as in torch. That epoch does not count as
+        complete.
         """
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress, self._epoch_had = None, _epoch(progress)
@@ -320,7 +333,7 @@ class Position:
         return self.seeded and self.plan.advances
 
     def _warn_of_same_epoch(self, run: BatchEpochPlan) -> None:
-        """Warn, once, if a sampler whose epoch is its user's begins the same one again, in a run with a seed."""
+        """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
         assert self.plan is not None
         if self._warned or self._seed is None or self.plan.advances or run.epoch != self._epoch_had:
             return
@@ -329,44 +342,44 @@ class Position:
             self._warned = True
             name = type(samplers[-1]).__name__
             warnings.warn(
-                f"epoch {run.epoch} of this {name} begins a second time, with the same order and the same draws: call "
+                f"epoch {run.epoch} of this {name} starts a second time, with the same order and the same draws: call "
                 f"its set_epoch(epoch) before each epoch, as without seed=",
                 stacklevel=5,
             )
 
     @property
     def had(self) -> int:
-        """Batches that the consumer has had of the run that is under way; 0 between runs."""
+        """Number of batches delivered by the running iterator; 0 if none runs."""
         return self._progress.count if self._progress is not None and self.running else 0
 
-    # What others ask of the plan.
+    # Access to the plan for other modules.
 
     def peek(self) -> BatchEpochPlan:
-        """Return the batches of the pass that runs, or of the next one, without beginning it."""
+        """Return the batches of the running or else the next iterator, without starting it."""
         run = self._present()[0].run
         assert run is not None
         return run
 
     def preview(self) -> BatchEpochPlan:
-        """Return the batches of the next pass for somebody who only looks: what that draws is still to be drawn."""
+        """Return the batches of the next iterator without side effects: its random draws are still to come."""
         assert self._reader is not None
         run = self._beginning(self._reader.preview())[0].run
         assert run is not None
         return run
 
     def whole(self) -> BatchEpochPlan:
-        """Return all batches of the epoch that runs, or of the next one."""
+        """Return all batches of the current or next epoch."""
         assert self._reader is not None
         whole, history = self._reader.whole(), self._history
         if history is None or not history.skip:
             return whole
         run = self._reader.peek()
-        # An epoch that was dealt out anew ends where it ends: its beginning had other steps.
+        # An epoch that was re-partitioned keeps its end; its beginning had other steps.
         first = history.followed(run).first + len(run) - len(whole)
         return replace(history, first=first).left(whole)
 
     def _new_history(self, skip: Ranges = ()) -> History:
-        # Few loaders are asked for a state before their first batch.
+        # Imported only when needed: few loaders create a state before their first batch.
         from penstock.loader.history import new_history
 
         return new_history(skip, parts=getattr(own_order(self.samples), "mini_epochs", 1))
@@ -406,7 +419,10 @@ class Position:
         return state
 
     def _overtaking(self, ahead: Iterable[int]) -> State:
-        """Batches had before ones with smaller numbers, counted from the first gap; they are this rank's alone."""
+        """Return the numbers of batches delivered out of order, relative to the first gap, as part of a state.
+
+        They are valid for this rank only.
+        """
         numbers = sorted(ahead)
         return {"ahead": numbers, "world": list(distributed.current())} if numbers else {}
 
@@ -426,11 +442,11 @@ class Position:
         ahead = self._read_ahead(state)
         base_seed = read_int(state, "base_seed", of=of, below=1 << 63) if "base_seed" in state else None
         if self.seeded and cursor is not None and cursor.consumed:
-            # The pass drew one when it began: a generator that was saved with this state is behind that.
+            # The iterator drew a base seed when it started. A generator saved with this state has advanced beyond that.
             base_seed = mix(cursor.epoch, cursor.consumed) >> 1
         workers = self.states.read(state.get("workers"))
         history = (self._history or self._new_history()).read(state) if self._counts else None
-        # All is checked: what follows cannot fail and leave the loader between two states.
+        # Everything is checked now. What follows cannot fail and leave the loader between two states.
         if self._reader is not None and cursor is not None:
             self._reader.choose(cursor, loaded=True)
         elif self._stream is not None and opening is not None:
@@ -445,10 +461,10 @@ class Position:
         self._progress = self._epoch_had = None
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of a loader with another seed, or over other data.
+        """Refuse the state of a loader with another seed or other data.
 
         Raises:
-            StateError: it is one.
+            StateError: the state belongs to such a loader.
         """
         identity, order = self._identity(), own_order(self.samples)
         if order is not None and isinstance(state, Mapping) and order.is_known_as(state.get("fingerprint")):
@@ -461,14 +477,16 @@ class Position:
         check_state(state, {"world": list(distributed.current())}, of="DataLoader with in_order=False")
         numbers = state["ahead"]
         if not isinstance(numbers, list) or not all(type(number) is int and number > 0 for number in numbers):
-            raise StateError(f"the state of this DataLoader is damaged: ahead is {numbers!r}, no list of batch numbers")
+            raise StateError(
+                f"the state of this DataLoader is damaged: ahead is {numbers!r}, not a list of batch numbers"
+            )
         return frozenset(numbers)
 
     def load_grown(self, state: Mapping[str, Any]) -> None:
-        """The same over a manifest that has grown."""
+        """Load a state over a manifest that has grown since."""
         own = own_order(self.samples)
         if self._reader is None or self._under is not None or own is None:
-            raise ConfigError("allow_growth needs a data set with an order of its own: RankDataset, MPDataset")
+            raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
         check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of="DataLoader")
         history = (self._history or self._new_history()).read(state) if self._counts else None
         self._reader.choose(own.read_grown(read_mapping(state, "sampler", of="DataLoader")), loaded=True)
@@ -479,7 +497,7 @@ class Position:
 
 
 def base_seed_after(base_seed: int) -> int:
-    """Base seed of the next pass of workers that outlive this one: torch draws one for all of them."""
+    """Return the base seed of the next iterator of persistent workers. torch draws one for all of them."""
     return mix(base_seed, 1) >> 1
 
 
@@ -497,22 +515,22 @@ def _epoch(progress: Progress) -> int | None:
 
 
 def _delivered(progress: Progress | None) -> int:
-    """Batches that the consumer of a pass has had of its epoch plan, with those that the pass left out."""
+    """Return the number of batches of an epoch plan that were delivered or left out."""
     return 0 if progress is None else progress.count if progress.run is None else _at(progress.run, progress.count)
 
 
 def _at(run: BatchEpochPlan, count: int) -> int:
-    """Return the number in the epoch plan of the batch that comes behind ``count`` of a pass."""
+    """Return the number, in the epoch plan, of the batch after the first ``count`` of an iterator."""
     return run.at(count) if isinstance(run, RemainingBatches) else count
 
 
 def _whole(run: BatchEpochPlan) -> BatchEpochPlan:
-    """Return the epoch plan of a pass."""
+    """Return the epoch plan of an iterator, including the batches left out."""
     return run.whole if isinstance(run, RemainingBatches) else run
 
 
 def _length(run: BatchEpochPlan) -> int:
-    """Batches of a pass; 0 where nobody knows."""
+    """Return the number of batches of an epoch plan; 0 if it is unknown."""
     try:
         return len(run)
     except TypeError:

@@ -6,7 +6,7 @@
 
 Invariant: order, epoch, statistics and workers of the loader are afterwards what they were, and so are the global
 generators and those of its samplers. A sampler that is an iterator, without a state, is drawn from, and an iterable
-data set is iterated.
+dataset is iterated.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Probe:
 
     Attributes:
         requests: the first batches of the next pass; empty for a stream.
-        stream: whether only the data set knows the order.
+        stream: whether only the dataset knows the order.
         config: the loader's settings, with what "auto" tries now.
-        pure, releases_gil: what the data set says of itself.
-        threads: whether several threads may ask the data set: it says that it is pure, or has threads already.
+        pure, releases_gil: what the dataset says of itself.
+        threads: whether several threads may ask the dataset: it says that it is pure, or has threads already.
     """
 
     def __init__(self, loader: DataLoader[Any], *, batches: int, samples: int = 1 << 20) -> None:
@@ -85,7 +85,7 @@ class Probe:
 
     @property
     def samples(self) -> Any:
-        """The data set; the map-style one inside an iterable one of ours."""
+        """The dataset; the map-style one inside an iterable one of ours."""
         return self._pipeline.samples
 
     @property
@@ -107,7 +107,7 @@ class Probe:
         given up when the iterator is closed. A stream's requests say nothing, and its pass begins anew.
 
         Raises:
-            Exception: whatever the data set raises, or starting workers does.
+            Exception: whatever the dataset raises, or starting workers does.
         """
         config = self.config_of(executor, workers)
         fetcher, engine = self.fetcher(config), Engine(config)
@@ -158,7 +158,7 @@ class Probe:
 def make(
     fetcher: Fetcher, request: BatchRequest, metrics: BatchMetrics, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Make a batch in this thread, throw it away, and tell by a clock what the data set ("fetch", its named stages
+    """Make a batch in this thread, throw it away, and tell by a clock what the dataset ("fetch", its named stages
     included) and "collate" took. The stages are in the work.
 
     Raises:

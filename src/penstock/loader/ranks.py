@@ -1,4 +1,4 @@
-"""Who deals a loader's samples to the ranks: its data set, a sampler, or nobody, which a program should know."""
+"""Who deals a loader's samples to the ranks: its dataset, a sampler, or nobody, which a program should know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _warned = False
 
 
 def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
-    """Return whether the loader's data set, or one of its samplers, gives each of so many ranks a share of its own."""
+    """Return whether the loader's dataset, or one of its samplers, gives each of so many ranks a share of its own."""
     return holds_a_share(loader.dataset) or rank_splitter(_outermost(loader), ranks=ranks) is not None
 
 
@@ -32,11 +32,11 @@ def says_rank(sampler: Any) -> bool:
 def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler | None, *, chosen: bool) -> None:
     """Warn, once in a process, if all ranks are about to read the same batches.
 
-    A shuffle without a seed does not count: each rank draws another order, as with torch's loader. Nor does a data set
+    A shuffle without a seed does not count: each rank draws another order, as with torch's loader. Nor does a dataset
     in its own order: programs evaluate on every rank. Nor does a sampler that was told of one rank.
 
     Args:
-        source: of the loader's batches; None where only an iterable data set knows them.
+        source: of the loader's batches; None where only an iterable dataset knows them.
         chosen: whether the sampler is the loader's own choice, by ``shuffle=``.
     """
     global _warned

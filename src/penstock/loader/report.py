@@ -1,8 +1,8 @@
-"""`loader.report()`: the statistics of a loader as a table, and one sentence: what limits the run, and what to change.
+"""`loader.report()`: statistics as a table, with one sentence: what limits the run, and what to change.
 
-The verdict rests on how long the consumer waited, the first batch of a pass aside: under 5 % of the time, the training
-sets the pace. Otherwise the time that the workers were busy tells a shortage of workers from everything that keeps
-idle ones from delivering: batches that the program holds on to, limits of memory, the hand-over, slow samples.
+The verdict depends on the share of time that the consumer waited, without the first batch of each epoch. Below 5 % the
+training is the limit. Otherwise, if workers were busy, there are too few of them. If workers were idle, something else
+delays batches: batches that the program holds, memory limits, the hand-over, or slow samples.
 """
 
 from __future__ import annotations
@@ -21,25 +21,34 @@ from penstock.wording import counted
 
 __all__ = ["Verdict", "diagnose", "print_report", "render", "summarize"]
 
-_BATCHES, _SECONDS = 20, 1.0  # fewer say nothing
-_BUSY = 0.7  # workers that are at work for this share of the time cannot do much more: batches are not all alike
-_FULL = 0.9  # cores that work for this share of the time have none left for another worker
-_CLEARLY = 0.8  # share of the time in which the run would have been done without workers, for it to be said
-_STARVED = 0.1  # share of a core that a worker gets where they are scarce, at least
-_MANY = 0.1  # share of the batches that went another way
-_LARGE = 100_000  # bytes of a batch for which it matters how it comes
-_SPARE = 1.1  # workers suggested, over those that would just keep up
-_MOST = 64  # no more are suggested
+# A verdict needs at least this many batches and seconds.
+_BATCHES, _SECONDS = 20, 1.0
+# Share of time above which workers count as busy. Batches differ, so 100 % is never reached.
+_BUSY = 0.7
+# Share of time above which the cores have no time for another worker.
+_FULL = 0.9
+# Suggest num_workers=0 only if the run would take less than this share of its time without workers.
+_CLEARLY = 0.8
+# A worker gets at least this share of a core where cores are scarce.
+_STARVED = 0.1
+# Share of batches on a slower transport above which the report names it.
+_MANY = 0.1
+# Bytes of a batch above which its transport matters.
+_LARGE = 100_000
+# Suggest this many times the workers that would just keep up.
+_SPARE = 1.1
+# Never suggest more workers.
+_MOST = 64
 _LIMITS = {"start": "first batches"}
 
 
 class Verdict(NamedTuple):
-    """What limits a run.
+    """The limit of a run.
 
     Attributes:
-        limit: "training", "data", "memory", "start" (of passes), or "unknown" when there is too little to go by.
-        sentence: the same in words, and what to change.
-        stage: the stage that takes longest, where making batches limits the run; "" elsewhere.
+        limit: "training", "data", "memory", "start" (of epochs), or "unknown" while there is too little data.
+        sentence: the limit in words, and what to change.
+        stage: the slowest stage, if making batches is the limit; otherwise "".
     """
 
     limit: str
@@ -48,7 +57,7 @@ class Verdict(NamedTuple):
 
 
 class _Run:
-    """What the verdict needs to know, from ``stats()``."""
+    """Figures for the verdict, computed from ``stats()``."""
 
     def __init__(self, stats: dict[str, Any]) -> None:
         self.stats = stats
@@ -56,7 +65,8 @@ class _Run:
         self.cores: int = stats["cores"]
         self.batches: int = stats["batches"]
         self.threads: int = max(1, stats["threads_per_worker"])
-        self.workers: int = max(1, stats["workers"]) * self.threads  # that work at the same time
+        # Threads that work at the same time.
+        self.workers: int = max(1, stats["workers"]) * self.threads
         self.first: float = stats["first_batch_seconds"]
         self.waited = max(0.0, stats["wait_seconds"] - self.first)
         self.seconds = stats["seconds"] - self.first
@@ -64,27 +74,29 @@ class _Run:
         self.hand_over: float = stats["stages"].get("hand-over", 0.0)
         self.work: float = sum(stats["stages"].values()) - self.hand_over
         self.cpu: float = stats["cpu_seconds"]
-        self.used = self.cpu / self.seconds if self.seconds > 0 else 0.0  # cores, by the data set
-        self.here: bool = self.executor != "ray"  # whether the work is done on this machine
+        # Cores that the dataset used.
+        self.used = self.cpu / self.seconds if self.seconds > 0 else 0.0
+        # Whether workers run on this machine.
+        self.here: bool = self.executor != "ray"
         self.full: bool = self.here and (self.used > 0.8 * self.cores or (stats["cores_busy"] or 0.0) > _FULL)
         fetch = self.work - stats["stages"].get("collate", 0.0)
         computing = min(1.0, self.cpu / fetch) if self.cpu > 0 and fetch > 0 else 1.0
-        # The rest it waits: for storage, or a lock. Where cores are scarce rather for one of them, up to a point.
+        # The rest is waiting: for storage or a lock, or for a core if cores are scarce.
         self.computing: float = 1.0 if self.full and computing > _STARVED else computing
 
     @property
     def started(self) -> int:
-        """Workers that have found room in the cluster."""
+        """Number of workers that run on the Ray cluster."""
         return sum(node["workers"] for node in self.stats.get("nodes", {}).values())
 
     @property
     def share(self) -> float:
-        """Of its time that the run waited."""
+        """Share of the time that the run waited for data."""
         return self.waited / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def busy(self) -> float:
-        """Share of their time that the workers worked."""
+        """Share of the time that the workers were busy."""
         return min(1.0, self.work / (self.workers * self.stats["seconds"])) if self.stats["seconds"] else 0.0
 
     @property
@@ -98,17 +110,17 @@ class _Run:
 
     @property
     def where(self) -> str:
-        """The cores."""
-        return counted(self.cores, "core") + (" that have no time left" if self.full else "")
+        """The cores, in words."""
+        return counted(self.cores, "core") + (" without time to spare" if self.full else "")
 
     @property
     def needed(self) -> int:
-        """Workers that would keep up with the training, if each goes on as fast as now."""
+        """Number of workers that would keep up with the training at their current speed."""
         workers = _SPARE * self.work / max(self.train, 1e-9) / self.threads
         return max(1, min(_MOST, math.ceil(workers)))
 
     def affordable(self, workers: int) -> int:
-        """No more workers than there are cores for. Those that wait for storage most of their time need none."""
+        """Return the number of workers, limited by the cores. Workers that mostly wait for storage need no core."""
         if not self.here:
             return workers
         if self.computing < 0.5:
@@ -118,29 +130,30 @@ class _Run:
         return max(1, min(workers, self.cores // self.threads))
 
     def gain(self, workers: int) -> str:
-        """How much faster the run can be with so many workers: the training, or they, set the pace."""
+        """Return the possible speed-up of the run with a number of workers, in words."""
         pace = max(self.train, self.work / (workers * self.threads), 1e-9)
         return f"up to {max(1.0, self.seconds / pace):.1f}x"
 
     @property
     def longest(self) -> str:
-        """The stage that takes longest."""
+        """The slowest stage, without the hand-over."""
         stages: dict[str, float] = {**self.stats["stages"], "hand-over": 0.0}
         return max(stages, key=lambda name: stages[name])
 
     @property
     def costliest(self) -> str:
-        """The same in words, with its share."""
+        """The slowest stage and its share of the work, in words."""
         return f"{self.longest!r} ({_percent(self.stats['stages'][self.longest], self.work)} of the work)"
 
 
 def diagnose(stats: dict[str, Any]) -> Verdict:
-    """What limits the run with these statistics, of `Statistics.stats`."""
+    """Return what limits a run with these statistics, from `Statistics.stats`."""
     run = _Run(stats)
     if run.batches < _BATCHES or stats["seconds"] < _SECONDS:
-        had = f"{counted(run.batches, 'batch')} in {_time(stats['seconds'])}"
+        measured = f"{counted(run.batches, 'batch')} in {_time(stats['seconds'])}"
         return Verdict(
-            "unknown", f"Too early to say what limits this run: {had}; ask again after {_BATCHES} batches and a second."
+            "unknown",
+            f"Too early to say what limits this run: {measured}; ask again after {_BATCHES} batches and one second.",
         )
     if stats["passes"] > 1 and run.first > max(run.waited, ENOUGH * stats["seconds"]):
         return Verdict("start", _start(run))
@@ -165,7 +178,7 @@ def diagnose(stats: dict[str, Any]) -> Verdict:
 
 
 def summarize(stats: dict[str, Any]) -> str:
-    """Return one short line: samples/s, the share of the time spent waiting, and what limits the run once that shows.
+    """Return one short line: samples/s, the share of time spent waiting, and the limit of the run once it is known.
 
     >>> summarize(DataLoader(range(10)).stats())
     '0.00 samples/s · waiting 0%'
@@ -180,89 +193,90 @@ def summarize(stats: dict[str, Any]) -> str:
 def _start(run: _Run) -> str:
     stats = run.stats
     text = (
-        f"Starting limits this run: the first batches of {stats['passes']:,} passes took "
+        f"Starting limits this run: the first batches of its {stats['passes']:,} passes took "
         f"{_percent(run.first, stats['seconds'])} of the time, {_time(run.first / stats['passes'])} each"
     )
     if stats["workers"] and not stats["persistent_workers"]:
-        return f"{text}; persistent_workers=True keeps the workers from pass to pass."
+        return f"{text}; persistent_workers=True keeps the workers alive between passes."
     return f"{text}; longer passes have fewer of them."
 
 
 def _training(run: _Run) -> str:
-    text = f"Training limits this run: {run.waiting}, so a faster loader gains next to nothing"
+    text = f"Training limits this run: {run.waiting}, so a faster loader would gain almost nothing"
     workers = run.stats["workers"]
     if 2 * run.needed <= workers and "tuning" not in run.stats:
-        return f"{text}, and num_workers={run.needed} instead of {workers} would do."
+        return f"{text}, and num_workers={run.needed} instead of {workers} would be enough."
     return f"{text}; nothing needs to change here."
 
 
 def _tuned(run: _Run) -> str:
-    """What is left to do when executor and number of workers were chosen by trying."""
+    """Return advice for a run whose executor and workers were chosen by auto-tuning."""
     if run.busy < _BUSY and (why := _memory(run)):
         return f"Memory limits this run: {run.waiting}, and {why}."
     return (
-        f"Data limits this run: {run.waiting}, with the best of the settings that were tried; make {run.costliest} "
-        "cheaper, or give it more cores."
+        f"Data limits this run: {run.waiting}, even with the best setting that auto-tuning tried; make "
+        f"{run.costliest} cheaper, or give it more cores."
     )
 
 
 def _inline(run: _Run) -> str:
     workers = run.affordable(run.needed)
     return (
-        f"Data limits this run: {run.waiting}, because batches are made only when the training asks for them; "
-        f"num_workers={workers} makes them beside it, which can make the run {run.gain(workers)} faster."
+        f"Data limits this run: {run.waiting}, because each batch is made only when the training asks for it; "
+        f"num_workers={workers} makes batches in parallel, which can make the run {run.gain(workers)} faster."
     )
 
 
 def _memory(run: _Run) -> str:
-    """Why workers that have time cannot deliver, if memory is the reason."""
+    """Return how memory keeps idle workers from delivering; "" if it does not."""
     ways, queue = run.stats["ways"], run.stats["queue"]
     copied, piped = ways.get("copy", 0), ways.get("pipe", 0)
     if copied > _MANY * run.batches:
         return (
-            f"{_percent(copied, run.batches)} of the batches had to be copied, because the program still holds "
-            "earlier ones; keep fewer batches (or views of them) alive, or clone() the little that is kept"
+            f"{_percent(copied, run.batches)} of the batches had to be copied, because the program still held "
+            "earlier ones; keep fewer batches (or views of them), or clone() the parts that you keep"
         )
     if queue["depth"] < 0.75 * queue["prefetch"]:
         return (
-            f"only {queue['depth']:.1f} of the {queue['prefetch']} batches that prefetch_factor asks for could be "
-            "begun at a time; raise max_bytes_in_flight or the memory limit, or make batches smaller"
+            f"only {queue['depth']:.1f} of the {queue['prefetch']} batches that prefetch_factor allows were "
+            "in flight at a time; raise max_bytes_in_flight or the memory limit, or make batches smaller"
         )
-    large = run.stats["bytes"] >= _LARGE * run.batches  # others lose nothing on the way
+    # The transport of small batches does not matter.
+    large = run.stats["bytes"] >= _LARGE * run.batches
     if large and piped > max(_MANY * run.batches, 2 * run.stats["workers"] * run.stats["passes"]):
         return (
             f"{_percent(piped, run.batches)} of the batches did not fit into a slot of shared memory and went through "
-            "a pipe; batches of about the same size (padded, or grouped by size) do fit"
+            "a pipe; batches of similar sizes (padded, or grouped by size) would fit"
         )
     return ""
 
 
 def _pending(run: _Run) -> str:
     return (
-        f"only {run.started} of its {counted(run.stats['workers'], 'worker')} have found room in the cluster; add "
-        "nodes, or ask for less by RayOptions(num_cpus=, resources=, label_selector=)"
+        f"only {run.started} of its {counted(run.stats['workers'], 'worker')} could be started on the cluster; add "
+        "nodes, or request less with RayOptions(num_cpus=, resources=, label_selector=)"
     )
 
 
 def _needless(run: _Run) -> str:
     return (
-        f"Handing over limits this run: {run.waiting}, and making all of its batches took {_time(run.work)}; "
-        f"num_workers=0 makes them where they are needed, which can make the run up to {run.seconds / run.alone:.1f}x "
-        "faster, and so can larger batches."
+        f"The hand-over limits this run: {run.waiting}, but making all batches took only {_time(run.work)}; "
+        f"num_workers=0 makes them without a hand-over, which can make the run up to {run.seconds / run.alone:.1f}x "
+        "faster, as can larger batches."
     )
 
 
 def _too_few(run: _Run) -> str:
-    """What to do when all workers are busy."""
+    """Return advice for a run whose workers are busy."""
     workers: int = run.stats["workers"]
     processes = max(1, run.stats["processes"])
     many = f"its {workers} worker{'s were' if workers > 1 else ' was'} busy {run.busy:.0%} of it"
     more = run.affordable(max(run.needed, workers + 1))
     if run.workers > processes and run.computing < 0.75 and 0.4 < run.used / processes < 1.25:
         return (
-            f"its {run.workers} threads used {run.used:.1f} cores of {run.cores}: if they run Python code they take "
-            "turns, and executor='process' with threads_per_worker=1 runs them side by side; if they wait for storage, "
-            f"num_workers={more} may help"
+            f"its {run.workers} threads used {run.used:.1f} cores of {run.cores}: if they run Python code, they take "
+            "turns (GIL), and executor='process' with threads_per_worker=1 runs them in parallel; if they wait for "
+            f"storage, num_workers={more} may help"
         )
     if run.computing < 0.5:
         reason = f"most of that ({1 - run.computing:.0%}) waiting for storage or a lock"
@@ -271,36 +285,36 @@ def _too_few(run: _Run) -> str:
         cheaper = f"make {run.costliest} cheaper, or give it more cores"
         return f"{many}, on {run.where}, so more workers would not help; {cheaper}"
     text = f"{many}; num_workers={more} can make it {run.gain(more)} faster"
-    return text if more >= run.needed else f"{text}, a cheaper {run.costliest} even more"
+    return text if more >= run.needed else f"{text}, and a cheaper {run.costliest} can make it even faster"
 
 
 def _idle(run: _Run) -> str:
-    """What to do when workers have time, memory is no reason, and still the consumer waits."""
+    """Return advice for a run that waits although its workers are idle and memory is not the limit."""
     queue = run.stats["queue"]
     busy = f"its workers were busy only {run.busy:.0%} of it"
     if run.hand_over > 0.4 * run.waited:
-        other = "executor='thread' hands over for nothing, for data sets that release the GIL"
+        other = "use executor='thread', whose hand-over is free, if the dataset releases the GIL"
         if run.executor == "thread":
-            other = "pin_memory=False saves the copy"
+            other = "use pin_memory=False, which saves the copy"
         if run.stats["copies"]["batches"]:
-            other = "smaller types (uint8 for images) are copied to the device in less time"
-        return f"{busy}, while handing batches over took {_time(run.hand_over)}; return less data, or {other}"
+            other = "use smaller types (uint8 for images), which are copied to the device in less time"
+        return f"{busy}, while the hand-over of batches took {_time(run.hand_over)}; return less data, or {other}"
     factor: int = -(-queue["prefetch"] // run.stats["workers"])
     if queue["occupancy"] > 0.3:
         return (
-            f"{busy}, with {queue['ready']:.1f} batches ready on average: now and then a slow one holds up the others; "
-            f"prefetch_factor={2 * factor} rides over that"
+            f"{busy}, with {queue['ready']:.1f} batches ready on average: sometimes a slow batch delays the others; "
+            f"prefetch_factor={2 * factor} would bridge that"
         )
     if run.full:
         return f"{busy}, on {run.where}; make {run.costliest} cheaper, or give it more cores"
     return (
-        f"{busy}, with hardly a batch ready: what is planned in the main process (the sampler) is slow, or too little "
-        f"is begun at a time; try prefetch_factor={2 * factor}"
+        f"{busy}, with almost no batch ready: the sampler in the main process is slow, or too few batches are in "
+        f"flight; try prefetch_factor={2 * factor}"
     )
 
 
 def render(stats: dict[str, Any]) -> Table:
-    """The table."""
+    """Return the statistics as a table."""
     table = Table(title=_title(stats), title_justify="left", show_header=False, title_style="bold")
     table.add_column()
     table.add_column(justify="right")
@@ -344,9 +358,9 @@ def _stage_rows(table: Table, stats: dict[str, Any]) -> None:
 def _worker_rows(table: Table, stats: dict[str, Any]) -> None:
     queue, ways, errors = stats["queue"], stats["ways"], stats["errors"]
     if stats["workers"]:
-        table.add_row("ready when asked", f"{queue['ready']:.1f}", f"{queue['occupancy']:.0%}", _depth(queue))
+        table.add_row("ready on request", f"{queue['ready']:.1f}", f"{queue['occupancy']:.0%}", _depth(queue))
     for way, count in sorted(ways.items()) if set(ways) - {"local"} else ():
-        table.add_row(f"by {way}", f"{count:,}", _percent(count, stats["batches"], 1), "")
+        table.add_row(f"via {way}", f"{count:,}", _percent(count, stats["batches"], 1), "")
     if (copies := stats["copies"])["batches"]:
         ahead = f"{_percent(copies['ahead'], copies['batches'])} ahead"
         each = f"{_time(copies['seconds'] / copies['batches'])} a batch, in hand-over"
@@ -364,19 +378,19 @@ def _worker_rows(table: Table, stats: dict[str, Any]) -> None:
         workers = counted(node["workers"], "worker")
         table.add_row(Text(f"node {name}"), f"{node['batches']:,}", share, workers + each + lost)
     if stats.get("hedged_batches"):
-        table.add_row("made twice", f"{stats['hedged_batches']:,}", "", "a worker was slow")
+        table.add_row("hedged", f"{stats['hedged_batches']:,}", "", "repeated, a worker was slow")
     if stats["restarts"]:
         table.add_row("workers replaced", f"{stats['restarts']:,}", "", "")
 
 
 def _depth(queue: dict[str, Any]) -> str:
-    text = f"of {queue['depth']:.1f} begun"
+    text = f"of {queue['depth']:.1f} in flight"
     short = queue["depth"] < 0.95 * queue["prefetch"]
-    return text if not short else f"{text}, {queue['prefetch']} wanted"
+    return text if not short else f"{text}, {queue['prefetch']} planned"
 
 
 def print_report(stats: dict[str, Any], file: IO[str] | None = None) -> None:
-    """Print the table and the sentence, to standard output by default."""
+    """Print the table and the verdict to a file; standard output by default."""
     console = Console(file=file, highlight=False)
     console.print(render(stats))
     if "tuning" in stats:
@@ -385,11 +399,11 @@ def print_report(stats: dict[str, Any], file: IO[str] | None = None) -> None:
 
 
 def _choice(tuning: dict[str, Any]) -> str:
-    """What was chosen for ``num_workers="auto"``, and from what."""
+    """Return a sentence about the setting that ``num_workers="auto"`` chose and the ones it tried."""
     tried = [f"{Setting(one['executor'], one['workers'])}: {_tried(one)}" for one in tuning["tried"]]
     chosen = tuning["chosen"]
     if chosen is None:
-        return "Workers are being chosen" + (f". So far {'; '.join(tried)}." if tried else ".")
+        return "Auto-tuning is still choosing workers" + (f". So far {'; '.join(tried)}." if tried else ".")
     return (
         f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}. {_touched(tuning)}"
     )
@@ -403,10 +417,10 @@ def _tried(one: dict[str, Any]) -> str:
 
 
 def _touched(tuning: dict[str, Any]) -> str:
-    """How often tuning has touched the user's objects."""
-    text = f"For that the data set was copied into {counted(tuning['dataset_copies'], 'process')}"
+    """Return a sentence about how often auto-tuning copied the dataset and called ``worker_init_fn``."""
+    text = f"Tuning copied the dataset into {counted(tuning['dataset_copies'], 'process')}"
     calls = tuning["worker_init_fn_calls"]
-    return f"{text}, and worker_init_fn was called {counted(calls, 'time')}." if calls else f"{text}."
+    return f"{text} and called worker_init_fn {counted(calls, 'time')}." if calls else f"{text}."
 
 
 def _percent(part: float, whole: float, digits: int = 0) -> str:
@@ -414,7 +428,7 @@ def _percent(part: float, whole: float, digits: int = 0) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits that matter."""
+    """Return a number with three significant digits."""
     return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
 
 

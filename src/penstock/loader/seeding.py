@@ -1,15 +1,14 @@
-"""`Seeding`: each sample finds Python's, NumPy's and torch's global generators seeded from its key, at next to no cost.
+"""`Seeding`: seeds the global generators of Python, NumPy and torch from each sample's key, at almost no cost.
 
-    the first batch: all three are seeded for each sample, and looked at after it; what samples draw from is "drawn"
-    later batches:   what is drawn is seeded for each sample; the others are left alone, and looked at once a batch
-    moved after all: the batch is made once more, and from now on that generator is drawn, too
+    first batch:      all three are seeded for each sample and checked after it; those that samples use are "drawn"
+    later batches:    drawn generators are seeded for each sample; the others are checked once per batch
+    unexpected draw:  the batch is made again, and from then on that generator is drawn, too
 
-Invariant: a sample that draws finds the generator seeded, always. Most data sets draw from one of the three or from
-none, and seeding all three takes 8 us of a sample.
+Invariant: a sample that draws always finds its generator seeded. Most datasets draw from one of the three or from none,
+and seeding all three would take 8 µs per sample.
 
-A sample that reads a generator without drawing, or draws and puts it back to where it was, draws nothing as far as
-anybody can see. `torch.initial_seed()` is where programs do so: it is that of the sample where samples draw from torch,
-else that of the batch.
+Reading a generator without drawing, or drawing and restoring it, does not count as a draw. Programs do so with
+`torch.initial_seed()`: it returns the sample's seed if samples draw from torch, otherwise the batch's.
 """
 
 from __future__ import annotations
@@ -34,46 +33,47 @@ __all__ = ["Seeding"]
 T = TypeVar("T")
 
 _WORDS = 624
-"""Of a Mersenne Twister, of 32 bits each. Its place among them is another number of 32 bits."""
+"""Number of 32-bit words of a Mersenne Twister. The index of its next word is another 32-bit number."""
 _BYTES = 4 * (_WORDS + 1)
 
 _PLACE = 16
-"""Bytes of the sign of torch's generator before its words: the seed, how many words are left, which is the next."""
+"""Bytes of the signature of torch's generator before its words: seed, number of words left, index of the next."""
 
 _REACH = 512
-"""Bytes of torch's generator among which its state begins."""
+"""Bytes of torch's generator object in which its state begins."""
 
 
 class GlobalGenerator(Protocol):
-    """A generator of the process. A draw moves it, and so do a seed and a state that is set."""
+    """A global generator of the process. It *moves* when somebody draws from it, seeds it or sets its state."""
 
     def seed(self, key: int) -> None:
-        """Seed it from a sample's key."""
+        """Seed the generator from a sample's key."""
 
     def look(self) -> Any:
-        """Return what `moved` needs; of one that was just seeded."""
+        """Return the argument of `moved` for a generator that was just seeded."""
 
     def save(self) -> Any:
-        """Return what `put_back` needs."""
+        """Return the argument of `put_back`."""
 
     def watch(self, key: int, *, keeps: bool) -> Any:
-        """Begin a batch whose first key this is, in which nobody is expected to draw. Return what `moved` needs, and
-        `put_back`, if it is to be kept.
+        """Start a batch, given its first key, during which no draw is expected. Return the argument of `moved`.
+
+        With ``keeps`` the result is also the argument of `put_back`.
         """
 
     def moved(self, since: Any) -> bool:
-        """Return whether it was moved since `look` or `watch`."""
+        """Return whether the generator has moved since `look` or `watch`."""
 
     def put_back(self, to: Any) -> None:
-        """Put it back to where it was at `save` or `watch`."""
+        """Restore the generator's state at `save` or `watch`."""
 
 
 class Seeding:
     """Seeds the global generators of this process.
 
     Args:
-        always: seed all three for each sample, and make no batch twice: for objects of users with a state.
-        keeps: put them back after each batch, since they are the trainer's; else they are those of a worker.
+        always: seed all three for each sample, and never make a batch twice: for users' objects with a state.
+        keeps: restore them after each batch, since the trainer uses them; False in a worker.
     """
 
     def __init__(self, *, always: bool, keeps: bool) -> None:
@@ -81,18 +81,20 @@ class Seeding:
         self._torch = _Torch()
         self._drawn: list[GlobalGenerator] = [_Python(), _NumPy(), self._torch]
         self._quiet: list[GlobalGenerator] = []
-        self._kept = list(self._drawn) if keeps else []  # by `make`, around each batch
+        # Restored by `make` after each batch.
+        self._kept = list(self._drawn) if keeps else []
         self._learns = not always
-        self._seeded: list[tuple[GlobalGenerator, Any]] = []  # while it learns, how they were seeded last
+        # During the first batch: the generators and their state after the last seeding.
+        self._seeded: list[tuple[GlobalGenerator, Any]] = []
         self._moved: set[GlobalGenerator] = set()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be done for a sample."""
+        """Whether nothing has to be seeded for a sample."""
         return not self._drawn
 
     def seed(self, key: int) -> None:
-        """Seed what samples draw from."""
+        """Seed the generators that samples draw from."""
         if self._learns:
             self._learn()
         for generator in self._drawn:
@@ -101,13 +103,14 @@ class Seeding:
             self._seeded = [(generator, generator.look()) for generator in self._drawn]
 
     def make(self, make: Callable[[BatchMetrics], T], metrics: BatchMetrics, key: int) -> T:
-        """Return what ``make`` makes of samples, each of which calls `seed`. It is called twice where a generator was
-        moved that nobody expected to be; what it counts is counted once.
+        """Return the result of ``make``, which calls `seed` for each of its samples.
+
+        Calls ``make`` twice if a generator moved unexpectedly. The metrics then count only the second call.
 
         Args:
-            make: makes it.
-            metrics: counts what it takes.
-            key: of the first sample.
+            make: makes a batch.
+            metrics: metrics of the batch.
+            key: key of the first sample.
         """
         before = [(generator, generator.save()) for generator in self._kept]
         try:
@@ -134,31 +137,34 @@ class Seeding:
         return self.make(make, metrics, key)
 
     def _found(self, before: Sequence[tuple[GlobalGenerator, Any]]) -> bool:
-        """Return whether any of them was moved. Those are seeded from now on, and are where they were before."""
+        """Return whether any generator moved. Those are seeded from now on, and restored to their earlier state."""
         found = False
         for generator, since in before:
             if generator.moved(since):
                 found = True
                 self._quiet.remove(generator)
                 self._drawn.append(generator)
-                if self._keeps and generator is not self._torch:  # which `make` puts back
+                # `make` restores torch's generator.
+                if self._keeps and generator is not self._torch:
                     generator.put_back(since)
         if found:
             self._keep()
         return found
 
     def _keep(self) -> None:
-        if self._keeps:  # torch's is seeded in any case
+        # torch's generator is seeded in any case.
+        if self._keeps:
             self._kept = list(dict.fromkeys([*self._drawn, self._torch]))
 
     def _learn(self) -> None:
-        """Note what the last sample has moved."""
+        """Note which generators the last sample has moved."""
         self._moved.update(generator for generator, look in self._seeded if generator.moved(look))
 
     def _settle(self) -> None:
-        """Leave alone from now on what no sample of the first batch has moved."""
+        """Stop seeding the generators that no sample of the first batch has moved."""
         if not self._seeded:
-            return  # there was no sample
+            # The batch had no sample.
+            return
         self._learn()
         self._learns, self._seeded = False, []
         self._quiet = [generator for generator in self._drawn if generator not in self._moved]
@@ -167,11 +173,11 @@ class Seeding:
 
 
 class _Words:
-    """The memory of a Mersenne Twister. It is only read.
+    """The memory of a Mersenne Twister, read only.
 
     Args:
-        address: where it is.
-        place: where in it the number is that says how many words were used; the words are before it, or behind.
+        address: address of the memory.
+        place: offset of the index of the next word; the words are before or after it.
     """
 
     def __init__(self, address: int, place: int) -> None:
@@ -180,23 +186,22 @@ class _Words:
         self._place, self._first = self.memory[place : place + 4], self.memory[first : first + 8]
 
     def sign(self) -> bytes:
-        """Return what every draw changes, and every other seed: the place and the first words."""
+        """Return a signature that every draw and every other seed changes: the index and the first words."""
         return self._place.tobytes() + self._first.tobytes()
 
 
 class _Python:
-    """`random`. Its state as a tuple costs twice what seeding costs, so the memory behind it is read, if that is where
-    it should be.
-    """
+    """Python's `random`. Its state as a tuple costs twice as much as seeding, so its memory is read if possible."""
 
     def __init__(self) -> None:
-        # The module where a program has put a function of its own in the place of a method.
+        # The module, if a program has replaced one of its functions.
         self._instance: Any = getattr(random.getstate, "__self__", random)
         self._words = self._found_words()
-        self._saved: Any = b"", None  # sign, and the state that was asked for then
+        # Signature and state at the last `save`.
+        self._saved: Any = b"", None
 
     def _found_words(self) -> _Words | None:
-        """Return the place and the words in the object of CPython's class, behind its head."""
+        """Return the memory of CPython's object, after its header; None if it is not as expected."""
         base: Any = random.Random.__base__
         if sys.implementation.name != "cpython" or type(self._instance) is not random.Random:
             return None
@@ -210,7 +215,7 @@ class _Python:
         random.seed(key)
 
     def look(self) -> Any:
-        # A normal number that was drawn in advance is beside the memory.
+        # A normal number drawn in advance is not part of that memory.
         words, instance = self._words, self._instance
         return (instance.getstate() if words is None else (words.sign(), instance.gauss_next)), None
 
@@ -231,14 +236,16 @@ class _Python:
 
 
 class _NumPy:
-    """`np.random`'s functions. To ask for their state costs 40 us, so the memory behind it is read, whose address NumPy
-    tells.
+    """The functions of `np.random`. Asking for their state costs 40 µs, so the memory behind it is read.
+
+    NumPy provides the address.
     """
 
     def __init__(self) -> None:
         self._source: Any = None
         self._words: _Words | None = None
-        self._saved: Any = b"", None  # sign, and the state that was asked for then
+        # Signature and state at the last `save`.
+        self._saved: Any = b"", None
 
     def seed(self, key: int) -> None:
         np.random.seed(key & 0xFFFFFFFF)
@@ -251,7 +258,7 @@ class _NumPy:
         sign, state = self.look()
         if state is not None:
             return sign, state
-        # A normal number that was drawn in advance is beside the memory, and only behind another draw.
+        # A normal number drawn in advance is not part of that memory, and exists only after another draw.
         known, saved = self._saved
         if sign != known or saved["has_gauss"]:
             self._saved = sign, _numpy_state()
@@ -271,7 +278,7 @@ class _NumPy:
         np.random.set_state(to[1])
 
     def _found_words(self) -> _Words | None:
-        """Return the words and the place of NumPy's own generator; None if the program has set another kind."""
+        """Return the memory of NumPy's own generator; None if the program has set another kind."""
         source = np.random.get_bit_generator()  # type: ignore[attr-defined]
         if source is not self._source:
             twister = isinstance(source, np.random.MT19937)
@@ -286,7 +293,7 @@ def _numpy_state() -> dict[str, Any]:
 
 
 class _TorchState(ctypes.Structure):
-    """torch's state as bytes."""
+    """The state that torch returns as bytes."""
 
     _fields_: ClassVar = [
         ("seed", ctypes.c_uint64),
@@ -294,12 +301,13 @@ class _TorchState(ctypes.Structure):
         ("seeded", ctypes.c_int32),
         ("next", ctypes.c_uint64),
         ("words", ctypes.c_uint64 * _WORDS),
-        ("normals", ctypes.c_byte * 40),  # that were drawn in advance; not looked at
+        # Normal numbers drawn in advance; not used here.
+        ("normals", ctypes.c_byte * 40),
     ]
 
 
 class _TorchTwister(ctypes.Structure):
-    """The same in torch's own memory."""
+    """The same state in torch's own memory."""
 
     _fields_: ClassVar = [
         ("seed", ctypes.c_uint64),
@@ -311,32 +319,35 @@ class _TorchTwister(ctypes.Structure):
 
 
 class _Torch:
-    """torch's generator of the processor. It is so cheap to seed and to put back that each batch does.
+    """torch's CPU generator. Seeding and restoring are so cheap that every batch does both.
 
-    To ask for its state costs as much as to seed it, so the memory behind it is read, if that is where it should be.
+    Asking for its state costs as much as seeding, so the memory behind it is read if possible.
     """
 
     def __init__(self) -> None:
-        self._fresh = b""  # the place right after seeding
+        # The signature's index right after seeding.
+        self._fresh = b""
         self._memory = _torch_memory()
 
     def seed(self, key: int) -> None:
-        torch.default_generator.manual_seed(key)  # a hundred times cheaper than `torch.manual_seed`
+        # A hundred times cheaper than `torch.manual_seed`.
+        torch.default_generator.manual_seed(key)
 
     def look(self) -> Any:
         return self._sign(), None
 
     def _sign(self) -> bytes:
-        """Return the seed and the place among the words, which every draw changes; and two words."""
+        """Return seed and index, which every draw changes, and two words."""
         memory = self._memory
         if memory is not None:
-            return memory[:12].tobytes() + memory[16:28].tobytes()  # what is between them is not always written
+            # The bytes in between are not always initialized.
+            return memory[:12].tobytes() + memory[16:28].tobytes()
         state = torch.default_generator.get_state()
         seed, left, _, following, *words = struct.unpack("=QiiQ2Q", ctypes.string_at(state.data_ptr(), 40))
         return struct.pack("=QiI2I", seed, left, *(word & 0xFFFFFFFF for word in (following, *words)))
 
     def save(self) -> Any:
-        # Asked for each time: a normal number that was drawn in advance comes and goes without a trace in that memory.
+        # Never cached: a normal number drawn in advance leaves no trace in that memory.
         return None, torch.default_generator.get_state()
 
     def watch(self, key: int, *, keeps: bool) -> Any:
@@ -358,8 +369,9 @@ def _torch_state(state: torch.Tensor) -> _TorchState:
 
 
 def _torch_memory() -> memoryview | None:
-    """Return the memory of torch's twister, up to its second word; None where it is not found. Nothing is read that may
-    not be there: the system is asked for it.
+    """Return the memory of torch's twister up to its second word; None if it is not found.
+
+    The memory is read through the operating system, so an unexpected address cannot crash the process.
     """
     generator = torch.default_generator
     state = generator.get_state()
@@ -369,14 +381,15 @@ def _torch_memory() -> memoryview | None:
     words = struct.pack(f"={_WORDS}I", *known.words)
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
-            # Behind its head, torch's object of Python has a pointer to that of C++.
+            # After its header, torch's Python object has a pointer to the C++ object.
             (address,) = struct.unpack("P", os.pread(memory.fileno(), 8, id(generator) + object.__basicsize__))
             found = os.pread(memory.fileno(), _REACH, address).find(words[:32]) - _TorchTwister.words.offset
             if found < 0:
                 return None
             address += found
             twister = _TorchTwister.from_buffer_copy(os.pread(memory.fileno(), ctypes.sizeof(_TorchTwister), address))
-    except (OSError, ValueError, OverflowError, struct.error):  # there is no such file, or nothing at such an address
+    # The file does not exist, or nothing is mapped at such an address.
+    except (OSError, ValueError, OverflowError, struct.error):
         return None
     if bytes(twister.words) != words or (twister.seed, twister.left, twister.next) != (
         known.seed,

@@ -1,7 +1,7 @@
-"""Snapshots of the user's own objects, taken where these live: data set, its iterator, collate function.
+"""Snapshots of the user's own objects, taken where these live: dataset, its iterator, collate function.
 
 An object takes part if it has ``state_dict()`` and ``load_state_dict(state)``, the protocol of torchdata's
-StatefulDataLoader. A data set of ours that gives streams has the `cursor` of its stream instead. A snapshot is frozen
+StatefulDataLoader. A dataset of ours that gives streams has the `cursor` of its stream instead. A snapshot is frozen
 (pickled) where it is taken, so nothing changes it afterwards, tensors included. Cost without a state: 1 us a batch.
 """
 
@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
 
     @property
     def opens(self) -> bool:
-        """Whether it is exact right after ``iter()``. A data set that keeps its place may move it back as late as by
+        """Whether it is exact right after ``iter()``. A dataset that keeps its place may move it back as late as by
         the first ``next()``.
         """
         return not self.owners.isdisjoint(("stream", "iterator"))
@@ -77,11 +77,11 @@ def take_snapshot(
     """Return the states of a worker's objects right now, frozen; None if nobody has one.
 
     Args:
-        dataset, iterator, collate_fn: of the worker. The iterator is None for map-style data sets, and for an iterable
+        dataset, iterator, collate_fn: of the worker. The iterator is None for map-style datasets, and for an iterable
             one that nobody iterates yet.
         generators: of the worker process; those that were drawn from become part of the snapshot. None in the
             trainer's process, whose generators are its own.
-        before: of the data set, from `state_before`.
+        before: of the dataset, from `state_before`.
     """
     states = _states_of(dataset, iterator, collate_fn)
     if not states:
@@ -117,9 +117,9 @@ def take_first_snapshot(
 
 
 def state_before(dataset: Any) -> Frozen | None:
-    """Return the state of an iterable data set right before ``iter()``; None if it has none.
+    """Return the state of an iterable dataset right before ``iter()``; None if it has none.
 
-    ``iter()`` may move a data set, such as one that counts epochs. Where an iterator has a state, too, its data set
+    ``iter()`` may move a dataset, such as one that counts epochs. Where an iterator has a state, too, its dataset
     goes on from here.
     """
     if isinstance(dataset, ResumableDataset):
@@ -183,7 +183,7 @@ def cursor_of(snapshot: Snapshot | None) -> State | None:
 
 
 def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], Any]) -> None:
-    """Put an iterable data set and its iterator back to a snapshot.
+    """Put an iterable dataset and its iterator back to a snapshot.
 
     Args:
         snapshot: to go on from; None begins anew.
@@ -193,8 +193,8 @@ def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], 
     Raises:
         StateError: there is a state, and the object has no ``load_state_dict``.
 
-    The iterator is opened once, but where both have a state and ``iter()`` moved the data set: then it is opened again
-    from the state that the data set had before.
+    The iterator is opened once, but where both have a state and ``iter()`` moved the dataset: then it is opened again
+    from the state that the dataset had before.
     """
     states = {} if snapshot is None else thaw(snapshot.states)
     _load(states, "stream", dataset)
@@ -205,7 +205,7 @@ def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], 
     dataset.load_state_dict(states["dataset_before"])
     _load(states, "iterator", open_iterator())
     if not _is_at(dataset, states["dataset"]):
-        # The data set moves with its items, too.
+        # The dataset moves with its items, too.
         _load(states, "dataset", dataset)
 
 

@@ -1,4 +1,4 @@
-"""Where a loader's batches come from: the plan of its sampler or data set, and the requests that it makes."""
+"""Where a loader's batches come from: the plan of its sampler or dataset, and the requests that it makes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def batch_source(sampler: Iterable[Any], batch_sampler: Iterable[Any] | None) ->
 
 
 def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> EpochBatchSampler:
-    """The batches of an iterable data set that has its samples as a map-style one too, such as `MPDataset`.
+    """The batches of an iterable dataset that has its samples as a map-style one too, such as `MPDataset`.
 
     Raises:
-        ConfigError: the loader's batch size is another than the data set's.
+        ConfigError: the loader's batch size is another than the dataset's.
     """
     if batch_size != dataset.batch_size:
         raise ConfigError(
-            f"the loader's batch_size is {batch_size} and the data set's is {dataset.batch_size}: the data set deals "
+            f"the loader's batch_size is {batch_size} and the dataset's is {dataset.batch_size}: the dataset deals "
             "whole batches to workers, so give both the same"
         )
     return BatchSampler(SequentialSampler(dataset.samples), dataset.batch_size, drop_last or dataset.drop_last)
@@ -46,13 +46,13 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
     Args:
         run: the epoch plan.
         seed: of the keys.
-        under: the epoch plan of a data set with an order of its own, over which a user's sampler stands.
+        under: the epoch plan of a dataset with an order of its own, over which a user's sampler stands.
     """
     # torch's samplers take negative epochs. Keys are hashes of numbers of 0 and more.
     epoch = run.epoch % _EPOCHS
     # Keys of several batches cost little more than those of one.
     for lists, positions in run.blocks():
-        # Where the data set stands, if workers have to be told. It may change for what is not planned yet.
+        # Where the dataset stands, if workers have to be told. It may change for what is not planned yet.
         place = run.place if under is None else under.place
         for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
             yield BatchRequest(indices, keys, place)
@@ -64,7 +64,7 @@ def sampler_of(plan: EpochBatchSampler) -> Any:
 
 
 def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
-    """Return whether a plan's order is that of the data set."""
+    """Return whether a plan's order is that of the dataset."""
     return own_order(samples) is not None and isinstance(sampler_of(plan), SequentialSampler)
 
 
@@ -73,7 +73,7 @@ def why_unknown(plan: EpochBatchSampler | None, samples: Any) -> str | None:
 
     Args:
         plan: of its batches.
-        samples: its map-style data set.
+        samples: its map-style dataset.
     """
     if plan is None:
         return "a ledger needs an order that is arithmetic: that of a stream is known only by reading it"

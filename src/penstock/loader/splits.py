@@ -1,8 +1,8 @@
-"""Who splits the data among the ranks of a job: the data set, the loader, a sampler, or nobody. One rule, in one place.
+"""Who splits the data among the ranks of a job: the dataset, the loader, a sampler, or nobody. One rule, in one place.
 
-Over a map-style data set, without ``sampler=`` and ``batch_sampler=``, in a world of more than one rank:
+Over a map-style dataset, without ``sampler=`` and ``batch_sampler=``, in a world of more than one rank:
 
-    data set                      split=  shuffle=True or a name          no shuffle, or "none"
+    dataset                      split=  shuffle=True or a name          no shuffle, or "none"
     ----------------------------  ------  ------------------------------  --------------------------------------
     one rank's share already      None    its own order, if they agree    its own order; "none" has to agree
                                   True    the same                        the same
@@ -22,7 +22,7 @@ torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` are as their parts. W
                                       else  as it says                      as it says
 
 In a world of one rank nobody splits, except that ``split=True`` has the same order on one rank as on many. A sampler
-splits or not as it was told, and an iterable data set too: there ``split=`` is a ConfigError.
+splits or not as it was told, and an iterable dataset too: there ``split=`` is a ConfigError.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Asked(NamedTuple):
 
     @property
     def shuffles(self) -> bool:
-        """Whether another order than the data set's is asked for."""
+        """Whether another order than the dataset's is asked for."""
         return bool(self.shuffle) and self.shuffle != "none"
 
 
 class Parts(NamedTuple):
-    """The data sets inside a data set, by whose they are: shares of ranks, whole data of ours, and anybody else's."""
+    """The datasets inside a dataset, by whose they are: shares of ranks, whole data of ours, and anybody else's."""
 
     shares: list[Any]
     whole: list[Any]
@@ -85,7 +85,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, dataset: Any) -> Parts:
-        """Return the parts of a data set; its only part is itself, unless it is one of torch's that hold others."""
+        """Return the parts of a dataset; its only part is itself, unless it is one of torch's that hold others."""
         found = cls([], [], [])
         for part in parts_of(dataset):
             if getattr(part, "splits_by_rank", False):
@@ -102,8 +102,8 @@ def choose_sampler(dataset: Any, asked: Asked) -> Sampler[Any] | Iterable[Any] |
     """Return the sampler that a loader is to read: the given one, or the one that the rule of this module chooses.
 
     Raises:
-        ConfigError: the arguments contradict each other, or the data set.
-        PartitionError: both the data set and the sampler deal samples to ranks.
+        ConfigError: the arguments contradict each other, or the dataset.
+        PartitionError: both the dataset and the sampler deal samples to ranks.
     """
     if not isinstance(asked.split, bool | None):
         raise ConfigError(f"split takes True, False or None, got {asked.split!r}")
@@ -154,11 +154,11 @@ def check_pass(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, 
 
     Args:
         loader: whose pass begins. It has no ``split=``, and no framework deals its batches.
-        plan: of the loader's batches; None where only an iterable data set knows them.
+        plan: of the loader's batches; None where only an iterable dataset knows them.
         chosen: whether the loader's sampler is one that `choose_sampler` has chosen.
 
     Raises:
-        ConfigError: the data set holds both a share and data that are none.
+        ConfigError: the dataset holds both a share and data that are none.
         PartitionError: the process group was made after a loader that would have split the data.
     """
     ranks = distributed.current().world_size
@@ -267,7 +267,7 @@ def _in_order(dataset: Any) -> SequentialSampler:
 
 
 def _check_share(dataset: Any, asked: Asked) -> None:
-    """Raise if a data set with an order of its own has another one, or another share, than is asked for."""
+    """Raise if a dataset with an order of its own has another one, or another share, than is asked for."""
     plan, name = own_order(dataset), type(dataset).__name__
     if not isinstance(plan, SharePlan):
         if asked.shuffles:
@@ -291,7 +291,7 @@ def _check_share(dataset: Any, asked: Asked) -> None:
 
 
 def _check_inner_shares(shares: list[Any], asked: Asked) -> None:
-    """Raise if shares inside of one of torch's data sets contradict ``split=``."""
+    """Raise if shares inside of one of torch's datasets contradict ``split=``."""
     if asked.split is None:  # the world may not be known yet
         return
     for share in shares:
@@ -357,8 +357,8 @@ def _refuse_split(dataset: Any, asked: Asked, given: Any) -> None:
         return
     if given is None:
         raise ConfigError(
-            f"split={asked.split} has no effect on {type(dataset).__name__}: an iterable data set splits itself, or "
-            "not. Leave split out, or make it a map-style data set"
+            f"split={asked.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself, or "
+            "not. Leave split out, or make it a map-style dataset"
         )
     argument = "batch_sampler" if asked.sampler is None else "sampler"
     raise ConfigError(
@@ -368,7 +368,7 @@ def _refuse_split(dataset: Any, asked: Asked, given: Any) -> None:
 
 
 def _refuse_double_split(dataset: Any, given: Any) -> None:
-    """Raise if both the data set and the sampler deal samples to ranks."""
+    """Raise if both the dataset and the sampler deal samples to ranks."""
     if not holds_a_share(dataset):
         return
     second = rank_splitter(given, ranks=_ranks())

@@ -33,11 +33,11 @@ class WorkerState:
 
     Args:
         snapshot: of the user's objects; None if none has a state, or nothing was had.
-        since: of each iterator of the data set since the snapshot, how often it was asked for a batch. [2, 0] says that
+        since: of each iterator of the dataset since the snapshot, how often it was asked for a batch. [2, 0] says that
             the snapshot's iterator was asked twice, then left or found to be over, and that the next one was not asked
             yet. Empty if none has begun.
         failed: those questions that an error answered, counted over all of ``since``.
-        collate: snapshot after the batch that the consumer had last, where the data set has no state: then ``snapshot``
+        collate: snapshot after the batch that the consumer had last, where the dataset has no state: then ``snapshot``
             is that of the beginning of the iterator, whose batches are made again.
     """
 
@@ -104,7 +104,7 @@ class WorkerState:
             over: the one before was asked for a batch once more, and had none. False: it was left.
         """
         if self.snapshot is None or not self.snapshot.places:
-            # Nobody knows where the data set is, and it begins again.
+            # Nobody knows where the dataset is, and it begins again.
             self.snapshot, self.since, self.failed, self.collate = self.collate or self.snapshot, [], [], None
         elif self.snapshot.owners == {"iterator"}:
             # An iterator that is over leaves nothing behind.
@@ -251,7 +251,7 @@ class WorkerStates:
         self._turn(worker)
 
     def _turn(self, worker: int) -> None:
-        # Where nobody has a state, any worker may make any batch of a map-style data set.
+        # Where nobody has a state, any worker may make any batch of a map-style dataset.
         if self.stream or self._workers[worker].snapshot is not None:
             self.next = (worker + 1) % self._count
 
@@ -326,7 +326,7 @@ class WorkerStates:
         """Go on from the state that was loaded into other ones since their last run, if there was one.
 
         Args:
-            other: of the same data set, maybe with another number of workers.
+            other: of the same dataset, maybe with another number of workers.
 
         Raises:
             LayoutError: the state does not fit the workers here.
@@ -344,7 +344,7 @@ class WorkerStates:
         first, *others = (None if one.snapshot is None else one.snapshot.without_generators() for one in workers)
         if self.stream or not all(_same(one, first) for one in others):
             raise LayoutError(
-                f"this state is of {count} workers and the loader has {self._count}: the data set is dealt to workers "
+                f"this state is of {count} workers and the loader has {self._count}: the dataset is dealt to workers "
                 "and each has a state of its own. Resume with the same num_workers"
             )
         return [WorkerState(first) for _ in range(self._count)]

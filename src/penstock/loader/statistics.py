@@ -1,12 +1,12 @@
-"""`Statistics`: what a loader's consumer got, how long it waited for it, and what the workers did meanwhile.
+"""`Statistics`: what a loader delivered, how long its consumer waited, and what the workers did.
 
-    asks        gets    asks    gets      asks
-     |---wait----|-train-|-wait--|-train---|       the consumer's clock, `seconds` = wait + train
-     ready, depth        ready, depth              what was finished, and how much may be begun, when it asked
+    request   batch   request  batch    request
+     |---wait----|-train-|-wait--|-train---|       the consumer's clock; `seconds` = wait + train
+     ready, depth        ready, depth              finished and allowed batches in flight at the request
 
-Invariant: only the time between the first request and the end of a pass counts, so pauses between passes (validation, a
-checkpoint) are neither waiting nor training. Numbers grow until `Statistics.reset`. Cost: about two microseconds a
-batch, and memory for a few dozen numbers.
+Invariant: only the time between the first request and the end of an epoch counts. Pauses between epochs (validation, a
+checkpoint) are neither waiting nor training. Numbers grow until `Statistics.reset`. Cost: about 2 µs per batch, and
+memory for a few dozen numbers.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from penstock.loader.messages import BatchResult
 
 __all__ = ["Statistics", "size_of"]
 
-# A union takes isinstance four times as long as a tuple does.
+# isinstance with a union takes four times as long as with a tuple.
 _TEXT, _LISTS, _ARRAYS, _NUMBERS = (str, bytes, bytearray), (list, tuple), (np.ndarray, np.generic), (int, float)
-_SIZED = 16  # items of a list that are looked at, the others are taken to be like them
+# Number of items of a list that are measured. The others are assumed to be alike.
+_SIZED = 16
 
 
 class Statistics:
-    """Counts for one loader; one consumer at a time is counted exactly. Picklable: plain numbers.
+    """Counters of one loader. Picklable. Exact while one consumer at a time iterates.
 
-    Call `begin` when a pass starts, then one of `delivered`, `failed`, `waited` and `ended` for each request of the
-    consumer.
+    Call `begin` at the start of an epoch, then one of `delivered`, `failed`, `waited` and `ended` for each request of
+    the consumer.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero."""
+        """Set all counters to zero."""
         self.executor, self.workers, self.threads, self.depth = "inline", 0, 1, 0
         self.processes, self.persistent = 0, False
         self.passes = self.batches = self.samples = self.bytes = self.failures = self.restarts = 0
@@ -66,15 +67,15 @@ class Statistics:
         depth: int = 0,
         persistent: bool = False,
     ) -> None:
-        """A pass starts.
+        """Record the start of an epoch iterator.
 
         Args:
-            executor: that makes its batches: "inline", "thread", "process", "ray".
-            workers: as many as the user asked for, 0 inline.
-            threads: of each worker, so ``workers * threads`` work at the same time.
-            processes: that the workers live in, besides this one; by default one each if the executor is "process".
-            depth: batches that may be begun at a time, as asked for by prefetch_factor.
-            persistent: whether workers outlive the pass.
+            executor: "inline", "thread", "process" or "ray".
+            workers: ``num_workers``; 0 inline.
+            threads: threads of each worker, so ``workers * threads`` work at the same time.
+            processes: number of worker processes; by default one for each worker if the executor is "process".
+            depth: maximum number of batches in flight, from prefetch_factor.
+            persistent: whether workers outlive the iterator.
         """
         self.runs(executor, workers, threads, processes, depth, persistent)
         if not self.passes:
@@ -85,8 +86,9 @@ class Statistics:
     def runs(
         self, executor: str, workers: int, threads: int, processes: int | None, depth: int, persistent: bool
     ) -> None:
-        """What makes the batches from now on, as for `begin`. Queues are not alike, so that of another setting counts
-        anew.
+        """Record a change of executor, with arguments as in `begin`.
+
+        Queues of different settings are not comparable, so the queue's counters restart.
         """
         if (executor, workers, depth) != (self.executor, self.workers, self.depth):
             self.ready = self.allowed = self.asked = 0
@@ -95,20 +97,21 @@ class Statistics:
         self.persistent = persistent
 
     def delivered(self, result: BatchResult, nbytes: int, wait: float, ready: int, depth: int) -> None:
-        """The consumer gets a batch.
+        """Record a batch that the consumer received.
 
         Args:
-            result: the batch, and what making it took.
-            nbytes: its size, see `size_of`.
-            wait: seconds from the request until now.
-            ready: batches that were finished when it asked.
-            depth: batches that may be begun at the moment; less than asked for where memory is short.
+            result: the batch with its metrics.
+            nbytes: size of the batch in bytes, see `size_of`.
+            wait: seconds between request and delivery.
+            ready: number of finished batches at the time of the request.
+            depth: number of batches that may be in flight now; less than requested if memory is short.
         """
         self.waited(wait)
         if self._first:
             self._first = False
             self.start += wait
-        else:  # a first batch finds nothing ready, whatever limits the run
+        # The first batch never finds a ready one, whatever limits the run.
+        else:
             self.ready += ready
             self.allowed += depth
             self.asked += 1
@@ -128,28 +131,28 @@ class Statistics:
         self.ways[way] = self.ways.get(way, 0) + 1
 
     def copied(self, seconds: float, *, ahead: bool) -> None:
-        """The consumer gets a batch on a device, see `delivered`.
+        """Record the copy of a delivered batch to the device.
 
         Args:
-            seconds: that its thread took to copy into pinned memory and to begin the copy to the device.
-            ahead: whether the copy had begun before the consumer asked.
+            seconds: time of its thread to copy into pinned memory and to start the copy to the device.
+            ahead: whether the copy had started before the request.
         """
         self.copies += 1
         self.copied_ahead += ahead
         self.copy += seconds
 
     def failed(self, wait: float) -> None:
-        """The consumer gets an error instead, after so many seconds."""
+        """Record an error that the consumer received after ``wait`` seconds."""
         self.waited(wait)
         self.failures += 1
 
     def ended(self, wait: float) -> None:
-        """The consumer is told that the pass is over, after so many seconds."""
+        """Record the end of the epoch, reported after ``wait`` seconds."""
         self.waited(wait)
         self._last = 0.0
 
     def waited(self, wait: float) -> None:
-        """The consumer asked, and got nothing in so many seconds: the time-out of a batch that is still being made."""
+        """Record ``wait`` seconds without a batch, such as a timeout of a batch that is still being made."""
         now = perf_counter()
         self.wait += wait
         if self._last:
@@ -157,10 +160,10 @@ class Statistics:
         self._last = now
 
     def stats(self, errors: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Everything as one JSON-serialisable dict, see `docs/loader.md`.
+        """Return all statistics as one JSON-serialisable dict; `docs/loader.md` describes it.
 
         Args:
-            errors: what the failure log has counted.
+            errors: the counts of the failure log.
         """
         seconds = self.wait + self.train
         return {
@@ -201,14 +204,14 @@ class Statistics:
         }
 
     def _cores_busy(self) -> float | None:
-        """Share of the time since the first pass began that the cores worked, for this program or another one."""
+        """Return the share of time that the cores were busy since the first epoch began, with any program."""
         before, now = self._ticks, ticks()
         if before is None or now is None or now[1] <= before[1]:
             return None
         return min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
 
     def _stages(self) -> dict[str, float]:
-        """Seconds of work by stage, each for itself: ``fetch`` is what the data set did outside of its named stages."""
+        """Return the seconds of work by stage. ``fetch`` is the dataset's time outside of its named stages."""
         named = dict(self.stages)
         rest = max(0.0, self.fetch - sum(named.values()))
         result = {"fetch": rest + named.pop("fetch", 0.0), **named}
@@ -222,15 +225,17 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def size_of(batch: Any) -> int:
-    """Bytes of the tensors, arrays, text and numbers in a batch; about a microsecond for a pair of tensors. Of long
-    lists some items are looked at, so there it is an estimate. What it does not know counts as nothing.
+    """Return the bytes of the tensors, arrays, text and numbers in a batch.
+
+    Takes about 1 µs for two tensors. For long lists it measures some items and estimates the rest. Objects of other
+    types count as 0.
     """
     if type(batch) is torch.Tensor and batch.layout is torch.strided:
         return batch.nbytes
     try:
         return _size(batch)
     except Exception as error:
-        # A structure that contains itself, a mapping of the user's that fails: no reason to lose a batch.
+        # A structure that contains itself, or a user's mapping that fails, must not lose the batch.
         if is_of_signal_handler(error):
             raise
         return 0
@@ -262,7 +267,7 @@ def _size_of_all(items: list[Any] | tuple[Any, ...]) -> int:
 
 
 def _stored(tensor: torch.Tensor) -> int:
-    """Bytes that a sparse or ragged tensor stores."""
+    """Return the bytes that a sparse or jagged tensor stores."""
     if tensor.layout is torch.sparse_coo:
         parts = [tensor._indices(), tensor._values()]
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

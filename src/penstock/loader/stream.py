@@ -1,7 +1,7 @@
-"""Batches of an iterable data set that only it can order: torch's rules, one iterator for each worker.
+"""Batches of an iterable dataset that only it can order: torch's rules, one iterator for each worker.
 
 Invariant: a batch holds the next ``batch_size`` items of *this worker's* iterator; what is left at its end makes a
-shorter one, unless ``drop_last``. So what comes out depends on the number of workers, as in torch: the data set shards
+shorter one, unless ``drop_last``. So what comes out depends on the number of workers, as in torch: the dataset shards
 itself by ``get_worker_info()``.
 """
 
@@ -49,7 +49,7 @@ class StreamFetch:
             are. "shared": of all threads.
         last: holds the stream of ours that a loader's pass before has read here, behind which the next may go on.
 
-    Picklable before `begin`, if the data set and the collate function are. An error of the data set's iterator passes
+    Picklable before `begin`, if the dataset and the collate function are. An error of the dataset's iterator passes
     through, and the items of its batch are lost; the next call goes on, with generators to the end, with iterators that
     can go on behind the error.
     """
@@ -82,7 +82,7 @@ class StreamFetch:
         self._resume: WorkerState | None = None
 
     def copy(self) -> StreamFetch:
-        """Another one over the same data set, for another thread: it has an iterator of its own, and no state."""
+        """Another one over the same dataset, for another thread: it has an iterator of its own, and no state."""
         return StreamFetch(
             self.dataset,
             self.collate_fn,
@@ -96,17 +96,17 @@ class StreamFetch:
         return {**self.__dict__, "_last": []}
 
     def begin(self, epoch: EpochStart) -> Snapshot | None:
-        """Begin an iterator of the data set, or go on where a loaded state left off, and return its first snapshot.
+        """Begin an iterator of the dataset, or go on where a loaded state left off, and return its first snapshot.
 
         None if nobody has a state yet; or if the loaded state says more, with the batches since its snapshot.
 
         Args:
-            epoch: of a data set of ours, its opening; else told to data sets that have ``set_epoch``; None leaves it to
+            epoch: of a dataset of ours, its opening; else told to datasets that have ``set_epoch``; None leaves it to
                 them.
 
         Raises:
-            StateError: the loaded state is of another data set.
-            Exception: of the data set, or of the batches that are made again.
+            StateError: the loaded state is of another dataset.
+            Exception: of the dataset, or of the batches that are made again.
         """
         if self._generators == "worker" and self._own is None:
             self._own = WorkerGenerators()
@@ -141,8 +141,8 @@ class StreamFetch:
         """Begin an iterator at a snapshot.
 
         Args:
-            snapshot: to go on from; None begins as the data set is.
-            epoch: told to the data set.
+            snapshot: to go on from; None begins as the dataset is.
+            epoch: told to the dataset.
             failed: the consumer has had an error in the place of the first batch, of ``iter()`` maybe.
         """
         try:
@@ -244,7 +244,7 @@ class StreamFetch:
         return items
 
     def state_dict(self) -> Snapshot | None:
-        """Return a snapshot of the user's data set, its iterator and the collate function right after a batch; None if
+        """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch; None if
         none of them has a state, or none is due.
 
         None is due where the iterator is over: what an object does there is done again on a resume. But if the collate

@@ -75,7 +75,7 @@ def _install() -> None:
             _installed = True
             warnings.warn(
                 f"torch {torch.__version__} keeps get_worker_info() in a way that Penstock does not know: it is None "
-                "in threads. Use executor='process' if your data set needs it",
+                "in threads. Use executor='process' if your dataset needs it",
                 RuntimeWarning,
                 stacklevel=4,
             )
