@@ -120,7 +120,7 @@ def test_the_plain_trainer_is_refused(tmp_path: Path) -> None:
         def get_train_dataloader(self) -> Any:
             return self.accelerator.prepare(make())
 
-    with pytest.raises(ConfigError, match="put its TrainerLoaders in front"):
+    with pytest.raises(ConfigError, match="put its TrainerLoaders before"):
         Plain(Model(), arguments(tmp_path)).train()
 
 

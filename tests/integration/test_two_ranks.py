@@ -131,7 +131,7 @@ def test_torchrun(folder: Path) -> None:
     assert first["rows"] == second["rows"]
     for rank in (first, second):
         assert [said for said in rank["said"] if "each of the 2 ranks reads all of this Rows" in said] == [
-            "each of the 2 ranks reads all of this Rows, in the same batches if data and seed are the same on "
-            "all of them: give the DataLoader split=True, and each rank reads a share of its own. If the data are "
-            "this rank's share already, or every rank is to read all of them, say so by split=False"
+            "each of the 2 ranks reads all of this Rows, and the same batches if data and seed are the same "
+            "everywhere. To split the data among the ranks, pass split=True to the DataLoader. If the data "
+            "already are this rank's share, or if every rank should read all of them, pass split=False"
         ]

@@ -70,7 +70,7 @@ def test_inline_comes_first_and_is_enough_where_the_training_hardly_waits() -> N
     assert search(tuner, machine) == [INLINE]
     assert tuner.current == INLINE
     assert tuner.stats()["chosen"] == {"executor": "inline", "workers": 0}
-    assert tuner.why.endswith("; more workers would gain next to nothing")
+    assert tuner.why.endswith("; more workers would gain almost nothing")
 
 
 def test_one_worker_is_enough_where_the_training_hardly_waits_for_it() -> None:
@@ -180,7 +180,7 @@ def test_inline_is_estimated_where_trying_it_is_not_safe() -> None:
     tuner = tuner_of(machine, inline="estimate")
     assert INLINE not in search(tuner, machine)
     assert tuner.current == INLINE
-    assert "by what a worker told" in tuner.why
+    assert "estimated from one worker" in tuner.why
     assert [one["estimated"] for one in tuner.stats()["tried"]] == [False, True, False]
     assert tuner.finished, "a fork could share files that are open by now"
     tuner = tuner_of(machine, inline="estimate", overhead=2e-3)  # for each ten samples
@@ -224,7 +224,7 @@ def test_where_no_workers_can_be_had_it_is_inline_if_that_may_be(inline: str, ch
         tries += 1
     assert tries == 2
     assert tuner.current == chosen
-    assert tuner.why == "no workers can be had"
+    assert tuner.why == "no workers could be started"
 
 
 # The second search.

@@ -20,23 +20,23 @@ def test_a_loader_names_its_data_batches_and_state() -> None:
     lines = repr(loader).splitlines()
     assert lines[0].startswith("DataLoader of ")
     assert lines[1:] == [
-        "  batches: of 4 samples, full ones only, made by the caller's thread",
-        "  state: epoch 0, 0 batches had, seed 3; split by nobody",
+        "  batches: of 4 samples, full ones only, made in the caller's thread",
+        "  state: epoch 0, 0 batches delivered, seed 3; split by nobody",
     ]
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    assert "epoch 0, 2 batches had" in repr(loader)
+    assert "epoch 0, 2 batches delivered" in repr(loader)
     list(iterator)
-    assert "epoch 1, 0 batches had" in repr(loader)
+    assert "epoch 1, 0 batches delivered" in repr(loader)
 
 
 def test_workers_are_named() -> None:
-    assert "made by 2 processes" in repr(ps.DataLoader(Range(20), 4, num_workers=2))
-    assert "made by 2 processes of 3 threads" in repr(
+    assert "made in 2 processes" in repr(ps.DataLoader(Range(20), 4, num_workers=2))
+    assert "made in 2 processes of 3 threads" in repr(
         ps.DataLoader(Range(20), 4, num_workers=2, threads_per_worker=3, executor="process")
     )
-    assert "made by 1 thread" in repr(ps.DataLoader(Range(20), 4, executor="thread", num_workers=1))
+    assert "made in 1 thread" in repr(ps.DataLoader(Range(20), 4, executor="thread", num_workers=1))
 
 
 def test_asking_changes_nothing() -> None:

@@ -277,7 +277,7 @@ def test_sources_have_names() -> None:
         ledger.steps(7, source="books")
     data = Keyed(0, 20)
     plain = Ledger(DataLoader(data, batch_size=5, sampler=RandomSampler(data, shuffle="global", seed=1)))
-    with pytest.raises(ConfigError, match="these data are none"):
+    with pytest.raises(ConfigError, match="this dataset is none"):
         plain.steps(7, source=0)
 
 

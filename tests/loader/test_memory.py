@@ -185,7 +185,7 @@ def test_more_than_the_machine_has() -> None:
     if left is None:
         pytest.skip("nobody knows how much there is")
     ring = Ring(8, 8, head=4096)
-    with pytest.raises(RingError, match="MiB are left on this machine or to this container"):
+    with pytest.raises(RingError, match="MiB are left on this machine or in this container"):
         ring.learn(left * 2)
     ring.learn(4096)
     assert ring.lend() is not None

@@ -65,15 +65,15 @@ def test_an_order_that_all_ranks_draw_alike_is_said_once(kind: str) -> None:
 def test_the_message_says_what_to_write() -> None:
     """What it says to write is among `DEALT`."""
     (message,) = said(ps.DataLoader(Range(8), shuffle="block", seed=4))
-    assert "give the DataLoader split=True, and each rank reads a share" in str(message.message)
-    assert "say so by split=False" in str(message.message)
+    assert "To split the data among the ranks, pass split=True to the DataLoader" in str(message.message)
+    assert "pass split=False" in str(message.message)
     (message,) = said_anew(ps.DataLoader(Range(8), sampler=ps.RandomSampler(Range(8), shuffle="block", seed=4)))
     expected = "sampler=ps.DistributedSampler(dataset, shuffle='block', seed=4)"
-    assert f"give the DataLoader {expected} in place of" in str(message.message)
-    assert "say so by sampler=ps.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=" in str(message.message)
+    assert f"pass {expected} instead of" in str(message.message)
+    assert "pass sampler=ps.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=" in str(message.message)
     (weighted,) = said_anew(ps.DataLoader(Range(8), sampler=ps.WeightedRandomSampler([1.0] * 8, 8, seed=4)))
     expected = "batch_sampler=ps.GroupedBatchSampler(sampler, [0] * len(dataset), batch_size)"
-    assert f"give the DataLoader {expected} in place of" in str(weighted.message)
+    assert f"pass {expected} instead of" in str(weighted.message)
 
 
 def said_anew(loader: ps.DataLoader[Any]) -> list[warnings.WarningMessage]:

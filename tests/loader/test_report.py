@@ -142,7 +142,11 @@ def test_real_loops() -> None:
         ("data", "on 8 cores without time to spare, so more workers", {"cores_busy": 0.95, "cpu_seconds": 62.0}),
         ("data", "(96%) waiting for storage", {"cores_busy": 0.95, "cpu_seconds": 12.0}),
         ("data", "on 8 cores without time to spare; make", {**IDLE, "cores_busy": 0.95, "queue": queue(0.2)}),
-        ("data", "without time to spare", {"workers": 32, "processes": 32, "stages": {"fetch": 3e3}, "cpu_seconds": 7e2}),
+        (
+            "data",
+            "without time to spare",
+            {"workers": 32, "processes": 32, "stages": {"fetch": 3e3}, "cpu_seconds": 7e2},
+        ),
         ("data", "num_workers=9", {"cores_busy": None, "cpu_seconds": 31.0}),
         ("data", "4 threads used 0.9 cores of 8: if", {"executor": "thread", "processes": 0, "cpu_seconds": 90.0}),
         ("data", "each batch is made only when the training asks", {"executor": "inline", "workers": 0}),

@@ -208,7 +208,7 @@ def test_ranks_of_a_machine_share_what_is_left(monkeypatch: pytest.MonkeyPatch) 
     for name, value in {"RANK": "0", "WORLD_SIZE": "4096", "LOCAL_WORLD_SIZE": "1024"}.items():
         monkeypatch.setenv(name, value)
     ring = Ring(1, 1, head=HEAD)
-    with pytest.raises(RingError, match="MiB are left on this machine or to this container, for 1024 ranks"):
+    with pytest.raises(RingError, match="MiB are left on this machine or in this container, for 1024 ranks"):
         ring.learn(left // 512)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     gc.collect()

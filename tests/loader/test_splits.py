@@ -437,7 +437,7 @@ def test_other_data_keep_torchs_meaning(options: Any, job: Any) -> None:
 
 
 def test_other_data_that_all_ranks_read_alike_are_said(job: Any) -> None:
-    with pytest.warns(UserWarning, match="give the DataLoader split=True, and each rank reads a share"):
+    with pytest.warns(UserWarning, match="pass split=True to the DataLoader"):
         assert job(2, lambda: sorted(epochs(loader_over(Range(N), shuffle="global"))[0])) == [[*range(N)]] * 2
 
 

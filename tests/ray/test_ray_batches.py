@@ -461,7 +461,7 @@ def test_dpex() -> None:
         ps.DpexDataLoader(data, True)
     with pytest.raises(ConfigError, match="is for distribute_mode=True"):
         ps.DpexDataLoader(data, False, "10.0.0.1:6379")
-    with pytest.raises(ConfigError, match="name the arguments"):
+    with pytest.raises(ConfigError, match="Pass arguments by name"):
         ps.DpexDataLoader(data, 8, True)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""Where a worker's tensors are put: straight into the slot of shared memory that was given for the batch.
+"""Memory for a worker's tensors: the slot of shared memory that is reserved for a batch.
 
-`Slot` hands out consecutive, aligned pieces for a whole batch; `Rows` the rows of a chunk within pieces whose place is
-known from earlier batches. The collate function asks by `place`, and gets ordinary memory where there is no room.
+`Slot` allocates consecutive, aligned blocks for a whole batch. `Rows` allocates the rows of a chunk inside blocks whose
+offsets are known from earlier batches. The collate function calls `place`, and uses ordinary memory if it returns None.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ __all__ = [
     "place_ahead",
 ]
 
-_ALIGNMENT = 64  # a cache line, and what vector instructions like
+# A cache line, which also suits vector instructions.
+_ALIGNMENT = 64
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of the alignment."""
+    """Return a size rounded up to a multiple of the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -40,14 +41,14 @@ class Arena(Protocol):
     """Memory for the tensors of a batch."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """An uninitialised contiguous tensor, or None if there is no room for it."""
+        """Return an uninitialised contiguous tensor; None if there is no room for it."""
 
     def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """The memory that `empty` will give when it is next asked for this; asking changes nothing."""
+        """Return the memory that `empty` will return for the same arguments, without allocating it."""
 
 
 Grow = Callable[[int, int], npt.NDArray[np.uint8] | None]
-"""A larger map of the same memory, by the bytes that there are and those that are needed; None if there is no more."""
+"""Returns a larger mapping of the same memory, from the present and the required size; None if it cannot grow."""
 
 
 class Slot:
@@ -55,28 +56,30 @@ class Slot:
 
     Args:
         memory: uint8 of shape (capacity,), shared with the consumer's process.
-        grow: has more of it; None for no more than there is.
+        grow: returns a larger mapping; None if the slot cannot grow.
 
     Attributes:
-        address, capacity: of the memory that there is by now.
-        grown: whether they have become more.
+        address, capacity: address and size of the current mapping.
+        grown: whether the slot has grown.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], grow: Grow | None = None) -> None:
         self.grown = False
         self.used = 0
         self._grow = grow
-        self._maps: list[tuple[int, int]] = []  # address and size: all begin at the same memory
+        # Address and size of each mapping. All begin at the same memory.
+        self._maps: list[tuple[int, int]] = []
         self._use(memory)
 
     def _use(self, memory: npt.NDArray[np.uint8]) -> None:
         self.memory = memory
         self.capacity = memory.size
-        self.address: int = memory.__array_interface__["data"][0]  # .ctypes.data takes ten times as long
+        # .ctypes.data takes ten times as long.
+        self.address: int = memory.__array_interface__["data"][0]
         self._maps.append((self.address, memory.size))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """As in `Arena`."""
+        """See `Arena`."""
         count = math.prod(shape)
         offset = self.reserve(count * dtype.itemsize)
         if offset is None:
@@ -84,7 +87,7 @@ class Slot:
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset).view(shape)
 
     def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """As in `Arena`."""
+        """See `Arena`."""
         used = self.used
         try:
             return self.empty(shape, dtype)
@@ -92,7 +95,7 @@ class Slot:
             self.used = used
 
     def reserve(self, nbytes: int) -> int | None:
-        """Offset of a piece of this many bytes; None for none at all, and where there is no room."""
+        """Return the offset of a new block of ``nbytes``; None for 0 bytes, and if there is no room."""
         if nbytes <= 0:
             return None
         end = self.used + nbytes
@@ -106,7 +109,7 @@ class Slot:
         return offset
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
-        """Where in the slot this memory lies; None if it lies elsewhere."""
+        """Return the offset of some memory in the slot; None if it is outside."""
         for begin, size in self._maps:
             if 0 <= address - begin <= size - nbytes:
                 return address - begin
@@ -114,7 +117,7 @@ class Slot:
 
 
 class Column(NamedTuple):
-    """A tensor of a batch: where it begins in the slot, and what one row of it is."""
+    """A tensor of a batch: its offset in the slot, and dtype, shape and size of a row."""
 
     offset: int
     dtype: torch.dtype
@@ -123,17 +126,17 @@ class Column(NamedTuple):
 
 
 class Rows:
-    """Memory for rows ``begin`` to ``end`` of every column, asked for in the order of the columns."""
+    """Memory for the rows ``begin`` to ``end`` of every column, requested in the order of the columns."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], columns: Sequence[Column], begin: int, end: int) -> None:
         self._memory = memory
         self._columns = columns
         self._begin, self._end = begin, end
         self.addresses: list[int] = []
-        """Of what was handed out, in order."""
+        """Addresses of the tensors returned so far, in order."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """As in `Arena`; None for what does not look like the column whose turn it is."""
+        """See `Arena`. Returns None if the tensor does not match the next column."""
         if len(self.addresses) >= len(self._columns):
             return None
         column = self._columns[len(self.addresses)]
@@ -148,7 +151,7 @@ class Rows:
         return tensor
 
     def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """As in `Arena`."""
+        """See `Arena`."""
         tensor = self.empty(shape, dtype)
         if tensor is not None:
             self.addresses.pop()
@@ -156,10 +159,12 @@ class Rows:
 
 
 class Shared:
-    """Ordinary memory for the first tensor of a batch, the rows of which several threads fill. One asks, all use it.
+    """Ordinary memory for the first tensor of a batch, whose rows several threads fill.
+
+    The first thread allocates it, and all use it.
 
     Args:
-        size: rows of the batch.
+        size: number of rows of the batch.
     """
 
     def __init__(self, size: int) -> None:
@@ -168,11 +173,11 @@ class Shared:
         self._tensor: torch.Tensor | None = None
 
     def rows(self, begin: int, end: int) -> Part:
-        """Memory for some of its rows."""
+        """Return an arena for some of the rows."""
         return Part(self, begin, end)
 
     def whole(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The memory for all rows, of the shape and type that was first asked for."""
+        """Return the memory for all rows, with the shape and dtype of the first call."""
         with self._lock:
             if self._tensor is None:
                 self._tensor = torch.empty((self._size, *row), dtype=dtype)
@@ -180,18 +185,18 @@ class Shared:
 
 
 class Part:
-    """Rows of a batch in `Shared` memory: for those who ask ahead."""
+    """Some rows of a batch in `Shared` memory, only for allocation ahead."""
 
     def __init__(self, batch: Shared, begin: int, end: int) -> None:
         self._batch = batch
         self._begin, self._end = begin, end
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """As in `Arena`: none, for parts are not collated by themselves."""
+        """See `Arena`. Always None, since parts are not collated by themselves."""
         return None
 
     def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """As in `Arena`."""
+        """See `Arena`."""
         whole = self._batch.whole(shape[1:], dtype)
         if whole.dtype is not dtype or whole.shape[1:] != shape[1:] or shape[0] != self._end - self._begin:
             return None
@@ -206,7 +211,7 @@ _current = _Current()
 
 
 class collating_into:
-    """``with collating_into(arena):`` tensors that the default collate function makes in this thread are put there."""
+    """Context manager: the default collate function allocates this thread's tensors in an arena."""
 
     __slots__ = ("_arena", "_before")
 
@@ -221,19 +226,20 @@ class collating_into:
 
 
 def has_place() -> bool:
-    """Whether there is other memory than ordinary one for the batch at hand."""
+    """Return whether the current batch has an arena."""
     return _current.arena is not None
 
 
 def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-    """Memory for a tensor of the batch at hand; None: take ordinary memory."""
+    """Return memory for a tensor of the current batch; None means ordinary memory."""
     arena = _current.arena
     return None if arena is None else arena.empty(shape, dtype)
 
 
 def place_ahead(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for the first tensor of the batch at hand, before there is a batch: what is written there by the time that
-    the samples are collated needs no copy. Ordinary memory where there is no other.
+    """Return memory for the first tensor of the current batch before collation.
+
+    Rows that are written there need no copy at collation. Without an arena it is ordinary memory.
     """
     arena = _current.arena
     tensor = None if arena is None else arena.ahead(shape, dtype)

@@ -1,13 +1,14 @@
-"""`Autotuner`: finds executor and number of workers for ``num_workers="auto"``, by a plain doubling search.
+"""`Autotuner`: chooses executor and number of workers for ``num_workers="auto"`` with a doubling search.
 
     inline --> 1 process --> 2 processes --> 2 threads --> 4 ... --> chosen         a minute later, once:
-     waits?     waits?        1.1x?           or better?    no more                 chosen --> twice as many, if it pays
+     waits?     waits?        1.1x?           or better?    no more                 chosen --> twice as many, if faster
 
-Search: batches are made inline, by one worker, by two of each executor that may be used, and by twice as many of the
-best one as long as that makes the run a tenth faster and this rank's share of cores and memory lasts. Of all settings
-within 5 % of the best one, the smallest is chosen.
+Search: inline first, then one worker, then two workers of each permitted executor. Then the number of workers of the
+best executor is doubled while the run gets at least 10 % faster and this rank's share of cores and memory is not used
+up. The smallest setting within 5 % of the best one is chosen.
 
-A setting under which the run waits for less than 5 % of its time ends the search. No processes here.
+The search ends at once with a setting under which the run waits for less than 5 % of its time. This module starts no
+processes.
 """
 
 from __future__ import annotations
@@ -36,22 +37,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Autotuner", "Tried", "autotuner_of"]
 
-_GAIN = 1.1  # that twice as many workers have to bring
+# Speed-up that twice as many workers must achieve.
+_GAIN = 1.1
 _AS_GOOD = 0.95
-_UNSURE = 0.9  # of the rate that is worked out for inline, which nobody has measured, counts
-_MOST = 64  # workers of all ranks of a machine, if it has not more cores: for datasets that wait for storage
-_TELLING = 64  # batches by which it is known whether a dataset computes or waits: one in 16 is measured
-_COMPUTES = 0.5  # share of its time in which a dataset that computes uses the processor
-_SECONDS = 0.8  # that a setting is measured for
-_LATER = 60.0  # seconds from the choice to the second search
+# An estimated rate counts only in part, because it was not measured.
+_UNSURE = 0.9
+# Workers of all ranks of a machine with fewer cores, for datasets that wait for storage.
+_MOST = 64
+# Batches needed to decide whether a dataset computes or waits. One in 16 is measured.
+_TELLING = 64
+# A dataset that uses the CPU for this share of its time computes.
+_COMPUTES = 0.5
+# Measurement time of a setting, in seconds.
+_SECONDS = 0.8
+# Seconds from the choice to the second search.
+_LATER = 60.0
 
 
 class Tried(NamedTuple):
-    """What a setting gave.
+    """A setting and its throughput.
 
     Attributes:
-        error: why the setting cannot be had; "" if it can.
-        estimated: whether nobody has measured it.
+        error: why the setting does not work; "" if it does.
+        estimated: whether the throughput is an estimate.
     """
 
     setting: Setting
@@ -61,32 +69,32 @@ class Tried(NamedTuple):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether more workers would gain next to nothing."""
+        """Whether more workers would gain almost nothing."""
         return not self.error and self.found.batches > 0 and self.found.waiting < ENOUGH
 
 
 class Autotuner:
-    """Tries settings until one is chosen, and once more later, from the chosen one on.
+    """Tries settings until one is chosen, and searches once more later, starting from the chosen one.
 
     Args:
-        executors: with workers, that may be tried; the one that leaves most to the training first.
-        inline: "try" it first, "estimate" it by the work of one worker (a dataset that does not say it is ``pure`` may
-            keep an open file, which a later fork would share with this process), or "never".
-        cores: of this machine.
-        ranks: of the job on this machine, which tune at the same time: each takes its share of cores and memory.
-        persistent: whether workers outlive a pass, so that starting them costs nothing in the long run.
-        seconds: that a setting is measured for, at least.
-        overhead: seconds that an inline batch takes besides the work on it, for the estimate.
+        executors: permitted executors with workers, the one that takes least time from the training first.
+        inline: "try" inline first; "estimate" it from one worker (a dataset that is not ``pure`` may hold an open file,
+            which a later fork would share with this process); or "never".
+        cores: cores of this machine.
+        ranks: ranks of the job on this machine, which tune at the same time; each uses its share of cores and memory.
+        persistent: whether workers are persistent, so that the time to start them does not matter.
+        seconds: minimum measurement time of a setting.
+        overhead: seconds per inline batch in addition to the work, for the estimate.
         later: seconds from the choice to the second search.
 
     Attributes:
         current: the setting to use now.
-        chosen: the setting that was chosen last; None before.
-        decided: whether no search is under way.
-        settled: whether the loader's attributes say what was chosen.
-        why: the reason of the choice, in words.
-        length: batches of a pass; None where nobody knows.
-        memory_for: workers that there is memory for; None where nobody knows.
+        chosen: the setting chosen last; None before the first choice.
+        decided: whether no search is running.
+        settled: whether the loader's attributes show the choice.
+        why: reason of the choice, in words.
+        length: number of batches per epoch; None if unknown.
+        memory_for: number of workers that fit into memory; None if unknown.
     """
 
     def __init__(
@@ -115,7 +123,8 @@ class Autotuner:
         self._seconds = seconds
         self._overhead = overhead
         self._later = later
-        self._earlier: list[Tried] = []  # of the search before this one
+        # Results of the previous search.
+        self._earlier: list[Tried] = []
         self._tried: list[Tried] = []
         self._searches = self._copies = self._init_calls = 0
         self._chosen_at = 0.0
@@ -132,7 +141,7 @@ class Autotuner:
         self.current = next(self._steps)
 
     def _search(self, setting: Setting) -> Generator[Setting, Tried, None]:
-        """Yield the settings to try, from this one on, and take what each of them gave."""
+        """Yield the settings to try, starting with one, and receive the result of each."""
         found = yield setting
         if found.keeps_up:
             return
@@ -157,7 +166,7 @@ class Autotuner:
             executors, found = [best.setting.executor], best
 
     def _next_count(self, count: int) -> int | None:
-        """Return the number of workers to try after this one: twice as many, or all that this rank may have."""
+        """Return the next number of workers to try: twice as many, or this rank's limit; None at the limit."""
         limit = self.limit
         if 2 * count <= limit:
             return 2 * count
@@ -165,26 +174,26 @@ class Autotuner:
 
     @property
     def limit(self) -> int:
-        """Workers that this rank may have."""
+        """Maximum number of workers of this rank."""
         limit = self._cores if self._computes() else self._most
         limit = limit if self.memory_for is None else min(limit, self.memory_for)
         return limit if self.length is None else min(limit, max(2, self.length))
 
     def _computes(self) -> bool:
-        """Return whether the dataset is known to use the processor, by what few workers told: many share the cores."""
+        """Return whether the dataset is known to use the CPU, measured with at most one worker."""
         works = [one.found for one in (*self._earlier, *self._tried) if one.setting.workers <= 1 and not one.estimated]
         fetch, cpu = (sum(getattr(found.metrics, name) for found in works) for name in ("fetch", "cpu"))
         return sum(found.batches for found in works) >= _TELLING and cpu >= _COMPUTES * fetch
 
     def _estimate(self, one: Tried) -> Tried:
-        """Return what making batches inline would give, by the work of one worker."""
+        """Return the estimated throughput of inline batches, from the work of one worker."""
         found = one.found
         wait = found.metrics.fetch + found.metrics.collate + self._overhead * found.batches
         metrics = BatchMetrics(samples=found.samples)
         return Tried(INLINE, Throughput(found.batches, wait, found.train, metrics), one.error, estimated=True)
 
     def note(self, found: Throughput, error: str = "") -> None:
-        """Take what the current setting gave, or why it cannot be had, and go on to the next one."""
+        """Record the result of the current setting, or why it does not work, and switch to the next one."""
         assert not self.decided
         result = Tried(self.current, found, error)
         self._tried.append(result)
@@ -200,18 +209,18 @@ class Autotuner:
         if not good:
             first = self._tried[0].setting
             self.current = self.chosen = INLINE if self._inline == "estimate" else first
-            self.why = "no workers can be had"
+            self.why = "no workers could be started"
             return
         best = max(map(self._rate, good))
         as_good = [one for one in good if self._rate(one) >= _AS_GOOD * best]
         chosen = min(as_good, key=lambda one: (one.setting.workers, LEAVES[one.setting.executor]))
         self.current = self.chosen = chosen.setting
-        waits = "by what a worker told" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
+        waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
         self.why = f"{rate_text(chosen.found.rate)} samples/s, {waits}; {self._reason(chosen)}"
 
     def _reason(self, chosen: Tried) -> str:
         if chosen.keeps_up:
-            return "more workers would gain next to nothing"
+            return "more workers would gain almost nothing"
         if chosen.setting == INLINE:
             return "no number of workers is faster"
         if chosen.setting.workers >= self.limit:
@@ -219,7 +228,7 @@ class Autotuner:
         return "more workers are not faster"
 
     def _rate(self, one: Tried) -> float:
-        """Samples/s, with what starting workers takes from every pass."""
+        """Return samples/s, including the time to start workers in every epoch."""
         found = one.found
         if one.error or not found.samples:
             return 0.0
@@ -232,32 +241,32 @@ class Autotuner:
 
     @property
     def finished(self) -> bool:
-        """Whether the choice stays: there was a second search, or none may be."""
-        # Making batches inline may have opened files that a fork would share.
+        """Whether the choice is final: the second search has ended, or is impossible."""
+        # Inline batches may have opened files that a fork would share.
         return self.decided and (self._searches > 1 or (self._inline == "estimate" and self.chosen == INLINE))
 
     def look_again(self, now: float) -> bool:
-        """Search once more, from the chosen setting on, if it is time for that; return whether it is."""
+        """Start the second search from the chosen setting if it is due. Return whether it started."""
         if not self.decided or self.finished or now < self._chosen_at + self._later:
             return False
         self._begin(self.current)
         return True
 
-    # What the passes need, and what is said.
+    # Interface for the loader.
 
     def meter(self, depth: int) -> ThroughputMeter:
-        """Return what measures the current setting, in this pass and those before."""
+        """Return the meter of the current setting, over all of its iterators."""
         if self._meter is None:
             self._meter = ThroughputMeter(self.current.workers, seconds=self._seconds, depth=depth)
         return self._meter
 
     def started(self, config: LoaderConfig) -> None:
-        """Count new workers of a setting: each process has a copy of the dataset, and each worker is initialised."""
+        """Count new workers of a setting: copies of the dataset in processes, and calls of ``worker_init_fn``."""
         self._copies += config.workers if config.forks_workers else 0
         self._init_calls += config.workers if config.worker_init_fn is not None else 0
 
     def stats(self) -> dict[str, Any]:
-        """Return what was found so far, as plain numbers and text."""
+        """Return the results so far as plain numbers and text."""
         tried = [
             {
                 "executor": one.setting.executor,
@@ -283,10 +292,10 @@ class Autotuner:
 
 
 def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
-    """Return the search for a pipeline.
+    """Return an autotuner for a pipeline.
 
     Raises:
-        ConfigError: its batches would depend on what makes them, or it has no workers to choose.
+        ConfigError: the batches would depend on the workers, or there are no workers to choose.
     """
     _check(pipeline, config)
     processes = config.threads_per_worker > 1 or config.on_worker_death != "raise" or config.dispatch != AUTO
@@ -296,7 +305,8 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
         kinds = ["process"] if PROCESSES else ["thread"]
         if PROCESSES and not processes:
             kinds = [AUTO, *kinds] if config.releases_gil else kinds
-            here = config.worker_init_fn is None  # it may be meant for a process of its own
+            # The function may expect a worker process.
+            here = config.worker_init_fn is None
             kinds = [*kinds, "thread"] if config.pure and here else kinds
             if here and not config.timeout and config.max_bytes_in_flight is None:
                 inline = "try" if config.pure else "estimate"
@@ -311,7 +321,7 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
 
 
 def _put_back() -> float:
-    """Return the seconds that it takes to put the global generators back after a batch that was made inline."""
+    """Return the seconds to restore the global generators after an inline batch."""
     took = []
     for _ in range(3):
         start = perf_counter()
@@ -326,35 +336,35 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
     auto = "num_workers='auto'"
     if config.executor == "ray":
         raise ConfigError(
-            f"{auto} tries what this machine has: for executor='ray' give RayOptions(min_workers=, max_workers=)"
+            f"{auto} tries executors of this machine: for executor='ray' use RayOptions(min_workers=, max_workers=)"
         )
     if position.plan is None:
         raise ConfigError(
-            f"{auto} cannot be had for {name}: what comes from an iterable dataset depends on the number of workers, "
-            "so give it, or make the dataset map-style"
+            f"{auto} is not possible for {name}: the samples of an iterable dataset depend on the number of workers, "
+            "so pass a number, or make the dataset map-style"
         )
     _refuse_states(pipeline, config)
     if not config.pure and not position.seeded:
         raise ConfigError(
-            f"{auto} needs seed=, or a dataset that declares itself pure: else what {name} draws from Python's, "
-            "NumPy's or torch's global generators depends on the number of workers, as in torch"
+            f"{auto} needs seed=, or a dataset that declares itself pure: otherwise the draws of {name} from Python's, "
+            "NumPy's or torch's global generators depend on the number of workers, as in torch"
         )
     if position.plan.draws_late:
         raise ConfigError(
-            f"{auto} needs a sampler that draws its order at the beginning, or from a seed: this one draws as it goes, "
-            "from a generator that others see, so how far workers are ahead shows. Give seed= or a number of workers"
+            f"{auto} needs a sampler that draws its order at the start, or from a seed: this one draws step by step "
+            "from a shared generator, so the prefetch depth would be visible. Pass seed= or a number of workers"
         )
 
 
 def _refuse_states(pipeline: Pipeline, config: LoaderConfig) -> None:
-    """Raise if an object of the user's has a state: each worker would have its own, and a new number new ones."""
+    """Raise if a user's object has a state: each worker has a separate copy, so the number of workers would matter."""
     assert pipeline.position.plan is not None
     items = [("dataset", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
     items += [("sampler", one) for one in layers(pipeline.position.plan.source) if not isinstance(one, PlanSampler)]
     for role, item in [*items, ("collate function", config.collate_fn)]:
         if has_state(item):
             raise ConfigError(
-                f"num_workers='auto' cannot be had: the {role} {type(item).__name__} has a state of its own "
-                "(state_dict and load_state_dict), which depends on the number of workers. Give a number: "
+                f"num_workers='auto' is not possible: the {role} {type(item).__name__} has a state "
+                "(state_dict and load_state_dict), which depends on the number of workers. Pass a number: "
                 "num_workers=4, or 0 to make batches in this process"
             )

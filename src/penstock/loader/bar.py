@@ -1,10 +1,10 @@
-"""The progress bar of a loader with ``progress=True``: batches had, and the share of the time spent waiting for them.
+"""The progress bar for ``progress=True``: delivered batches and the share of time spent waiting for them.
 
     penstock ━━━━━━━━━━━━━━╸━━━━━━ 312/625 0:00:41 0:00:40 7.61/s, waiting 3%
 
-It is drawn on standard error by the thread that takes the batches, twice a second at most: no thread of its own that a
-fork would meet, and nothing in the place of ``sys.stdout``. Where standard error is no terminal, one line is written
-when the pass is over.
+The consumer's thread draws it on standard error, at most twice a second. There is no extra thread that a fork would
+lose, and ``sys.stdout`` is not replaced. If standard error is not a terminal, one line is written at the end of the
+epoch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar"]
 
-_INTERVAL = 0.5  # seconds between two drawings
+# Seconds between two updates.
+_INTERVAL = 0.5
 _WIDTH = 20
 _open: weakref.WeakSet[Bar] = weakref.WeakSet()
 
 
 class Bar:
-    """Shows one pass. Only one bar is drawn at a time: of an iterator within another one's loop nothing is seen.
+    """The progress bar of one epoch iterator.
+
+    Only one bar is drawn at a time, so an iterator inside another one's loop shows none.
 
     Args:
-        statistics: of the loader; what is shown is what they count from now on.
-        total: batches of the pass, None if nobody knows.
-        done: of these, batches that were had before, by a run that this one resumes.
+        statistics: the loader's statistics, read from now on.
+        total: number of batches; None if unknown.
+        done: number of these batches that were delivered before a resume.
     """
 
     def __init__(self, statistics: Statistics, total: int | None, done: int = 0) -> None:
@@ -49,10 +52,11 @@ class Bar:
         self._progress = _progress()
         self._task = self._progress.add_task("penstock", total=total, completed=done, rate="")
         self._pid = os.getpid()
-        self._end = weakref.finalize(self, _end, self._progress, self._pid)  # __del__ may not come at exit
+        # __del__ may not be called at exit.
+        self._end = weakref.finalize(self, _end, self._progress, self._pid)
 
     def update(self) -> None:
-        """After each batch: draw it, if it is time to. A fraction of a microsecond, or a millisecond."""
+        """Record a batch, and draw if it is time. Takes a fraction of 1 µs, or 1 ms to draw."""
         self._had += 1
         if self._drawn and (now := monotonic()) >= self._next:
             self._next = now + _INTERVAL
@@ -60,7 +64,7 @@ class Bar:
             self._draw()
 
     def close(self) -> None:
-        """The pass is over. Idempotent; a bar that nobody holds any more closes itself."""
+        """Finish the bar at the end of the epoch. Idempotent. A bar without references closes itself."""
         if self._drawn:
             self._drawn = False
             _open.discard(self)
@@ -68,7 +72,8 @@ class Bar:
                 self._draw()
             self._end()
 
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+    # The default argument stays valid when modules are already cleared at exit.
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending():
             self.close()
 
@@ -81,7 +86,8 @@ class Bar:
 
 
 def _progress() -> Progress:
-    from rich import progress  # takes a while, and only those who want a bar need it
+    # Imported here because it is slow and only needed for a bar.
+    from rich import progress
     from rich.console import Console
 
     return progress.Progress(
@@ -99,6 +105,6 @@ def _progress() -> Progress:
 
 
 def _end(progress: Progress, pid: int) -> None:
-    """Leave the last state behind and show the cursor again; not in a fork, whose terminal it is not."""
+    """Leave the last state on screen and show the cursor again. In a fork, do nothing: its parent does it."""
     if os.getpid() == pid and progress.live.is_started:
         progress.stop()

@@ -1,6 +1,6 @@
-"""Which rows stand at positions of an epoch, and at which positions a row stands, by kind of dataset.
+"""The rows at positions of an epoch, and the positions of a row, by kind of dataset.
 
-Each class answers for one mini-epoch of the whole job, in positions of the epoch: ``rows(positions)`` and the inverse,
+Each class covers one mini-epoch of the whole job, in positions of the epoch: ``rows(positions)`` and its inverse,
 ``find(row, source)``.
 """
 
@@ -31,9 +31,9 @@ class RowsAt(NamedTuple):
     """The rows at some positions.
 
     Attributes:
-        rows: of the data, int64 of shape (rows,); of packs, rows of the documents in them.
-        at: which of the positions each row stands at: int64 of shape (rows,).
-        sources: the number of the source of each row; -1 where there is no mixture.
+        rows: rows of the data, int64 of shape (rows,); for packs, rows of their documents.
+        at: index of each row's position in the given positions, int64 of shape (rows,).
+        sources: number of each row's source; -1 without a mixture.
     """
 
     rows: Indices
@@ -48,24 +48,25 @@ class DataPositions(Protocol):
         """Return the rows at positions."""
 
     def find(self, row: int, source: int | str) -> list[int]:
-        """Return the positions of a row; none if the epoch does not have it. Those outside the mini-epoch may be others
-        than there.
+        """Return the positions of a row; none if the epoch does not contain it.
+
+        Positions outside the mini-epoch may be wrong.
 
         Raises:
-            ConfigError: there is no such source.
+            ConfigError: the source does not exist.
         """
 
 
 def positions_of_dataset(
     dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[WeightStage, ...]
 ) -> DataPositions:
-    """Return the positions of a dataset with an order of its own.
+    """Return the positions of a dataset with its own order.
 
     Args:
-        dataset: of any rank.
-        epoch: which epoch.
-        partition: how a mini-epoch is dealt to ranks; packs that are dealt by cost depend on it.
-        changes: of a mixture's weights.
+        dataset: the dataset of any rank.
+        epoch: the epoch.
+        partition: the partition of a mini-epoch; packs that are distributed by cost depend on it.
+        changes: changes of a mixture's weights.
     """
     if isinstance(dataset, Mixture):
         return _Mixed(dataset, epoch, changes)
@@ -75,14 +76,14 @@ def positions_of_dataset(
 
 
 def positions_of_order(order: Any) -> DataPositions:
-    """Return the positions of a sampler's order over whole data."""
+    """Return the positions of a sampler's order over unsplit data."""
     return _Ordered(order)
 
 
 def check_no_source(source: int | str) -> None:
-    """Raise `ConfigError` if a source is given, where data have none."""
+    """Raise `ConfigError` if a source is given for data without sources."""
     if source != -1:
-        raise ConfigError(f"source={source!r} is for a row of a mixture, and these data are none: leave it out")
+        raise ConfigError(f"source={source!r} is for a row of a mixture, and this dataset is none: omit it")
 
 
 class _Ordered:
@@ -104,7 +105,7 @@ class _Ordered:
         return [int(self._order.inverse[row])] if 0 <= row < len(self._order) else []
 
     def _scanned(self, row: int) -> Iterator[int]:
-        """Yield the positions of a row in an order of torch's, or one that is no bijection: a pass over it."""
+        """Yield the positions of a row by a scan, for torch's orders and orders that repeat rows."""
         for begin in range(0, len(self._order), _CHUNK):
             rows = np.asarray(self._order[np.arange(begin, min(begin + _CHUNK, len(self._order)))])
             yield from (begin + np.flatnonzero(rows == row)).tolist()
@@ -132,7 +133,7 @@ class _Packed:
 
 
 class _Mixed:
-    """Sources in their proportions, of rows or of packs."""
+    """A mixture of rows or of packs."""
 
     def __init__(self, dataset: Mixture, epoch: int, changes: tuple[WeightStage, ...]) -> None:
         self._rows: MixedRows = dataset.plan.source
@@ -168,23 +169,25 @@ class _Mixed:
         return found
 
     def _number(self, source: int | str) -> int:
-        """Return the number of a source that may be named."""
+        """Return the number of a source given by number or name."""
         names = self._rows.names
         if isinstance(source, str) and source in names:
             return names.index(source)
         if isinstance(source, str) or not 0 <= source < len(names):
             raise ConfigError(
-                f"a row of a mixture is one of a source: give source=, 0 to {len(names) - 1} or one of "
+                f"a row of a mixture belongs to a source: pass source= as 0 to {len(names) - 1} or one of "
                 f"{', '.join(map(str, names))}, got {source!r}"
             )
         return source
 
     def _own(self, dataset: Any, row: int, source: int, turn: int) -> Iterable[int]:
-        """Return the rows of the source that hold a row of the data."""
+        """Return the source's samples that contain a row of the data."""
         if isinstance(dataset, PackedDataset):
             return dataset.packs_of(row, turn).tolist() if 0 <= row < len(dataset.lengths) else []
         if isinstance(dataset, Redealt):
-            raise ConfigError(f"nobody knows which rows a {type(dataset).__name__} deals")
+            raise ConfigError(
+                f"a ledger does not know the rows of a {type(dataset).__name__}: use a source with its own order"
+            )
         if not 0 <= row < self._rows.sizes[source]:
             return []
         excluded = self._rows.excluded[source]

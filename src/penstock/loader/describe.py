@@ -1,4 +1,4 @@
-"""`describe`: a loader in three lines: what it reads, what makes batches, where its consumer is."""
+"""`describe`: a loader in three lines: its data, its executor and its position."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["describe"]
 
 
 def describe(loader: Any) -> str:
-    """Return what a `DataLoader` says of itself. Asking reads no data, and moves no generator."""
+    """Return a description of a `DataLoader`. Reads no data and moves no generator."""
     config: LoaderConfig = loader.running_config
     position = loader.pipeline.position
     seed = "" if config.seed is None else f", seed {config.seed}"
     return (
         f"{type(loader).__name__} of {_data(loader.dataset)}\n"
-        f"  batches: {_batches(config)}, made by {_makers(config)}\n"
-        f"  state: epoch {loader.epoch}, {counted(position.had, 'batch')} had{seed}; split by {_splitter(loader)}"
+        f"  batches: {_batches(config)}, made in {_makers(config)}\n"
+        f"  state: epoch {loader.epoch}, {counted(position.had, 'batch')} delivered{seed}; split by {_splitter(loader)}"
     )
 
 
@@ -41,13 +41,13 @@ def _splitter(loader: Any) -> str:
     try:
         return str(loader.splits)
     except PartitionError:
-        # RANK without WORLD_SIZE, for example, as long as the process group is not there. The first iter() says more.
-        return "ranks that are not known yet"
+        # For example RANK without WORLD_SIZE before the process group exists. The first iter() raises the full error.
+        return "unknown ranks"
 
 
 def _batches(config: LoaderConfig) -> str:
     if config.batch_size is None:
-        return "as the sampler says"
+        return "from the sampler"
     return f"of {counted(config.batch_size, 'sample')}{', full ones only' if config.drop_last else ''}"
 
 

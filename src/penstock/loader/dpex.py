@@ -1,8 +1,8 @@
-"""`DpexDataLoader`: the arguments of Dpex, on top of `DataLoader`.
+"""`DpexDataLoader`: a `DataLoader` with the arguments of Dpex.
 
 loader = ps.DpexDataLoader(dataset, distribute_mode=True, head_address="10.0.0.1:6379", batch_size=64, num_workers=10)
 
-New programs say ``DataLoader(dataset, 64, num_workers=10, executor="ray")``, which has more to offer.
+In new programs use ``DataLoader(dataset, 64, num_workers=10, executor="ray")``, which has more options.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class DpexDataLoader(DataLoader[T_co]):
-    """A `DataLoader` with the arguments of Dpex, in its order.
+    """A `DataLoader` with the arguments of Dpex, in Dpex's order.
 
     Args:
-        dataset: map-style or iterable.
-        distribute_mode: True makes batches on a Ray cluster, False in processes of this machine (or inline, without
+        dataset: a map-style or iterable dataset.
+        distribute_mode: True makes batches on a Ray cluster, False in processes of this machine (inline without
             workers).
-        head_address: of the cluster, as ``RayOptions(address=)``; for ``distribute_mode=True``.
-        others: as torch's, those that Dpex lacks by name only. Workers outlive a pass, as in Dpex, unless
+        head_address: address of the cluster, as in ``RayOptions(address=)``; only with ``distribute_mode=True``.
+        others: as in torch; arguments that Dpex lacks are keyword-only. As in Dpex, workers are persistent unless
             ``persistent_workers=False``.
 
     Raises:
@@ -66,11 +66,12 @@ class DpexDataLoader(DataLoader[T_co]):
     ) -> None:
         if not isinstance(distribute_mode, bool):
             raise ConfigError(
-                f"distribute_mode is True or False, got {distribute_mode!r}: in DpexDataLoader it stands second, "
-                "before head_address and batch_size; name the arguments, or use DataLoader, whose order is torch's"
+                f"distribute_mode must be True or False, got {distribute_mode!r}: in DpexDataLoader it is the second "
+                "argument, before head_address and batch_size. Pass arguments by name, or use "
+                "DataLoader, which has torch's order"
             )
         if not distribute_mode and head_address != "auto":
-            raise ConfigError(f"head_address={head_address!r} is for distribute_mode=True: leave it out")
+            raise ConfigError(f"head_address={head_address!r} is for distribute_mode=True: omit it")
         options: dict[str, Any] = {}
         if distribute_mode:
             options = {"executor": "ray", "ray_options": RayOptions(head_address)}

@@ -232,7 +232,7 @@ class Ledger:
             return
         raise ConfigError(
             f"locality='node' assigns rows by the number of ranks; the job had {_listed(self.layouts)}, and the loader "
-            f"has {plan.world.world_size}: a ledger can only answer for a job that always had the loader's number of ranks"
+            f"has {plan.world.world_size}: a ledger can only answer for a job with the loader's number of ranks"
         )
 
     def _data(self, stretch: Stretch) -> DataPositions:

@@ -1,6 +1,7 @@
-"""Memory without a name, and how much of it may be had.
+"""Anonymous shared memory, and the amount of memory that is available.
 
-A memory file (memfd) is passed by descriptor and goes away with its last user: nothing to leak, nothing to collide.
+A memory file (memfd) has no name. It is passed by descriptor and freed with its last user, so it cannot leak or
+collide.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ __all__ = ["SharedFile", "available_memory", "private_memory", "reserve"]
 
 
 _WORTH_A_LOOK = 1 << 20
-"""Bytes from which on it is looked how much there is: a look takes as long as to have some hundred pages made."""
+"""Size in bytes from which available memory is checked. A check takes as long as allocating about 100 pages."""
 
 
 class SharedFile:
-    """An anonymous file in memory that worker processes inherit, under every start method.
+    """An anonymous file in memory that worker processes inherit, with every start method.
 
     Args:
-        size: bytes at first.
-        ranks: how many programs like this one share the machine's memory.
+        size: initial size in bytes.
+        ranks: number of processes like this one that share the machine's memory.
 
     Attributes:
-        fd: its descriptor; closed with this object.
+        fd: file descriptor; closed with this object.
     """
 
     def __init__(self, size: int, ranks: int = 1) -> None:
         if hasattr(os, "memfd_create"):
             self.fd = os.memfd_create("penstock-ring", os.MFD_CLOEXEC)
-        else:  # macOS: a file that has no name any more
+        # macOS has no memfd: use a file without a name.
+        else:
             self.fd, path = tempfile.mkstemp(prefix="penstock-ring-")
             os.unlink(path)
         self._close = weakref.finalize(self, os.close, self.fd)
@@ -46,27 +48,29 @@ class SharedFile:
 
     @property
     def closed(self) -> bool:
-        """Whether its descriptor is closed, and perhaps somebody else's by now."""
+        """Whether the descriptor is closed. Its number may already be reused."""
         return not self._close.alive
 
     def reserve(self, begin: int, size: int, *, most: float = 1.0) -> None:
-        """Have memory set aside for a part of the file, which grows as needed.
+        """Allocate memory for a part of the file, and enlarge the file if necessary.
 
         Args:
-            most: part of what is left, and falls to this rank, that may be taken.
+            begin: offset in bytes.
+            size: size in bytes.
+            most: largest share of this rank's available memory to take.
 
         Raises:
-            OSError: there is not so much.
+            OSError: there is not enough memory.
         """
         left = available_memory() if size >= _WORTH_A_LOOK else None
         if left is not None and size > left / self._ranks * most:
             ranks = f", for {self._ranks} ranks" if self._ranks > 1 else ""
-            why = f"{left / 2**20:.0f} MiB are left on this machine or to this container{ranks}"
+            why = f"{left / 2**20:.0f} MiB are left on this machine or in this container{ranks}"
             raise OSError(errno.ENOMEM, why)
         try:
             reserve(self.fd, begin, size)
         except OSError as error:
-            raise OSError(error.errno, f"the system refuses: {error.strerror}") from error
+            raise OSError(error.errno, f"the system cannot allocate it: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the descriptor; mappings stay. Idempotent."""
@@ -82,10 +86,10 @@ def _inherit(dup: Any, ranks: int) -> SharedFile:
 
 
 def reserve(fd: int, begin: int, size: int) -> None:
-    """Have the kernel set memory aside for a part of the file, which grows as needed.
+    """Make the kernel allocate memory for a part of a file, and enlarge the file if necessary.
 
     Raises:
-        OSError: there is not so much.
+        OSError: there is not enough memory.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, begin, size)
@@ -94,10 +98,10 @@ def reserve(fd: int, begin: int, size: int) -> None:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that may be allocated without swapping, or being killed by the limit of a container; None if unknown.
+    """Return the bytes that can be allocated without swapping or exceeding a container's limit; None if unknown.
 
     Args:
-        root: where ``proc`` and ``sys`` are found.
+        root: folder that contains ``proc`` and ``sys``.
     """
     found = []
     try:
@@ -108,7 +112,8 @@ def available_memory(root: Path = Path("/")) -> int | None:
         return min(found, default=None)
     for group in groups:
         _, controllers, path = group.split(":", 2)
-        if not controllers:  # version 2: one hierarchy
+        # Version 2 of control groups has one hierarchy.
+        if not controllers:
             top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
             top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -125,7 +130,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def private_memory(pid: int) -> int:
-    """Bytes that a process shares with no other one; 0 where the system does not say, or it has ended."""
+    """Return the bytes that a process shares with no other; 0 if unknown or if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -134,14 +139,14 @@ def private_memory(pid: int) -> int:
 
 
 def _left(folder: Path, limit: str, usage: str) -> int | None:
-    """What a control group leaves, counting cached files as free: the kernel drops those first."""
+    """Return the bytes left in a control group. Cached files count as free, since the kernel drops them first."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":
             return None
         used = int((folder / usage).read_text())
         stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
-        # Version 1 says by `total_` what `usage` counts: the groups below, too.
+        # In version 1 `usage` includes the groups below, and so do the `total_` fields.
         cached = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in ("active_file", "inactive_file"))
         return max(0, int(most) - max(0, used - cached))
     except (OSError, ValueError):

@@ -1,12 +1,12 @@
-"""`Probe`: what a loader is made of, for those who measure it: its batches by any executor, while the loader stays.
+"""`Probe`: a loader's components for measurements: its batches by any executor, without changing the loader.
 
     probe = Probe(as_ours(loader), batches=64)
-    for arrival in probe.run("process", 2, probe.requests):   # Arrival: result, when it was asked for and had
+    for arrival in probe.run("process", 2, probe.requests):   # Arrival: result, times of request and delivery
         ...
 
-Invariant: order, epoch, statistics and workers of the loader are afterwards what they were, and so are the global
-generators and those of its samplers. A sampler that is an iterator, without a state, is drawn from, and an iterable
-dataset is iterated.
+Invariant: order, epoch, statistics and workers of the loader stay, and so do the global generators and the generators
+of its samplers. Exceptions: a sampler that is an iterator without a state is advanced, and an iterable dataset is
+iterated.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ from penstock.samplers.shares import layers
 
 __all__ = ["Arrival", "Probe", "as_ours", "kept_generators", "make"]
 
-_SEED = 0x70726F6265  # of the workers; what is measured is thrown away
-_LEAST = 256  # requests, however many samples they have
+# Base seed of the workers. The measured batches are discarded.
+_SEED = 0x70726F6265
+# Minimum number of requests, whatever their number of samples.
+_LEAST = 256
 
 
 class Arrival(NamedTuple):
-    """A batch as its consumer sees it; times by `time.perf_counter`.
+    """A batch as its consumer sees it; times from `time.perf_counter`.
 
     Attributes:
-        result: the batch and what it took.
-        asked: when it was asked for.
-        had: when it came.
-        ready: batches that were finished when it was asked for.
+        result: the batch with its metrics.
+        asked: time of the request.
+        had: time of the delivery.
+        ready: number of finished batches at the request.
     """
 
     result: BatchResult
@@ -58,19 +60,19 @@ class Arrival(NamedTuple):
 
 
 class Probe:
-    """A loader's batches, made again by whatever executor.
+    """The batches of a loader, made by any executor.
 
     Args:
-        loader: stays as it is.
-        batches: that are planned from where the loader's next pass begins, of few samples at most.
-        samples: that are planned, about, if their batches are large.
+        loader: the loader, which does not change.
+        batches: maximum number of batches to plan, from where the loader's next iterator starts.
+        samples: approximate number of samples to plan, if batches are large.
 
     Attributes:
-        requests: the first batches of the next pass; empty for a stream.
+        requests: the first batches of the next iterator; empty for a stream.
         stream: whether only the dataset knows the order.
-        config: the loader's settings, with what "auto" tries now.
-        pure, releases_gil: what the dataset says of itself.
-        threads: whether several threads may ask the dataset: it says that it is pure, or has threads already.
+        config: the loader's settings, including the one that "auto" tries now.
+        pure, releases_gil: declarations of the dataset.
+        threads: whether several threads may call the dataset: it is declared pure, or already used by threads.
     """
 
     def __init__(self, loader: DataLoader[Any], *, batches: int, samples: int = 1 << 20) -> None:
@@ -85,29 +87,32 @@ class Probe:
 
     @property
     def samples(self) -> Any:
-        """The dataset; the map-style one inside an iterable one of ours."""
+        """The map-style dataset, also inside one of our iterable ones."""
         return self._pipeline.samples
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch, 1 where batching is off."""
+        """Samples per batch, 1 without batching."""
         sizes = [len(request.indices) for request in self.requests]
         return max(sizes) if sizes else self.loader.batch_size or 1
 
     def fetcher(self, config: LoaderConfig | None = None) -> Fetcher:
-        """Return a new one, that makes the loader's batches; by its own config if none is given."""
+        """Return a new fetcher for the loader's batches, by default with the loader's own config."""
         config = self.config if config is None else config
         policy = OnError.of(config.on_error)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of global generators in threads: what is drawn is thrown away
+            # It would warn of global generators in threads, but their draws are discarded here.
+            warnings.simplefilter("ignore")
             return self._pipeline.fetcher(config, policy if policy.tolerant else None)
 
     def run(self, executor: str, workers: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
-        """Batches of these requests, as an executor makes them ("inline", "thread", "process", "auto"); what is left is
-        given up when the iterator is closed. A stream's requests say nothing, and its pass begins anew.
+        """Yield batches of the requests, made by an executor ("inline", "thread", "process", "auto").
+
+        Closing the iterator drops the rest. For a stream the requests are ignored, and the stream starts from its
+        beginning.
 
         Raises:
-            Exception: whatever the dataset raises, or starting workers does.
+            Exception: an error of the dataset or of starting workers.
         """
         config = self.config_of(executor, workers)
         fetcher, engine = self.fetcher(config), Engine(config)
@@ -125,7 +130,8 @@ class Probe:
                 if result.error is not None:
                     raise result.error
                 arrival = Arrival(result, asked, time.perf_counter(), batches.ready_when_asked)
-                del result  # its slot is free when the consumer lets go of it
+                # Drop the reference, so that the slot is free as soon as the consumer drops its own.
+                del result
                 yield arrival
                 del arrival
         finally:
@@ -134,7 +140,7 @@ class Probe:
             engine.close()
 
     def config_of(self, executor: str, workers: int) -> LoaderConfig:
-        """Return the loader's settings with another executor and number of workers, for one pass."""
+        """Return the loader's settings with another executor and number of workers, for one iterator."""
         config = replace(
             self.config,
             executor=executor,
@@ -149,7 +155,7 @@ class Probe:
         return config if workers else replace(config, timeout=0, max_bytes_in_flight=None)
 
     def executors(self) -> list[str]:
-        """Those with workers that can be tried here, the one that leaves most to the training first."""
+        """Return the executors with workers to try here, the one that takes least time from the training first."""
         names = ["auto"] if self.releases_gil and PROCESSES else []
         names += ["process"] if PROCESSES else []
         return [*names, *(["thread"] if self.threads or not PROCESSES else [])]
@@ -158,8 +164,9 @@ class Probe:
 def make(
     fetcher: Fetcher, request: BatchRequest, metrics: BatchMetrics, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Make a batch in this thread, throw it away, and tell by a clock what the dataset ("fetch", its named stages
-    included) and "collate" took. The stages are in the work.
+    """Make a batch in this thread and discard it. Return the seconds of "fetch", including named stages, and "collate".
+
+    ``metrics`` contains the stages.
 
     Raises:
         StopIteration: the stream has ended.
@@ -178,10 +185,10 @@ def make(
 
 
 def as_ours(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
-    """The same loader as one of ours; ours as it is.
+    """Return a torch loader as a Penstock one; a Penstock loader unchanged.
 
     Raises:
-        ValueError: what our loader refuses, such as one of torch's DataPipes.
+        ValueError: our loader refuses an argument, such as one of torch's DataPipes.
     """
     if isinstance(loader, DataLoader):
         return loader
@@ -199,13 +206,14 @@ def as_ours(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
         if PROCESSES:
             options["multiprocessing_context"] = loader.multiprocessing_context
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever made the other one has had torch's warnings
+        # The creator of the original loader has already seen torch's warnings.
+        warnings.simplefilter("ignore")
         return DataLoader(loader.dataset, worker_init_fn=loader.worker_init_fn, in_order=loader.in_order, **options)
 
 
 @contextmanager
 def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
-    """The global generators and those of the loader and its samplers are afterwards what they were."""
+    """Restore the global generators and those of the loader and its samplers at the end of the block."""
     samplers = [*layers(loader.batch_sampler), *layers(loader.sampler)]
     own = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
     states = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
@@ -219,10 +227,10 @@ def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
 
 
 def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[BatchRequest]:
-    """The batches that the next pass begins with. The pass is looked at and never begun."""
+    """Return the first batches of the next iterator, without starting it."""
     position = loader.pipeline.position
     assert position.plan is not None
-    # Ours are plans, which a preview does not move. To ask them for a state could draw a seed.
+    # A preview does not change our plans. Asking them for a state could draw a seed.
     moved = [one for one in layers(position.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]
     kept = [(one, one.state_dict()) for one in moved]
     left = [(plan, plan.left) for plan in _external(position.plan)]
@@ -236,7 +244,7 @@ def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[Batch
 
 
 def _external(plan: Any) -> Iterator[ExternalSampler]:
-    """Yield the plan, and those inside it, that read a sampler of somebody else's."""
+    """Yield the plans, from the outermost to the innermost, that read another library's sampler."""
     while plan is not None:
         if isinstance(plan, ExternalSampler):
             yield plan
@@ -244,7 +252,7 @@ def _external(plan: Any) -> Iterator[ExternalSampler]:
 
 
 def _first(requests: Iterator[BatchRequest], batches: int, samples: int) -> list[BatchRequest]:
-    """So many requests, or as many as have so many samples, but a few hundred in any case."""
+    """Return the first requests: at most ``batches``, and about ``samples`` samples but at least 256 requests."""
     found: list[BatchRequest] = []
     for request in itertools.islice(requests, batches):
         found.append(request)

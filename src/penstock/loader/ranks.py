@@ -1,4 +1,4 @@
-"""Who deals a loader's samples to the ranks: its dataset, a sampler, or nobody, which a program should know."""
+"""Checks whether a loader's dataset or sampler splits the samples among ranks, with a warning if nothing does."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from penstock.samplers.shares import layers, rank_splitter
 __all__ = ["says_rank", "splits_by_rank", "warn_of_same_batches"]
 
 _warned = False
-"""Whether this process has been told."""
+"""Whether this process has warned."""
 
 
 def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
-    """Return whether the loader's dataset, or one of its samplers, gives each of so many ranks a share of its own."""
+    """Return whether the loader's dataset or one of its samplers gives each of ``ranks`` ranks a separate share."""
     return holds_a_share(loader.dataset) or rank_splitter(_outermost(loader), ranks=ranks) is not None
 
 
 def says_rank(sampler: Any) -> bool:
-    """Return whether a sampler, or one inside it, says whose share it yields, be it that of the only rank."""
+    """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
     return _is_told(sampler) or rank_splitter(sampler, ranks=2) is not None
 
 
 def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler | None, *, chosen: bool) -> None:
-    """Warn, once in a process, if all ranks are about to read the same batches.
+    """Warn once per process if all ranks are about to read the same batches.
 
-    A shuffle without a seed does not count: each rank draws another order, as with torch's loader. Nor does a dataset
-    in its own order: programs evaluate on every rank. Nor does a sampler that was told of one rank.
+    There is no warning for an unseeded shuffle, since each rank draws another order, as with torch's loader; for a
+    dataset in its own order, since programs evaluate on every rank; or for a sampler that was created for one rank.
 
     Args:
-        source: of the loader's batches; None where only an iterable dataset knows them.
-        chosen: whether the sampler is the loader's own choice, by ``shuffle=``.
+        source: plan of the loader's batches; None if only an iterable dataset knows them.
+        chosen: whether the loader itself chose the sampler, for ``shuffle=``.
     """
     global _warned
     ranks = distributed.current().world_size
@@ -48,22 +48,22 @@ def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler
     _warned = True
     name = type(loader.dataset).__name__
     share, everything = ("split=True", "split=False") if chosen else _what_to_write(loader)
-    instead = "" if chosen else " in place of its shuffle or sampler"
+    instead = "" if chosen else " instead of its shuffle or sampler"
     warnings.warn(
-        f"each of the {ranks} ranks reads all of this {name}, in the same batches if data and seed are the same on all "
-        f"of them: give the DataLoader {share}{instead}, and each rank reads a share of its "
-        f"own. If the data are this rank's share already, or every rank is to read all of them, say so by {everything}",
+        f"each of the {ranks} ranks reads all of this {name}, and the same batches if data and seed are the same "
+        f"everywhere. To split the data among the ranks, pass {share}{instead} to the DataLoader. "
+        f"If the data already are this rank's share, or if every rank should read all of them, pass {everything}",
         stacklevel=5,
     )
 
 
 def _is_told(sampler: Any) -> bool:
-    """Return whether a sampler of ours deals, if only to one rank."""
+    """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
     return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
 
 
 def _what_to_write(loader: TorchDataLoader[Any]) -> tuple[str, str]:
-    """Return the arguments that deal the samples to the ranks, and those that keep all of them on every rank."""
+    """Return the arguments that split the samples among ranks, and those with which each rank reads all."""
     *_, innermost = layers(_outermost(loader))
     if isinstance(innermost, RandomSampler) and not innermost.replacement:
         order = f"shuffle={innermost.shuffle!r}, seed={innermost.seed}"
@@ -74,5 +74,5 @@ def _what_to_write(loader: TorchDataLoader[Any]) -> tuple[str, str]:
 
 
 def _outermost(loader: TorchDataLoader[Any]) -> Any:
-    """Return the sampler that the loader reads: of batches, or of indices where it batches nothing."""
+    """Return the sampler that the loader reads: the batch sampler, or the sampler of indices without batching."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler

@@ -1,16 +1,16 @@
-"""Let another library make a second loader of one of ours, or refuse it; nothing of that library is changed.
+"""Cooperation with libraries that recreate our loader from its attributes, without patching them.
 
-Accelerate reads the attributes of a loader and makes torch's of them: `AskedByAccelerate` refuses that. Lightning calls
-``type(loader)`` once more, with a sampler for the rank, and learns the arguments in one of two ways::
+Accelerate reads the attributes of a loader and creates a torch loader from them: `AskedByAccelerate` refuses that.
+Lightning calls ``type(loader)`` again, with a sampler for the rank, and gets the arguments in one of two ways::
 
-    loader made in a hook      the arguments that Lightning recorded        `own_record`, `name_arguments`
-    loader made before         the attributes of the same names
+    loader created in a hook      the arguments that Lightning recorded        `own_record`, `name_arguments`
+    loader created before         the attributes of the same names
 
     new = type(loader)(**arguments, sampler=torch's DistributedSampler)
-    for args, function in record of assignments: function(new, *args)       `Assignments` says which
+    for args, function in record of assignments: function(new, *args)          `Assignments` supplies the record
 
-Lightning asks ``isinstance(loader.sampler, DistributedSampler)`` first, and leaves such a loader alone: therefore the
-samplers of a share are of that class, see `penstock.samplers.share_sampler`.
+Lightning first checks ``isinstance(loader.sampler, DistributedSampler)`` and does not touch such a loader. Therefore
+our samplers of a share belong to that class, see `penstock.samplers.share_sampler`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ if TYPE_CHECKING:
 __all__ = ["RECORD", "AskedByAccelerate", "Assignments", "name_arguments", "own_record", "sampler_in_place_of"]
 
 RECORD = "__pl_attrs_record"
-"""Where Lightning looks for what to do with the loader that it has made of another one."""
+"""Attribute in which Lightning looks for operations on a recreated loader."""
 
 _ARGS, _KWARGS, _NAMES = "__pl_saved_args", "__pl_saved_kwargs", "__pl_saved_arg_names"
 
 
 class AskedByAccelerate:
-    """``_is_accelerate_prepared`` of our loaders, which ``Accelerator.prepare`` tests before it makes torch's loader.
+    """The attribute ``_is_accelerate_prepared``, which ``Accelerator.prepare`` tests before it creates a torch loader.
 
-    That test alone is refused: tools read every attribute of a loader, and go on.
-
-    Whoever sets that attribute on a loader keeps Accelerate off.
+    Only that truth test raises, because tools read every attribute of a loader and must not fail. A program that sets
+    the attribute disables Accelerate's change.
     """
 
     def __bool__(self) -> bool:
         raise ConfigError(
-            "accelerate.Accelerator would make torch's loader of this DataLoader, without its workers, seed and state: "
-            "write `from penstock.integrations.accelerate import Accelerator` in place of `from accelerate import "
-            "Accelerator`; in a Trainer use penstock.integrations.transformers.PenstockTrainer, or put its "
-            "TrainerLoaders in front of the Trainer's class. loader._is_accelerate_prepared = True keeps Accelerate off"
+            "accelerate.Accelerator would replace this DataLoader by torch's, without its workers, seed and state: "
+            "write `from penstock.integrations.accelerate import Accelerator` instead of `from accelerate import "
+            "Accelerator`; in a Trainer, use penstock.integrations.transformers.PenstockTrainer or put its "
+            "TrainerLoaders before the Trainer's class. loader._is_accelerate_prepared = True disables the change"
         )
 
     def __repr__(self) -> str:
@@ -61,11 +60,12 @@ class AskedByAccelerate:
 
 @contextmanager
 def own_record(loader: Any) -> Iterator[None]:
-    """Drop a record of arguments that begins inside: it is that of a base class, which has other arguments.
+    """Context manager that drops a record of arguments created inside: it belongs to a base class with other arguments.
 
-    Lightning records the arguments of the loader classes that are imported when a hook such as ``train_dataloader``
-    begins. A class that is imported in the hook has a recorder around the constructor of its base class alone. Without
-    a record Lightning takes the arguments from the attributes of the same names.
+    Lightning records arguments of the loader classes that are imported before a hook such as ``train_dataloader``. For
+    a
+    class imported in the hook, only the base class's constructor is recorded. Without a record, Lightning reads the
+    attributes of the same names.
     """
     recorded = _ARGS in vars(loader)
     yield
@@ -75,11 +75,12 @@ def own_record(loader: Any) -> Iterator[None]:
 
 
 def name_arguments(loader: Any) -> None:
-    """Give names to the arguments that Lightning recorded by position: it adds others by name, which would clash.
+    """Convert positional arguments in Lightning's record to keyword arguments, since it adds others by keyword.
 
-    Arguments that a subclass takes by position alone, or by ``*args``, stay as they are. ``split`` is left out, since
-    Lightning's sampler comes in its place, and ``skip``, which Lightning's sampler knows no steps for: the new loader
-    takes it over with the order of the old one.
+    Positional-only arguments and ``*args`` of a subclass stay. ``split`` is removed, because Lightning's sampler
+    replaces
+    it, and so is ``skip``, because Lightning's sampler has no step numbers: the new loader takes it from the old one,
+    together with the order.
     """
     record = vars(loader)
     if _ARGS not in record:
@@ -96,13 +97,13 @@ def name_arguments(loader: Any) -> None:
 
 
 class Assignments:
-    """What Lightning is to do with a loader that it has made of another one: pairs of arguments and a function.
+    """Operations for Lightning to run on a recreated loader: pairs of arguments and a function.
 
-    The first makes the new loader read the other one's order. The rest are the assignments that Lightning recorded
-    since the other one was made. Inner attributes are left out, since the new loader begins anew.
+    The first one makes the new loader read the old one's order. The others are the assignments that Lightning recorded
+    on the old loader. Private attributes are left out, since the new loader starts fresh.
 
     Args:
-        take_place: called with the new loader and the other one.
+        take_place: called with the new and the old loader.
     """
 
     def __init__(self, take_place: Callable[[Any, Any], None]) -> None:
@@ -116,22 +117,22 @@ class Assignments:
 
 
 def _is_assignment(args: tuple[Any, ...], function: Any) -> bool:
-    """Return whether an entry is about an attribute that programs know."""
+    """Return whether an entry assigns a public attribute."""
     name = args[0]
     return isinstance(name, str) and name != "pipeline" and not name.startswith("_")
 
 
 def sampler_in_place_of(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
-    """Return the sampler that keeps a loader's order and share in the one that Lightning has made of it.
+    """Return the sampler that keeps the old loader's order and share in a loader that Lightning created from it.
 
-    None where Lightning's stays: it deals what has no order of ours, and what is not dealt yet.
+    None keeps Lightning's sampler, for data without one of our orders that is not split yet.
 
     Args:
-        made: the loader that reads Lightning's sampler.
-        other: the one of which it was made.
+        made: the new loader with Lightning's sampler.
+        other: the old loader.
 
     Raises:
-        PartitionError: the other one's sampler deals to ranks already, and Lightning's batches would deal once more.
+        PartitionError: the old sampler already splits by rank, and Lightning's batches would split again.
     """
     batches = made.batch_sampler
     given: Any = getattr(batches, "sampler", made.sampler)
@@ -141,8 +142,8 @@ def sampler_in_place_of(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
     if splits_by_rank(other, ranks=distributed.current().world_size):
         if batches is not None and type(batches).__iter__ is not torch.utils.data.BatchSampler.__iter__:
             raise PartitionError(
-                f"this {type(own).__name__} deals to ranks already, and Lightning would deal its share once more to "
-                "predict: give the Trainer use_distributed_sampler=False"
+                f"this {type(own).__name__} already splits by rank, and Lightning would split its share again to "
+                "predict: pass use_distributed_sampler=False to the Trainer"
             )
         return own
     if type(given) is not torch.utils.data.DistributedSampler:
@@ -150,7 +151,7 @@ def sampler_in_place_of(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
     options: dict[str, Any] = {"num_replicas": given.num_replicas, "rank": given.rank, "drop_last": given.drop_last}
     dataset: Any = other.dataset
     if other.config.shuffle == "none":
-        # Lightning takes the name of an order for True.
+        # Lightning treats the name of an order as True.
         return DistributedSampler(dataset, shuffle=False, **options)
     permutes = isinstance(own, RandomSampler) and not own.replacement and own.num_samples == len(own.data_source)
     if not given.shuffle or not permutes or own.seed is None:

@@ -1,4 +1,4 @@
-"""How large batches are, by the last few of them: one that is unlike the others counts for a while, not for good."""
+"""Sizes of recent batches. An unusual batch counts only for a while."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import deque
 __all__ = ["RecentSizes"]
 
 _LAST = 8
-"""Batches after which the largest one is forgotten."""
+"""Number of batches after which the largest one is forgotten."""
 
 _USUAL = 16
-"""Batches of which a quarter may be larger than usual."""
+"""Number of batches of which a quarter may be larger than usual."""
 
 
 class RecentSizes:
     """Sizes of the last batches.
 
     Attributes:
-        largest: bytes of the largest of the last eight batches, 0 until there was one. What bounds memory goes by it.
-        usual: bytes that three quarters of the last sixteen batches do not exceed; of two or three, what one of them
-            does not. What is kept for batches to come goes by it.
+        largest: bytes of the largest of the last eight batches, 0 at first. Memory limits use it.
+        usual: bytes that three quarters of the last sixteen batches do not exceed (with two or three batches: all but
+            the largest). Reserves for future batches use it.
 
     >>> sizes = RecentSizes()
     >>> for nbytes in (4, 240, 4, 4):
@@ -36,7 +36,7 @@ class RecentSizes:
         self._count = 0
 
     def add(self, nbytes: int) -> bool:
-        """A batch was so large. Returns whether `usual` was looked at again: each time at first, then every fourth."""
+        """Record a batch's size. Return whether `usual` was updated: at first each time, later every fourth time."""
         last, forgotten = self._last, 0
         if len(last) == _LAST:
             forgotten = last[0]

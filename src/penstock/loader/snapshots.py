@@ -1,8 +1,8 @@
-"""Snapshots of the user's own objects, taken where these live: dataset, its iterator, collate function.
+"""Snapshots of user objects, taken where they live: dataset, its iterator, collate function.
 
 An object takes part if it has ``state_dict()`` and ``load_state_dict(state)``, the protocol of torchdata's
-StatefulDataLoader. A dataset of ours that gives streams has the `cursor` of its stream instead. A snapshot is frozen
-(pickled) where it is taken, so nothing changes it afterwards, tensors included. Cost without a state: 1 us a batch.
+StatefulDataLoader. A Penstock dataset that opens streams has its stream's `cursor` instead. A snapshot is frozen
+(pickled) immediately, so nothing changes it later, tensors included. Cost without a state: 1 µs per batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ __all__ = [
 
 T = TypeVar("T")
 
-_AMORTISE = 1 << 16  # bytes of snapshot per batch: a larger one is taken every so many batches
+# A larger snapshot (bytes) is taken less often, so that each batch costs at most this on average.
+_AMORTISE = 1 << 16
 
 
 class Snapshot(NamedTuple):
     """The states of one worker's objects.
 
     Attributes:
-        states: by owner: ``stream``, ``dataset``, ``dataset_before``, ``iterator``, ``collate_fn``, ``generators``.
-        owners: the names of those that have one.
+        states: states by owner: ``stream``, ``dataset``, ``dataset_before``, ``iterator``, ``collate_fn``,
+            ``generators``.
+        owners: names of the owners that have a state.
     """
 
     states: Frozen
@@ -45,24 +47,25 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def of(cls, states: Mapping[str, Any]) -> Snapshot:
-        """Freeze states."""
+        """Return frozen states."""
         return cls(freeze(dict(states)), frozenset(states))
 
     def without_generators(self) -> Snapshot:
-        """Return the same for a worker that draws from its own seed."""
+        """Return a snapshot for a worker that draws from its own seed."""
         if "generators" not in self.owners:
             return self
         return Snapshot.of({name: state for name, state in thaw(self.states).items() if name != "generators"})
 
     @property
     def places(self) -> bool:
-        """Whether it says where a stream is: the state of a collate function does not."""
+        """Whether it contains a stream's position. The state of a collate function does not."""
         return not self.owners.isdisjoint(("stream", "dataset", "iterator"))
 
     @property
     def opens(self) -> bool:
-        """Whether it is exact right after ``iter()``. A dataset that keeps its place may move it back as late as by
-        the first ``next()``.
+        """Whether it is exact right after ``iter()``.
+
+        A dataset that stores its own position may reset it as late as in the first ``next()``.
         """
         return not self.owners.isdisjoint(("stream", "iterator"))
 
@@ -74,14 +77,14 @@ def take_snapshot(
     generators: WorkerGenerators | None = None,
     before: Frozen | None = None,
 ) -> Snapshot | None:
-    """Return the states of a worker's objects right now, frozen; None if nobody has one.
+    """Return the current states of a worker's objects, frozen; None if no object has one.
 
     Args:
-        dataset, iterator, collate_fn: of the worker. The iterator is None for map-style datasets, and for an iterable
-            one that nobody iterates yet.
-        generators: of the worker process; those that were drawn from become part of the snapshot. None in the
-            trainer's process, whose generators are its own.
-        before: of the dataset, from `state_before`.
+        dataset, iterator, collate_fn: the worker's objects. The iterator is None for map-style datasets, and for
+            iterable ones before ``iter()``.
+        generators: generators of the worker process; those that were used become part of the snapshot. None in the
+            trainer's process, whose generators belong to the trainer.
+        before: state of the dataset, from `state_before`.
     """
     states = _states_of(dataset, iterator, collate_fn)
     if not states:
@@ -97,7 +100,8 @@ def take_snapshot(
 def _states_of(dataset: Any, iterator: Any, collate_fn: Any) -> dict[str, Any]:
     if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
         return states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
-    if iterator is None and is_opened(dataset):  # its epoch is the loader's
+    # The loader determines the epoch of such a dataset.
+    if iterator is None and is_opened(dataset):
         return states_of(collate_fn=collate_fn)
     cursor = dataset.state_dict() if iterator is None else iterator.cursor()
     return {"stream": cursor, **states_of(collate_fn=collate_fn)}
@@ -110,8 +114,9 @@ def take_first_snapshot(
     generators: WorkerGenerators | None = None,
     before: Frozen | None = None,
 ) -> Snapshot | None:
-    """Return the same of objects that have given nothing yet; None too if one of them has no state before it gives
-    something.
+    """Return the states of objects that have yielded nothing yet.
+
+    None also if one of them has no state before its first item.
     """
     return _unless_missing(lambda: take_snapshot(dataset, iterator, collate_fn, generators, before))
 
@@ -119,8 +124,9 @@ def take_first_snapshot(
 def state_before(dataset: Any) -> Frozen | None:
     """Return the state of an iterable dataset right before ``iter()``; None if it has none.
 
-    ``iter()`` may move a dataset, such as one that counts epochs. Where an iterator has a state, too, its dataset
-    goes on from here.
+    ``iter()`` may change a dataset, such as one that counts epochs. If its iterator has a state too, the dataset
+    resumes
+    from here.
     """
     if isinstance(dataset, ResumableDataset):
         return None
@@ -129,45 +135,46 @@ def state_before(dataset: Any) -> Frozen | None:
 
 
 def _unless_missing(take: Callable[[], T]) -> T | None:
-    """Return what is taken of objects that may have no state yet; None if an attribute is missing."""
+    """Return the result of ``take``; None if an attribute of an object does not exist yet."""
     try:
         return take()
     except AttributeError:
-        # Attributes may be made as late as by the first next(). One that is missing for good is raised after the first
-        # batch, which nothing catches.
+        # Attributes may be created as late as in the first next(). One that never exists raises after the first batch,
+        # where nothing catches it.
         return None
 
 
 class SnapshotInterval:
-    """When a snapshot is due: after each batch, but one of more than 64 KiB only after every (its size / 64 KiB)
-    batches, so that writing down a buffer of samples does not cost more than the samples.
+    """Decides when a snapshot is due: after each batch, or every (size / 64 KiB) batches for larger ones.
+
+    So saving a buffer of samples does not cost more than loading them.
     """
 
     def __init__(self) -> None:
         self._wait = 0
 
     def is_due(self) -> bool:
-        """Count one batch, and return whether a snapshot is to be taken after it."""
+        """Count one batch, and return whether to take a snapshot after it."""
         if self._wait > 0:
             self._wait -= 1
             return False
         return True
 
     def taken(self, snapshot: Snapshot | None) -> None:
-        """Wait for the next one in proportion to the size of this one."""
+        """Set the interval in proportion to a snapshot's size."""
         size = len(snapshot.states) if snapshot is not None and isinstance(snapshot.states, bytes) else 0
         self._wait = size // _AMORTISE
 
     def reset(self) -> None:
-        """Have the next one taken at once."""
+        """Make the next snapshot due at once."""
         self._wait = 0
 
 
 def restore(snapshot: Snapshot | None, generators: WorkerGenerators | None = None, **items: Any) -> None:
-    """Load the states of those objects that are given, in this order, and the generators of a worker process.
+    """Load the states of the given objects, in this order, and the generators of a worker process.
 
     Raises:
-        StateError: there is a state, and the object has no ``load_state_dict``.
+        StateError: an object with a state has no ``load_state_dict``.
     """
     states = {} if snapshot is None else thaw(snapshot.states)
     for name, item in items.items():
@@ -177,24 +184,25 @@ def restore(snapshot: Snapshot | None, generators: WorkerGenerators | None = Non
 
 
 def cursor_of(snapshot: Snapshot | None) -> State | None:
-    """Return the cursor of a stream of ours, if a snapshot holds one."""
+    """Return the cursor of a Penstock stream in a snapshot; None if there is none."""
     cursor: State | None = None if snapshot is None else thaw(snapshot.states).get("stream")
     return cursor
 
 
 def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], Any]) -> None:
-    """Put an iterable dataset and its iterator back to a snapshot.
+    """Restore an iterable dataset and its iterator from a snapshot.
 
     Args:
-        snapshot: to go on from; None begins anew.
-        dataset: the worker's.
-        open_iterator: calls ``iter(dataset)``, and returns the iterator.
+        snapshot: the snapshot; None to start from the beginning.
+        dataset: the worker's dataset.
+        open_iterator: calls ``iter(dataset)`` and returns the iterator.
 
     Raises:
-        StateError: there is a state, and the object has no ``load_state_dict``.
+        StateError: an object with a state has no ``load_state_dict``.
 
-    The iterator is opened once, but where both have a state and ``iter()`` moved the dataset: then it is opened again
-    from the state that the dataset had before.
+    The iterator is opened once. It is opened again, from the dataset's earlier state, if both have a state and
+    ``iter()``
+    changed the dataset.
     """
     states = {} if snapshot is None else thaw(snapshot.states)
     _load(states, "stream", dataset)
@@ -205,7 +213,7 @@ def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], 
     dataset.load_state_dict(states["dataset_before"])
     _load(states, "iterator", open_iterator())
     if not _is_at(dataset, states["dataset"]):
-        # The dataset moves with its items, too.
+        # The dataset also changes with its items.
         _load(states, "dataset", dataset)
 
 
@@ -218,7 +226,7 @@ def _load(states: Mapping[str, Any], name: str, item: Any) -> None:
         return
     if not has_state(item):
         raise StateError(
-            f"there is a state of the {name.replace('_', ' ')}, and {type(item).__name__} has no load_state_dict: "
-            "resume with the same objects, or start anew without the state"
+            f"the state contains one of the {name.replace('_', ' ')}, but {type(item).__name__} has no "
+            "load_state_dict: resume with the same objects, or start without the state"
         )
     item.load_state_dict(states[name])
