@@ -171,7 +171,7 @@ def test_epoch_and_state_are_the_sources(manifest: Manifest, source: str) -> Non
 
 def test_splitting_twice_is_refused_through_the_images(manifest: Manifest) -> None:
     images = ImageDataset(RankDataset(manifest, rank=0, world_size=2))
-    with pytest.raises(PartitionError, match="would split it once"):
+    with pytest.raises(PartitionError, match="would split it again"):
         DataLoader(images, sampler=torch.utils.data.DistributedSampler(images, 2, 0))
     DataLoader(ImageDataset(manifest), sampler=torch.utils.data.DistributedSampler(ImageDataset(manifest), 2, 0))
 

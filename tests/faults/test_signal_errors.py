@@ -222,7 +222,7 @@ def goes_on_or_says_why(iterator: Any) -> list[Any] | None:
     try:
         first = next(iterator, None)
     except WorkerError:
-        with pytest.raises(WorkerError, match="was interrupted: begin a new one"):
+        with pytest.raises(WorkerError, match="was interrupted: start a new one"):
             next(iterator)
         return None
     return [] if first is None else sorted(batch.tolist() for batch in (first, *iterator))
@@ -249,7 +249,7 @@ def test_a_handler_that_strikes_in_a_sample_is_no_error_of_the_sample(on_error: 
         assert [next(iterator).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         with pytest.raises(Alarm, match="time is up"):
             next(iterator)
-        with pytest.raises(WorkerError, match="was interrupted: begin a new one"):
+        with pytest.raises(WorkerError, match="was interrupted: start a new one"):
             next(iterator)
     finally:
         signal.signal(signal.SIGUSR1, before)

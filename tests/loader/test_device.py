@@ -293,7 +293,7 @@ def test_an_interrupt_while_a_batch_is_in_hand_ends_the_iterator() -> None:
     assert data.begun[5].wait(HANG)
     with pytest.raises(KeyboardInterrupt):  # batch 2 is in hand, and batch 3 is being copied
         next(iterator)
-    with pytest.raises(WorkerError, match="was interrupted: begin a new one"):
+    with pytest.raises(WorkerError, match="was interrupted: start a new one"):
         next(iterator)
     again: ps.DataLoader[Any] = ps.DataLoader(data, 1, device=Copier(), **how)
     again.load_state_dict(json.loads(json.dumps(loader.state_dict())))

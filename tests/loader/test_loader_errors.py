@@ -224,7 +224,7 @@ class TestRefusals:
         data = RankDataset(manifest, rank=0, world_size=2)
         torchs = torch.utils.data.DistributedSampler(data, 2, 0)
         for sampler in ({"sampler": torchs}, {"batch_sampler": torch.utils.data.BatchSampler(torchs, 2, False)}):
-            with pytest.raises(PartitionError, match="would split it once"):
+            with pytest.raises(PartitionError, match="would split it again"):
                 DataLoader(data, **sampler)
         with pytest.raises(ValueError, match="already one rank's share"):
             DistributedSampler(data, 2, 0)
@@ -240,7 +240,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("batch_size", [1, 5, None])
     def test_stream_with_another_batch_size(self, write_manifest: Callable[..., Path], batch_size: int | None) -> None:
-        with pytest.raises(ConfigError, match="give both the same"):
+        with pytest.raises(ConfigError, match="pass equal sizes"):
             DataLoader(MPDataset(write_manifest(20), batch_size=4), batch_size=batch_size)
 
 

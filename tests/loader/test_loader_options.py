@@ -167,9 +167,9 @@ def test_double_split_is_found_however_deep(write_manifest: Callable[..., Path])
     dataset = ps.RankDataset(write_manifest(20), rank=0, world_size=2)
     inner = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0)
     deep = ps.IterationBasedBatchSampler(ps.BatchSampler(inner, 2, False), 5)
-    with pytest.raises(PartitionError, match="split it once more"):
+    with pytest.raises(PartitionError, match="split it again"):
         ps.DataLoader(dataset, batch_sampler=deep)
-    with pytest.raises(PartitionError, match="split it once more"):
+    with pytest.raises(PartitionError, match="split it again"):
         ps.DataLoader(torch.utils.data.Subset(dataset, range(10)), sampler=inner)
 
 

@@ -299,7 +299,7 @@ def test_a_stream_that_has_become_shorter_is_refused() -> None:
     state, _ = stopped(ps.DataLoader(PlainStream(N), 3, collate_fn=as_they_are), 6)
     loader = ps.DataLoader(PlainStream(9), 3, collate_fn=as_they_are)
     loader.load_state_dict(state)
-    with pytest.raises(StateError, match="6 batches when this state was taken, and now it has 3"):
+    with pytest.raises(StateError, match="6 batches when this state was saved, but now it yields 3"):
         iter(loader)
 
 

@@ -1,4 +1,4 @@
-"""The data loader and its executors. Each name is imported when it is first used: Ray workers need none of them."""
+"""The data loader and its executors. Names are imported on first use, since Ray workers need none of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`LoaderConfig`: the settings of a data loader in one frozen record.
 
-    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, small_batch_depth
+    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, light
     loader.timeout = 9            |          read by the engine, auto-tuning, Probe and integrations
        a new record at the next iter()
 

@@ -1,4 +1,4 @@
-"""Errors that cross a process boundary: as a type that pickles by name, and text. Nothing unpicklable hangs a run."""
+"""Transfer of exceptions between processes, as a type that pickles by name, and text. Any exception can be sent."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["RemoteError", "describe", "rebuild"]
 
 
 class RemoteError(NamedTuple):
-    """An error of user code in a worker.
+    """An exception of user code in a worker.
 
     Attributes:
-        kind: its type, pickled (by name); empty if it has none that another process could import.
+        kind: its type, pickled by name; empty if other processes cannot import it.
         name: name of its type.
-        text: its traceback, with its message and notes.
-        notes: what was added by ``add_note``.
-        where: which worker.
+        text: its traceback with message and notes.
+        notes: notes added with ``add_note``.
+        where: the worker, in words.
     """
 
     kind: bytes
@@ -28,10 +28,10 @@ class RemoteError(NamedTuple):
 
 
 def describe(error: BaseException, where: str) -> RemoteError:
-    """An error as text."""
+    """Return an exception as text."""
     try:
         kind = pickle.dumps(type(error))
-    except Exception:  # a type defined in a function, say; its name remains
+    except Exception:
         kind = b""
     try:
         text = "".join(traceback.format_exception(error))
@@ -43,15 +43,18 @@ def describe(error: BaseException, where: str) -> RemoteError:
 
 
 class _Text(str):
-    """A message that KeyError does not print in quotes and with \\n for line ends."""
+    """A message that KeyError prints without quotes and with real line breaks."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def rebuild(remote: RemoteError) -> BaseException:
-    """The error, of its own type if that can be made from a message, else a RuntimeError. The message is torch's: which
-    error, where, and the worker's traceback; as a note if the type does not show its message.
+    """Return the exception with its own type if it can be created from a message, otherwise as a RuntimeError.
+
+    The message is torch's: type, worker, and the worker's traceback. It is added as a note if the type does not show
+    its
+    message.
     """
     message = f"Caught {remote.name} {remote.where}.\nOriginal {remote.text}"
     error: BaseException | None = None

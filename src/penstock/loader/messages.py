@@ -1,4 +1,4 @@
-"""What goes into an executor and what comes out: `BatchRequest`, `BatchResult` with its `BatchMetrics`."""
+"""Messages to and from an executor: `BatchRequest`, and `BatchResult` with its `BatchMetrics`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["BatchMetrics", "BatchRequest", "BatchResult"]
 
 
 class BatchRequest:
-    """One batch to be made. A stream's requests are empty: whoever holds the stream takes what comes next.
+    """A request for one batch. The requests of a stream are empty: its worker makes the next batch.
 
     Args:
-        indices: of its samples.
-        keys: of their generators; as a list, or packed: 64-bit unsigned numbers in an array or bytes, which travels at
-            little cost.
-        place: where the dataset stood when the pass began (None for datasets that have no place of their own). It
-            travels with the request, so a dataset that was moved on meanwhile still gives the batches of this pass.
+        indices: indices of the samples.
+        keys: keys of the samples' generators, as a list, or packed as 64-bit unsigned numbers in an array or bytes,
+            which is cheap to send.
+        place: position of the dataset when the epoch started; None for datasets without one. Part of the request, so a
+            dataset that was moved since still yields the batches of this epoch.
     """
 
     __slots__ = ("_keys", "_packed", "indices", "place")
@@ -31,7 +31,7 @@ class BatchRequest:
 
     @property
     def keys(self) -> list[int]:
-        """The keys of the samples."""
+        """Keys of the samples."""
         if self._keys is None:
             packed = self._packed
             self._keys = np.frombuffer(packed, np.uint64).tolist() if len(packed) else []
@@ -39,18 +39,18 @@ class BatchRequest:
 
     @property
     def first_key(self) -> int:
-        """The key of the first sample; there has to be one."""
+        """Key of the first sample, which must exist."""
         packed = self._packed
         if self._keys is not None or not isinstance(packed, np.ndarray):
             return self.keys[0]
         return int(packed[0])
 
     def part(self, begin: int, end: int) -> BatchRequest:
-        """The same for some of the samples."""
+        """Return a request for some of the samples."""
         return BatchRequest(*self.packed(begin, end))
 
     def packed(self, begin: int = 0, end: int | None = None) -> tuple[list[Any], bytes, Any]:
-        """Arguments of the request of the samples ``begin`` to ``end``, to be sent."""
+        """Return constructor arguments for the samples ``begin`` to ``end``, to be sent."""
         packed = self._packed
         if not isinstance(packed, np.ndarray):
             self._packed = packed = np.array(self.keys, np.uint64)
@@ -61,16 +61,16 @@ class BatchRequest:
 
 
 class BatchMetrics:
-    """What making a batch, or a part of one, took. Plain numbers and text, so that it travels.
+    """The cost of making a batch or a part of one, as plain numbers and text that can be sent.
 
     Attributes:
-        samples: how many were loaded.
+        samples: number of samples loaded.
         fetch: seconds in the dataset, over all threads.
         collate: seconds in the collate function.
-        hand_over: seconds between there and the consumer: packing in the worker, unpacking in the consumer's process.
-        cpu: seconds of the processor in the dataset.
-        stages: seconds in each `penstock.stages.stage` that the dataset named, within ``fetch``.
-        failures: what ``on_error`` had to deal with (`penstock.loader.failures.Failure`).
+        hand_over: seconds from there to the consumer: packing in the worker, unpacking in the consumer's process.
+        cpu: CPU seconds in the dataset.
+        stages: seconds in each `penstock.stages.stage` of the dataset, contained in ``fetch``.
+        failures: failures that ``on_error`` handled (`penstock.loader.failures.Failure`).
     """
 
     __slots__ = ("collate", "cpu", "failures", "fetch", "hand_over", "samples", "stages")
@@ -97,22 +97,22 @@ class BatchMetrics:
         return BatchMetrics, self.packed()
 
     def packed(self) -> tuple[Any, ...]:
-        """Arguments of an equal one, to be sent."""
+        """Return constructor arguments for an equal object, to be sent."""
         numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
         return (*numbers, self.stages or None, self.failures or None)
 
     def copy(self) -> BatchMetrics:
-        """Return an equal one that does not change with this one."""
+        """Return an independent copy."""
         numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
         return BatchMetrics(*numbers, dict(self.stages), list(self.failures))
 
     def become(self, other: BatchMetrics) -> None:
-        """Be what another one is, which is not used any more."""
+        """Take over the values of another object, which is not used any more."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 
     def add(self, other: BatchMetrics) -> None:
-        """Add what another part of the same batch took."""
+        """Add the metrics of another part of the same batch."""
         self.samples += other.samples
         self.fetch += other.fetch
         self.collate += other.collate
@@ -127,14 +127,15 @@ class BatchResult(NamedTuple):
     """A finished batch, or the error in its place.
 
     Attributes:
-        batch: what the collate function returned.
-        metrics: what it took.
-        number: of the batch in its pass, 0 for the first one after a resume.
-        worker: id of the worker (process or thread) that a stream's batch came from; 0 where it does not matter.
-        state: of the user's dataset, iterator and collate function right after this batch, or after its error; None if
-            they have none.
-        way: how it came: "local" (same process), "ring", "pipe" (small, too large, or no ring yet), "copy" (out of it).
-        error: what was raised in the place of this batch.
+        batch: result of the collate function.
+        metrics: cost of the batch.
+        number: number of the batch in its iterator, 0 for the first one after a resume.
+        worker: id of the worker (process or thread) of a stream's batch; 0 where it does not matter.
+        state: states of the user's dataset, iterator and collate function right after this batch or its error; None
+            without states.
+        way: transport: "local" (same process), "ring", "pipe" (small, too large, or no ring yet), "copy" (out of the
+            ring).
+        error: exception raised in place of this batch.
     """
 
     batch: Any

@@ -1,4 +1,4 @@
-"""`export`: a loader's statistics for Prometheus, read when they are scraped. Needs the extra: ``penstock[metrics]``.
+"""`export`: a loader's statistics for Prometheus, read at each scrape. Needs ``pip install 'penstock[metrics]'``.
 
     from prometheus_client import start_http_server
     from penstock.loader.metrics import export
@@ -6,10 +6,10 @@
     start_http_server(9400)
     export(loader, labels={"loader": "train"})
 
-    penstock_wait_seconds_total{loader="train"} 12.5          rate() of it is the share of the time spent waiting
+    penstock_wait_seconds_total{loader="train"} 12.5          its rate() is the share of time spent waiting
     penstock_stage_seconds_total{loader="train",stage="decode"} 341.0
 
-A batch costs nothing more; a scrape costs what ``loader.stats()`` costs. The loader is not kept alive.
+Batches get no slower; a scrape costs as much as ``loader.stats()``. The loader is not kept alive.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Export", "export"]
 
-# Name, what it says, where in stats().
+# Name, help text, key in stats().
 _COUNTERS = (
-    ("batches", "batches that the training got", "batches"),
+    ("batches", "batches delivered to the training", "batches"),
     ("samples", "samples in them", "samples"),
     ("data_bytes", "bytes in them", "bytes"),
     ("wait_seconds", "time that the training waited for data", "wait_seconds"),
-    ("first_batch_seconds", "of that for the first batches of passes", "first_batch_seconds"),
-    ("train_seconds", "time between a batch and the request for the next", "train_seconds"),
-    ("work_cpu_seconds", "processor time of the dataset, all workers together", "cpu_seconds"),
-    ("passes", "passes begun", "passes"),
-    ("failed_batches", "batches that came as an error", "failed_batches"),
+    ("first_batch_seconds", "waiting time for the first batches of passes", "first_batch_seconds"),
+    ("train_seconds", "time between a batch and the next request", "train_seconds"),
+    ("work_cpu_seconds", "CPU time of the dataset in all workers", "cpu_seconds"),
+    ("passes", "passes over the loader", "passes"),
+    ("failed_batches", "batches that raised an error", "failed_batches"),
     ("worker_restarts", "workers that died and were replaced", "restarts"),
 )
 _LABELLED = (
-    ("stage_seconds", "time of the work on batches by stage", "stage"),
-    ("delivered_batches", "batches by the way they came", "way"),
-    ("bad_samples", "samples that on_error dealt with", "action"),
-    ("sample_errors", "exceptions of samples by type, failed replacements included", "type"),
+    ("stage_seconds", "working time by stage", "stage"),
+    ("delivered_batches", "batches by transport", "way"),
+    ("bad_samples", "samples that on_error handled", "action"),
+    ("sample_errors", "exceptions of samples by type, including failed replacements", "type"),
 )
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -55,7 +55,7 @@ class _Loader(Protocol):
 
 
 class Export:
-    """What `export` returns: the loader is scraped until `close`, or until it is gone."""
+    """The registration of a loader, returned by `export`. Active until `close`, or until the loader is collected."""
 
     def __init__(self, collector: _Loaders, loader: _Loader, labels: dict[str, str]) -> None:
         self.labels = labels
@@ -63,7 +63,7 @@ class Export:
         self._loader = weakref.ref(loader)
 
     def stats(self) -> dict[str, Any] | None:
-        """Of the loader; None if it is gone."""
+        """Return the loader's statistics; None if it has been collected."""
         loader = self._loader()
         return None if loader is None else loader.stats()
 
@@ -73,41 +73,43 @@ class Export:
         return self._loader() is None
 
     def close(self) -> None:
-        """Take the loader out of the registry. Idempotent."""
+        """Remove the loader from the registry. Idempotent."""
         self._collector.remove(self)
 
 
 class _Loaders:
-    """All loaders of one registry, in which a name may be registered once only."""
+    """Collector of all loaders in one registry, which accepts each metric name only once."""
 
     def __init__(self) -> None:
         self._exports: tuple[Export, ...] = ()  # replaced as a whole: scrapes come from other threads
         self._number = 0
 
     def add(self, loader: _Loader, labels: Mapping[str, str] | None) -> Export:
-        """Scrape this one as well."""
+        """Add a loader to the scrapes."""
         if labels is None:
             labels = {"loader": str(self._number)}
             self._number += 1
         mine = _checked(labels)
         living = tuple(other for other in self._exports if not other.gone)
         if any(other.labels == mine for other in living):
-            raise ConfigError(f"another loader is exported with the labels {mine}: give each its own, or close() that")
+            raise ConfigError(
+                f"another loader is exported with the labels {mine}: use different labels, or close() that export"
+            )
         added = Export(self, loader, mine)
         self._exports = (*living, added)
         return added
 
     def remove(self, export: Export) -> None:
-        """Scrape it no longer."""
+        """Remove a loader from the scrapes."""
         with _exporting:
             self._exports = tuple(other for other in self._exports if other is not export)
 
     def describe(self) -> Iterator[Metric]:
-        """The names, for the registry."""
+        """Yield the metrics' names, for the registry."""
         return iter(_families().values())
 
     def collect(self) -> Iterator[Metric]:
-        """The values, for a scrape."""
+        """Yield the metrics' values, for a scrape."""
         families = _families()
         for one in self._exports:
             stats = one.stats()
@@ -119,21 +121,21 @@ class _Loaders:
 _collectors: weakref.WeakKeyDictionary[Any, _Loaders] = weakref.WeakKeyDictionary()
 
 _exporting = threading.RLock()
-"""Held to add a loader, and to take one out: threads may train beside each other."""
+"""Lock for adding and removing loaders, since several threads may train at once."""
 
 
 def export(
     loader: _Loader, *, registry: CollectorRegistry | None = None, labels: Mapping[str, str] | None = None
 ) -> Export:
-    """Have Prometheus scrape this loader.
+    """Register a loader for Prometheus.
 
     Args:
-        loader: a `penstock.DataLoader`; what it counts from its beginning on.
-        registry: of prometheus_client; by default the one that its servers use.
-        labels: tell loaders apart; by default ``loader="0"``, ``"1"``, ... in the order they are exported.
+        loader: a `penstock.DataLoader`; exports its statistics from its beginning.
+        registry: a prometheus_client registry; by default the one of its servers.
+        labels: labels that distinguish loaders; by default ``loader="0"``, ``"1"``, ... in the order of export.
 
     Raises:
-        ConfigError: labels that another loader has, or that Prometheus does not allow; prometheus-client is missing.
+        ConfigError: labels that another loader has or that Prometheus does not allow, or a missing prometheus-client.
     """
     try:
         from prometheus_client import REGISTRY
@@ -153,19 +155,19 @@ def _checked(labels: Mapping[str, str]) -> dict[str, str]:
     taken = {label for _, _, label in _LABELLED}
     for name in labels:
         if not _LABEL.fullmatch(name) or name in taken:
-            raise ConfigError(f"{name!r} cannot be the name of a label: letters, digits and _, and none of {taken}")
+            raise ConfigError(f"{name!r} cannot be the name of a label: use letters, digits and _, but none of {taken}")
     return {name: str(value) for name, value in labels.items()}
 
 
 def _families() -> dict[str, Metric]:
-    """Every metric, empty."""
+    """Return every metric without values."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
     families: dict[str, Metric] = {}
     for name, text, _ in (*_COUNTERS, *_LABELLED):
         families[name] = CounterMetricFamily(f"penstock_{name}", f"Penstock loader: {text}.")
     families["workers"] = GaugeMetricFamily("penstock_workers", "Penstock loader: workers.")
-    text = "Penstock loader: finished batches that a request found."
+    text = "Penstock loader: finished batches at each request."
     families["ready_batches"] = SummaryMetricFamily("penstock_ready_batches", text)
     return families
 

@@ -1,9 +1,9 @@
-"""`Pipeline`: what a loader makes batches of: dataset, plan, position, and how samples become batches.
+"""`Pipeline`: dataset, plan, position and collation of a loader.
 
-    pipeline.position.plan    which samples          pipeline.fetcher(config)    makes one batch of them
+    pipeline.position.plan    which samples          pipeline.fetcher(config)    makes a batch of them
 
-A loader has one, and an engine that runs it by a `LoaderConfig`. What measures or tries settings (`Probe`, auto-tuning)
-runs the same pipeline by other configs.
+A loader has one pipeline, and an engine that runs it with a `LoaderConfig`. Measurements (`Probe`, auto-tuning) run the
+same pipeline with other configs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["Pipeline", "declarations", "plan_of_batches"]
 
 
 class Pipeline:
-    """What one loader makes batches of.
+    """The source of one loader's batches.
 
     Args:
-        dataset: the loader's.
-        plan: of its batches; None for streams that only the dataset can order.
-        sampler: the one that gives single indices, if there is one.
-        config: the loader's settings, with what dataset and plan say of themselves.
+        dataset: the loader's dataset.
+        plan: plan of its batches; None for streams that only the dataset can order.
+        sampler: the sampler of single indices, if any.
+        config: the loader's settings, with the declarations of dataset and plan.
         batched: whether samples are collated.
     """
 
@@ -46,10 +46,10 @@ class Pipeline:
     ) -> None:
         self.dataset = dataset
         self.dealt = False
-        """Whether a framework deals the batches to the ranks, once they are made."""
+        """Whether a framework distributes finished batches to the ranks."""
         self._batched = batched
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
-        """The map-style dataset; that inside an iterable one of ours."""
+        """The map-style dataset, also inside one of our iterable ones."""
         self._last: list[Stream] = []
         states = self.worker_states(config, stream=plan is None)
         layout = {"batch_size": config.batch_size, "drop_last": config.drop_last}
@@ -64,21 +64,22 @@ class Pipeline:
         return self.position.plan is None
 
     def worker_states(self, config: LoaderConfig, *, stream: bool) -> WorkerStates:
-        """Return what keeps the states of users' objects, for the workers that a config means."""
+        """Return the states of users' objects for the workers of a config."""
         shared = config.kind == "inline" or (config.kind == "thread" and not stream)
         initial = None
         if not config.forks_workers:
             initial = partial(take_first_snapshot, self.samples, None, config.collate_fn)
         elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
-            # Its epochs are counted in shared memory.
+            # Such a dataset counts its epochs in shared memory.
             initial = partial(take_first_snapshot, self.samples, None, None)
         return WorkerStates(0 if shared else config.workers, stream=stream, initial=initial)
 
     def fetcher(self, config: LoaderConfig, policy: OnError | None) -> Fetcher:
-        """Return what makes batches by a config. torch's default collate function means ours, which gives the same.
+        """Return a fetcher for a config. torch's default collate function is replaced by ours, which has the same
+        results.
 
         Args:
-            policy: for samples that cannot be loaded, where it is not to raise.
+            policy: policy for samples that cannot be loaded; None raises.
         """
         position, collate_fn = self.position, config.collate_fn
         if self._batched and collate_fn is default_collate:
@@ -93,7 +94,7 @@ class Pipeline:
                 generators={"inline": "trainer", "thread": "shared"}.get(config.kind, "worker"),
                 last=self._last,
             )
-        # Any Ray worker may make any batch, twice too: so there what is drawn never depends on the worker.
+        # Any Ray worker may make any batch, even twice, so draws must not depend on the worker.
         seeds = (position.seeded or config.kind == "ray") and not config.pure
         if seeds and (config.kind == "thread" or config.threads > 1):
             seeds = False
@@ -110,10 +111,10 @@ class Pipeline:
 
 
 def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> EpochBatchSampler | None:
-    """Return the plan of a loader's batches; None for an iterable dataset that only it can order.
+    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order.
 
     Raises:
-        ConfigError: an iterable dataset cannot do what is asked of it.
+        ConfigError: an iterable dataset does not support a setting.
     """
     if not isinstance(loader.dataset, IterableDataset):
         return batch_source(loader.sampler, loader.batch_sampler)
@@ -124,7 +125,7 @@ def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> Epo
 
 
 def declarations(dataset: Any) -> dict[str, bool]:
-    """Return what a dataset says of itself, by the names of the settings. A stream never runs in several threads."""
+    """Return the declarations of a dataset as settings of a loader. A stream never runs in several threads."""
     samples = dataset.samples if isinstance(dataset, StreamDataset) else dataset
     pure = bool(getattr(samples, "pure", False))
     threads = pure and bool(getattr(samples, "releases_gil", False)) and not isinstance(samples, IterableDataset)
@@ -132,17 +133,17 @@ def declarations(dataset: Any) -> dict[str, bool]:
 
 
 def _channels_last(dataset: Any) -> bool:
-    """Return whether a dataset's images are to stay channels_last in memory."""
+    """Return whether a dataset declares that its images keep channels_last strides."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return bool(getattr(dataset, "channels_last", False))
 
 
 def _warn_threads(dataset: Any) -> None:
-    """Say once what does not repeat in threads."""
+    """Warn that global generators are not repeatable in threads."""
     warnings.warn(
-        f"{type(dataset).__name__} does not declare itself pure: in threads only penstock.generator() repeats, while "
-        "Python's, NumPy's and torch's global generators are shared by all of them. Draw from penstock.generator() and "
+        f"{type(dataset).__name__} does not declare itself pure: in threads only penstock.generator() is repeatable, "
+        "while all threads share the global generators of Python, NumPy and torch. Draw from penstock.generator() and "
         "set `pure = True` on the dataset, or use executor='process'",
         stacklevel=5,
     )

@@ -1,4 +1,4 @@
-"""`Setting`: an executor and a number of workers, as measurements try them and reports name them."""
+"""`Setting`: an executor and a number of workers, for measurements and reports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.wording import counted
 __all__ = ["INLINE", "LEAVES", "Setting"]
 
 LEAVES = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
-"""Executors, the one that leaves most of the program's own process to the training first."""
+"""Rank of each executor: a lower one takes less time from the training in the program's own process."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An executor and a number of workers, as a `penstock.DataLoader` takes them."""
+    """An executor and a number of workers, as arguments of `penstock.DataLoader`."""
 
     executor: str
     workers: int
@@ -26,7 +26,7 @@ class Setting:
 
     @property
     def arguments(self) -> str:
-        """As they are written in a program."""
+        """The setting as arguments in Python code."""
         if not self.workers:
             return "num_workers=0"
         return f'executor="{self.executor}", num_workers={self.workers}'

@@ -1,4 +1,4 @@
-"""Where a loader's batches come from: the plan of its sampler or dataset, and the requests that it makes."""
+"""The source of a loader's batches: the plan of its sampler or dataset, and the requests made from it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _EPOCHS = 1 << 62
 
 
 def batch_source(sampler: Iterable[Any], batch_sampler: Iterable[Any] | None) -> EpochBatchSampler:
-    """Return the plan of a map-style loader's batches: of its batch sampler, or of single indices without batching."""
+    """Return the plan of a map-style loader: of its batch sampler, or of single indices without batching."""
     return BatchSampler(sampler, 1, False) if batch_sampler is None else batch_plan_of(batch_sampler)
 
 
 def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> EpochBatchSampler:
-    """The batches of an iterable dataset that has its samples as a map-style one too, such as `MPDataset`.
+    """Return the plan of an iterable dataset that also has its samples as a map-style one, such as `MPDataset`.
 
     Raises:
-        ConfigError: the loader's batch size is another than the dataset's.
+        ConfigError: the batch sizes of the loader and the dataset differ.
     """
     if batch_size != dataset.batch_size:
         raise ConfigError(
-            f"the loader's batch_size is {batch_size} and the dataset's is {dataset.batch_size}: the dataset deals "
-            "whole batches to workers, so give both the same"
+            f"the loader's batch_size is {batch_size} and the dataset's is {dataset.batch_size}: pass equal sizes, "
+            "because the dataset assigns whole batches to workers"
         )
     return BatchSampler(SequentialSampler(dataset.samples), dataset.batch_size, drop_last or dataset.drop_last)
 
@@ -45,43 +45,43 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
 
     Args:
         run: the epoch plan.
-        seed: of the keys.
-        under: the epoch plan of a dataset with an order of its own, over which a user's sampler stands.
+        seed: seed of the keys.
+        under: epoch plan of a dataset with its own order, to which a user's sampler applies.
     """
-    # torch's samplers take negative epochs. Keys are hashes of numbers of 0 and more.
+    # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
     epoch = run.epoch % _EPOCHS
-    # Keys of several batches cost little more than those of one.
+    # Computed in blocks, because keys of several batches cost little more than keys of one.
     for lists, positions in run.blocks():
-        # Where the dataset stands, if workers have to be told. It may change for what is not planned yet.
+        # The position to send to workers. It may still change for batches that are not planned yet.
         place = run.place if under is None else under.place
         for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
             yield BatchRequest(indices, keys, place)
 
 
 def sampler_of(plan: EpochBatchSampler) -> Any:
-    """Return the sampler inside a plan of batches, or the one that makes batches by itself."""
+    """Return the sampler inside a plan of batches, or the plan itself if it is a batch sampler."""
     return plan.sampler if isinstance(plan, BatchSampler) else plan
 
 
 def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
-    """Return whether a plan's order is that of the dataset."""
+    """Return whether a plan uses the dataset's own order."""
     return own_order(samples) is not None and isinstance(sampler_of(plan), SequentialSampler)
 
 
 def why_unknown(plan: EpochBatchSampler | None, samples: Any) -> str | None:
-    """Return why nobody knows the order of a loader's batches; None if it is arithmetic.
+    """Return why the order of a loader's batches cannot be computed; None if it can.
 
     Args:
-        plan: of its batches.
-        samples: its map-style dataset.
+        plan: plan of the batches.
+        samples: the map-style dataset.
     """
     if plan is None:
-        return "a ledger needs an order that is arithmetic: that of a stream is known only by reading it"
+        return "a ledger needs an order that can be computed, and the order of a stream is known only by reading it"
     if has_own_order(plan, samples):
         return None
     sampler = sampler_of(plan)
     if own_order(samples) is not None or not isinstance(sampler, EpochSampler | EpochBatchSampler):
         return f"a ledger does not know the order of a {type(sampler).__name__}"
     if plan.key_seed is None and not isinstance(sampler, SequentialSampler | DistributedSampler):
-        return "without a seed nobody can compute which rows an epoch had: give the sampler one"
+        return "without a seed the rows of an epoch cannot be computed: pass seed= to the sampler"
     return None

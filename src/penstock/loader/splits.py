@@ -1,28 +1,28 @@
-"""Who splits the data among the ranks of a job: the dataset, the loader, a sampler, or nobody. One rule, in one place.
+"""Splitting of data among the ranks of a job, by the dataset, the loader, a sampler or nobody. The rule is here only.
 
-Over a map-style dataset, without ``sampler=`` and ``batch_sampler=``, in a world of more than one rank:
+For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more than one rank:
 
-    dataset                      split=  shuffle=True or a name          no shuffle, or "none"
+    dataset                       split=  shuffle=True or a name          no shuffle, or "none"
     ----------------------------  ------  ------------------------------  --------------------------------------
     one rank's share already      None    its own order, if they agree    its own order; "none" has to agree
                                   True    the same                        the same
                                   False   ConfigError                     ConfigError
-    ours, and whole               None    the loader splits               every rank reads all, and a warning
+    Penstock, unsplit             None    the loader splits               every rank reads all, and a warning
                                   True    the loader splits               the loader splits, no sample twice
                                   False   every rank reads all            every rank reads all
-    anybody else's                None    every rank reads all; a warning every rank reads all
+    any other                     None    every rank reads all; a warning every rank reads all
                                           if all draw the same order
                                   True    the loader splits               the loader splits, no sample twice
                                   False   every rank reads all            every rank reads all
 
-torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` are as their parts. Where these differ:
+torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of their parts. If the parts differ:
 
-    shares, and data that are none    any   ConfigError                     ConfigError
-    ours whole, and anybody else's    None  ConfigError                     every rank reads all, and a warning
-                                      else  as it says                      as it says
+    shares and unsplit data            any   ConfigError                  ConfigError
+    Penstock unsplit, and others       None  ConfigError                  every rank reads all, and a warning
+                                       else  as split= says               as split= says
 
-In a world of one rank nobody splits, except that ``split=True`` has the same order on one rank as on many. A sampler
-splits or not as it was told, and an iterable dataset too: there ``split=`` is a ConfigError.
+With one rank nothing is split, but ``split=True`` yields the same order as with several ranks. A sampler splits
+or not according to its own arguments, and so does an iterable dataset: with these, ``split=`` is a ConfigError.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = ["Asked", "Splitter", "check_pass", "choose_sampler", "epoch_of_other_
 Splitter = Literal["the data set", "the loader", "a sampler", "a framework", "nobody"]
 
 _warned = False
-"""Whether this process has been told of a loader in order."""
+"""Whether this process has warned of a loader without shuffle."""
 
 
 class Asked(NamedTuple):
-    """The arguments of a loader that say in which order it reads, and which part of the data."""
+    """The arguments of a loader that determine its order and its part of the data."""
 
     shuffle: bool | str | None
     sampler: Sampler[Any] | Iterable[Any] | None
@@ -72,12 +72,12 @@ class Asked(NamedTuple):
 
     @property
     def shuffles(self) -> bool:
-        """Whether another order than the dataset's is asked for."""
+        """Whether the user requests another order than the dataset's."""
         return bool(self.shuffle) and self.shuffle != "none"
 
 
 class Parts(NamedTuple):
-    """The datasets inside a dataset, by whose they are: shares of ranks, whole data of ours, and anybody else's."""
+    """The datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
 
     shares: list[Any]
     whole: list[Any]
@@ -85,12 +85,12 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, dataset: Any) -> Parts:
-        """Return the parts of a dataset; its only part is itself, unless it is one of torch's that hold others."""
+        """Return the parts of a dataset: the datasets inside torch's wrappers, or the dataset itself."""
         found = cls([], [], [])
         for part in parts_of(dataset):
             if getattr(part, "splits_by_rank", False):
                 found.shares.append(part)
-            # The base class is asked first: the protocol looks at the fingerprint, for which a file may be read.
+            # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
             elif isinstance(part, BatchedDataset | Source):
                 found.whole.append(part)
             else:
@@ -99,11 +99,11 @@ class Parts(NamedTuple):
 
 
 def choose_sampler(dataset: Any, asked: Asked) -> Sampler[Any] | Iterable[Any] | None:
-    """Return the sampler that a loader is to read: the given one, or the one that the rule of this module chooses.
+    """Return the sampler for a loader: the user's, or one chosen by the rule of this module.
 
     Raises:
-        ConfigError: the arguments contradict each other, or the dataset.
-        PartitionError: both the dataset and the sampler deal samples to ranks.
+        ConfigError: the arguments contradict each other or the dataset.
+        PartitionError: both the dataset and the sampler split the samples among ranks.
     """
     if not isinstance(asked.split, bool | None):
         raise ConfigError(f"split takes True, False or None, got {asked.split!r}")
@@ -129,18 +129,18 @@ def choose_sampler(dataset: Any, asked: Asked) -> Sampler[Any] | Iterable[Any] |
 
 
 def _check_shuffle(shuffle: Any) -> None:
-    """Refuse values that are neither a truth value nor a name, where torch would take them for one or the other."""
+    """Refuse a ``shuffle`` that is neither a truth value nor a name. torch would interpret it as one of them."""
     named = shuffle is None or isinstance(shuffle, str | np.bool_)
     if not (named or (isinstance(shuffle, int) and shuffle in (0, 1))):
         raise ConfigError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
 
 
 def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, dealt: bool) -> Splitter:
-    """Return who splits a loader's data.
+    """Return what splits a loader's data.
 
     Args:
-        chosen: whether the loader's sampler is one that `choose_sampler` has chosen.
-        dealt: whether a framework deals the batches to the ranks.
+        chosen: whether `choose_sampler` chose the loader's sampler.
+        dealt: whether a framework distributes the batches to the ranks.
     """
     if holds_a_share(loader.dataset) or isinstance(loader.dataset, IterableDataset):
         return "the data set"
@@ -150,16 +150,16 @@ def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, dealt: bool) -> S
 
 
 def check_pass(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
-    """Raise or warn if all ranks are about to read all samples, and nobody has said that they should.
+    """Raise or warn if all ranks are about to read all samples without the user's consent.
 
     Args:
-        loader: whose pass begins. It has no ``split=``, and no framework deals its batches.
-        plan: of the loader's batches; None where only an iterable dataset knows them.
-        chosen: whether the loader's sampler is one that `choose_sampler` has chosen.
+        loader: a loader that is about to start, without ``split=`` and without a framework that distributes batches.
+        plan: plan of the loader's batches; None if only an iterable dataset knows them.
+        chosen: whether `choose_sampler` chose the loader's sampler.
 
     Raises:
-        ConfigError: the dataset holds both a share and data that are none.
-        PartitionError: the process group was made after a loader that would have split the data.
+        ConfigError: the dataset contains both a share and unsplit data.
+        PartitionError: the process group was created after a loader that would have split the data.
     """
     ranks = distributed.current().world_size
     if ranks == 1:
@@ -170,28 +170,29 @@ def check_pass(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, 
         warn_of_same_batches(loader, plan, chosen=chosen)
     elif isinstance(loader.sampler, RandomSampler):
         raise PartitionError(
-            f"this DataLoader was made in a world of one rank, and now there are {ranks}: initialise torch.distributed "
-            "before you make it, or say split=True; split=False lets every rank read all samples"
+            f"this DataLoader was created with one rank, and now there are {ranks}: initialise torch.distributed "
+            "before you create it, or pass split=True; with split=False every rank reads all samples"
         )
     elif isinstance(loader.sampler, SequentialSampler):
         _warn_of_whole(type(loader.dataset).__name__, ranks)
 
 
 def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
-    """Return the epoch to begin for a state of a world of one rank in one of several, or the other way round.
+    """Return the epoch to start for an unseeded state from one rank on several ranks, or the reverse.
 
-    Without a seed the loader chooses torch's order on one rank, and one that all ranks draw alike on several. None of
-    the two goes on in the middle of the other; where an epoch begins or ends, nothing has to.
+    Without a seed the loader uses torch's order on one rank, and an order that all ranks can compute on several.
+    Neither
+    can continue in the middle of the other. At the start or end of an epoch nothing has to continue.
 
     Args:
-        sampler: the loader's own choice, without a seed.
-        state: of a loader.
+        sampler: the unseeded sampler that the loader chose.
+        state: a loader's state.
 
     Returns:
-        None where the state is of no such loader, or of this order.
+        None if the state is not of such a loader, or is of the same order.
 
     Raises:
-        StateError: the state is of the middle of an epoch.
+        StateError: the state is from the middle of an epoch.
     """
     saved = state.get("sampler") if isinstance(state, Mapping) else None
     if not isinstance(saved, Mapping) or state.get("seed") is not None:
@@ -206,53 +207,54 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     if 0 < consumed < data["samples"]:
         before, now = ("one rank", "several") if orders[0] == "randperm" else ("several ranks", "one")
         raise StateError(
-            f"this state is of {before}, in the middle of an epoch, and without seed= the order is another on {now}: "
-            "finish the epoch on as many ranks as before, and give the DataLoader seed= to go on anywhere"
+            f"this state is of {before}, in the middle of an epoch, and without seed= the order is different on {now}: "
+            "finish the epoch with the same number of ranks, or train with seed= to resume on any number"
         )
     return epoch + (consumed > 0)
 
 
 def _warn_of_whole(name: str, ranks: int) -> None:
-    """Warn, once in a process, of a loader in order that does not say which part each rank reads."""
+    """Warn once per process of a loader without shuffle, if ``split=`` does not say what each rank reads."""
     global _warned
     if _warned:
         return
     _warned = True
     warnings.warn(
-        f"each of the {ranks} ranks reads all of this {name}, in order: say split=True, and each rank reads a share of "
-        "its own, no sample twice; or split=False, and every rank reads all samples, as for an evaluation on one of "
-        "them",
+        f"each of the {ranks} ranks reads all of this {name}, in order: pass split=True to let each rank read a "
+        "separate share without repeated samples, or split=False to let every rank read all samples, as for an "
+        "evaluation on one rank",
         stacklevel=5,
     )
 
 
 def _ranks() -> int:
-    """Return the number of ranks, as far as it is known when a loader is made."""
+    """Return the number of ranks known when a loader is created."""
     try:
         return distributed.current().world_size
     except PartitionError:
-        # Lightning's child processes have WORLD_SIZE without RANK until the process group is there. The first pass
-        # asks again, and raises what is still wrong then.
+        # Lightning's child processes have WORLD_SIZE without RANK until the process group exists. The first iter()
+        # checks
+        # again, and raises any error that remains.
         return 1
 
 
 def _splitting_sampler(dataset: Any, asked: Asked) -> DistributedSampler:
     if asked.generator is not None and asked.shuffles:
         raise ConfigError(
-            "ranks can only share out an order that all of them draw alike: give seed= in place of generator=, or "
+            "ranks can only split an order that all of them compute alike: pass seed= instead of generator=, or "
             "split=False to let every rank read all samples"
         )
     if not asked.shuffles:
-        # Ranks may differ by one sample, and none comes twice: for an exact evaluation.
+        # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
         remainder = "drop" if asked.drop_last else "uneven"
         return DistributedSampler(dataset, shuffle=False, remainder=remainder)
-    # Without a name our own order: torch's needs 8 bytes a sample, and its epochs do not advance by themselves.
+    # Without a name use our order: torch's needs 8 bytes per sample, and its epochs do not advance by themselves.
     name = asked.shuffle if isinstance(asked.shuffle, str) else "global"
     return DistributedSampler(dataset, shuffle=name, seed=asked.seed or 0, drop_last=asked.drop_last)
 
 
 def _whole_sampler(dataset: Any, asked: Asked) -> Sampler[Any]:
-    """Return torch's order without a seed, ours with one."""
+    """Return a sampler over all samples, with torch's order without a seed and ours with one."""
     if not asked.shuffles:
         return _in_order(dataset)
     random = RandomSamplerOfShare if holds_a_share(dataset) else RandomSampler
@@ -267,42 +269,43 @@ def _in_order(dataset: Any) -> SequentialSampler:
 
 
 def _check_share(dataset: Any, asked: Asked) -> None:
-    """Raise if a dataset with an order of its own has another one, or another share, than is asked for."""
+    """Raise if a dataset's own order or share differs from the requested one."""
     plan, name = own_order(dataset), type(dataset).__name__
     if not isinstance(plan, SharePlan):
         if asked.shuffles:
-            raise ConfigError(
-                f"{name} has an order of its own: choose it there, and leave shuffle={asked.shuffle!r} out"
-            )
+            raise ConfigError(f"{name} has its own order: choose it there, and omit shuffle={asked.shuffle!r} here")
         return
-    if asked.split is not None:  # the world may not be known yet
+    # Checked only with split=, since the world may not be known yet.
+    if asked.split is not None:
         _check_world(name, plan.peek_world().world_size, asked)
-    asks = asked.shuffles or isinstance(asked.shuffle, str)  # frameworks pass False where nobody asks
+    # Frameworks pass shuffle=False even if the user requests nothing.
+    asks = asked.shuffles or isinstance(asked.shuffle, str)
     if asks and not plan.agrees_with(asked.shuffle or False):
         if asked.shuffle is True:
             raise ConfigError(
-                f"this {name} was made with shuffle='none', and orders its samples itself: open it with "
-                "shuffle='global', or leave shuffle=True out here"
+                f"this {name} was created with shuffle='none' and determines its own order: open it with "
+                "shuffle='global', or omit shuffle=True here"
             )
         raise ConfigError(
-            f"this {name} orders its samples itself, and not by shuffle={asked.shuffle!r}: choose the order there "
-            "(shuffle=, seed=), and leave shuffle out here, or say True"
+            f"this {name} determines its own order, which is not shuffle={asked.shuffle!r}: choose the order there "
+            "(shuffle=, seed=), and omit shuffle here or pass True"
         )
 
 
 def _check_inner_shares(shares: list[Any], asked: Asked) -> None:
-    """Raise if shares inside of one of torch's datasets contradict ``split=``."""
-    if asked.split is None:  # the world may not be known yet
+    """Raise if shares inside of torch's wrappers contradict ``split=``."""
+    # Without split= nothing is checked, since the world may not be known yet.
+    if asked.split is None:
         return
     for share in shares:
         _check_world(type(share).__name__, _ranks_of(share), asked)
 
 
 def _check_mixed_shares(dataset: Any, parts: Parts, *, told: bool) -> None:
-    """Raise if every rank would read all of one part of the data, and a share of another.
+    """Raise if every rank would read all of one part of the data, and only a share of another.
 
     Args:
-        told: whether the program says that every rank reads all, or which samples it reads.
+        told: whether the program decides that every rank reads all, or which samples it reads.
     """
     rest, ranks = [*parts.whole, *parts.others], _ranks()
     if ranks == 1 or not parts.shares or not rest:
@@ -310,20 +313,20 @@ def _check_mixed_shares(dataset: Any, parts: Parts, *, told: bool) -> None:
     if told and all(_ranks_of(share) == 1 for share in parts.shares):
         return
     raise ConfigError(
-        f"this {type(dataset).__name__} holds one rank's share of a {_name(parts.shares)}, and the whole of a "
-        f"{_name(rest)}, whose samples would come on each of the {ranks} ranks: put in place of the share the data "
-        "below it (a Manifest, a ShardSet, ...), and give the DataLoader split=True to share out everything; or open "
-        "the share with rank=0, world_size=1, and say split=False to let every rank read everything"
+        f"this {type(dataset).__name__} contains one rank's share of a {_name(parts.shares)}, and all of a "
+        f"{_name(rest)}, whose samples would be read on each of the {ranks} ranks: replace the share by its "
+        "underlying data (a Manifest, a ShardSet, ...) and pass split=True to the DataLoader to split everything; or "
+        "open the share with rank=0, world_size=1 and pass split=False to let every rank read everything"
     )
 
 
 def _check_mixed_owners(dataset: Any, parts: Parts) -> None:
-    """Raise if a part of the data is shared out by the rule, and another is not."""
+    """Raise if the rule splits one part of the data and not another."""
     if parts.others:
         raise ConfigError(
-            f"this {type(dataset).__name__} holds a {_name(parts.whole)}, which a DataLoader with shuffle= shares out "
-            f"among the {_ranks()} ranks, and a {_name(parts.others)}, which it does not: say split=True, and each "
-            "rank reads a share of everything, or split=False, and every rank reads everything"
+            f"this {type(dataset).__name__} contains a {_name(parts.whole)}, which a DataLoader with shuffle= splits "
+            f"among the {_ranks()} ranks, and a {_name(parts.others)}, which it does not: pass split=True to let each "
+            "rank read a share of everything, or split=False to let every rank read everything"
         )
 
 
@@ -332,7 +335,7 @@ def _name(parts: list[Any]) -> str:
 
 
 def _ranks_of(share: Any) -> int:
-    """Return the number of ranks that a share is one of."""
+    """Return the number of ranks among which a share was split."""
     plan = own_order(share)
     return plan.peek_world().world_size if isinstance(plan, SharePlan) else _ranks()
 
@@ -340,40 +343,40 @@ def _ranks_of(share: Any) -> int:
 def _check_world(name: str, ranks: int, asked: Asked) -> None:
     if asked.split is False and ranks > 1:
         raise ConfigError(
-            f"split=False, and this {name} holds one rank's share of {ranks} already: open it with rank=0, "
-            "world_size=1, and every rank reads all of it"
+            f"split=False, but this {name} already is one rank's share of {ranks}: open it with rank=0, "
+            "world_size=1 to let every rank read all of it"
         )
-    # A share of fewer ranks than the job has may be that of a process group; one of a single rank is the whole.
+    # A share for fewer ranks than the job has may belong to a process group. A share for one rank is everything.
     if asked.split and ranks == 1 and _ranks() > 1:
         raise ConfigError(
-            f"split=True, and this {name} was opened with world_size=1, for every rank to read all of it: leave rank "
-            "and world_size out there"
+            f"split=True, but this {name} was opened with world_size=1, so that every rank reads all of it: omit rank "
+            "and world_size there"
         )
 
 
 def _refuse_split(dataset: Any, asked: Asked, given: Any) -> None:
-    """Raise if ``split=`` comes with something that splits, or not, by itself."""
+    """Raise if ``split=`` is used with a sampler or an iterable dataset, which split by themselves or not."""
     if asked.split is None:
         return
     if given is None:
         raise ConfigError(
-            f"split={asked.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself, or "
-            "not. Leave split out, or make it a map-style dataset"
+            f"split={asked.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
+            "not. Omit split, or make it a map-style dataset"
         )
     argument = "batch_sampler" if asked.sampler is None else "sampler"
     raise ConfigError(
-        f"split={asked.split} and {argument}= exclude each other: the sampler says which samples this rank reads. "
-        f"Leave split out, or give shuffle= in place of {argument}="
+        f"split={asked.split} and {argument}= exclude each other: the sampler determines which samples this rank "
+        f"reads. Omit split, or pass shuffle= instead of {argument}="
     )
 
 
 def _refuse_double_split(dataset: Any, given: Any) -> None:
-    """Raise if both the dataset and the sampler deal samples to ranks."""
+    """Raise if both the dataset and the sampler split the samples among ranks."""
     if not holds_a_share(dataset):
         return
     second = rank_splitter(given, ranks=_ranks())
     if second is not None:
         raise PartitionError(
-            f"{type(dataset).__name__} holds this rank's share already, and {type(second).__name__} would split it "
-            "once more: leave the sampler out, or put it over the Manifest"
+            f"{type(dataset).__name__} already is this rank's share, and {type(second).__name__} would split it "
+            "again: omit the sampler, or use it with the Manifest"
         )

@@ -1,13 +1,13 @@
-"""Where each worker of a loader is, as far as its consumer has had its batches, in states of the user's own objects.
+"""Positions of a loader's workers, as states of the user's own objects, for the batches its consumer has received.
 
-    worker:    begin  ->  first snapshot; batch k  ->  BatchResult.state    frozen right then, whatever is prefetched
-    consumer:  WorkerStates.begun(worker, snapshot), .delivered(result)  keeps the newest snapshot of each worker
+    worker:    begin  ->  first snapshot; batch k  ->  BatchResult.state    frozen at once, whatever is prefetched
+    consumer:  WorkerStates.begun(worker, snapshot), .delivered(result)  store the newest snapshot of each worker
                WorkerStates.state()                                  snapshot + batches since it, for each worker
     resume:    WorkerStates.load(state), .resume(worker)  ->  the worker that it came from
 
-Invariants: a state is a snapshot and how many batches the *consumer* has had since it. Nothing is ever taken at the end
-of an iterator: what an object does there is done again on resume, once, as it was done before. Workers are never given
-the state of the trainer's copy.
+Invariants: a state is a snapshot and the number of batches that the *consumer* has received since. No snapshot is taken
+at the end of an iterator: a resume repeats once what an object does there. Workers never get the state of the trainer's
+copy.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["Consumer", "LayoutError", "WorkerState", "WorkerStates"]
 
 
 class LayoutError(StateError, AssertionError):
-    """A state of so many workers, loaded into another number: AssertionError is what torchdata raises."""
+    """A state for another number of workers. torchdata raises AssertionError here."""
 
 
 class WorkerState:
-    """Where one worker is: its newest snapshot, and what it was asked for since.
+    """The position of one worker: its newest snapshot, and the requests since.
 
     Args:
-        snapshot: of the user's objects; None if none has a state, or nothing was had.
-        since: of each iterator of the dataset since the snapshot, how often it was asked for a batch. [2, 0] says that
-            the snapshot's iterator was asked twice, then left or found to be over, and that the next one was not asked
-            yet. Empty if none has begun.
-        failed: those questions that an error answered, counted over all of ``since``.
-        collate: snapshot after the batch that the consumer had last, where the dataset has no state: then ``snapshot``
-            is that of the beginning of the iterator, whose batches are made again.
+        snapshot: snapshot of the user's objects; None if none has a state, or nothing was delivered.
+        since: number of requests to each iterator of the dataset since the snapshot. [2, 0] means: the snapshot's
+            iterator
+            got two requests and was then left or ended, and the next one got none yet. Empty if none has started.
+        failed: numbers of the requests that were answered by an error, counted over all of ``since``.
+        collate: snapshot after the last delivered batch, if the dataset has no state. ``snapshot`` is then from the
+            start of the iterator, whose batches are made again.
     """
 
     def __init__(
@@ -54,33 +54,34 @@ class WorkerState:
         self.collate = collate
 
     def copy(self) -> WorkerState:
-        """Return one that goes on by itself."""
+        """Return an independent copy."""
         return WorkerState(self.snapshot, self.since, self.failed, self.collate)
 
     @property
     def places(self) -> bool:
-        """Whether the snapshot says where a stream is."""
+        """Whether the snapshot contains a stream's position."""
         return self.snapshot is not None and self.snapshot.places
 
     @property
     def in_iterator(self) -> bool:
-        """Whether the state is known to be within an iterator, and not before the next one."""
+        """Whether the position is known to be inside an iterator, and not before the next one."""
         return bool(self.since) and (self.since[-1] > 0 or len(self.since) == 1)
 
     def begun(self, snapshot: Snapshot) -> None:
-        """Note the snapshot of an iterator that has begun and given nothing yet.
+        """Record the snapshot of an iterator that has started and yielded nothing yet.
 
-        With an earlier iterator the snapshot of that, and the batches since, say more than one that is not exact yet.
+        After an earlier iterator, that one's snapshot and the batches since are better than a snapshot that is not
+        exact yet.
         """
         if len(self.since) < 2 or snapshot.opens or not snapshot.places:
             self.keep(snapshot)
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, whatever was before."""
+        """Replace the position by a snapshot."""
         self.snapshot, self.since, self.failed, self.collate = snapshot, [0], [], None
 
     def delivered(self, snapshot: Snapshot | None) -> None:
-        """Count one batch more, and keep the snapshot after it if one was taken."""
+        """Record one more batch, and the snapshot after it, if one was taken."""
         if snapshot is not None and snapshot.places:
             self.keep(snapshot)
             return
@@ -89,7 +90,7 @@ class WorkerState:
             self.collate = snapshot
 
     def failed_once(self) -> None:
-        """Count an error in the place of a batch."""
+        """Record an error in place of a batch."""
         self.failed.append(sum(self.since))
         self._count()
 
@@ -98,44 +99,44 @@ class WorkerState:
         self.since = [*since[:-1], since[-1] + 1]
 
     def next_iterator(self, *, over: bool) -> None:
-        """Count an iterator more.
+        """Record the start of another iterator.
 
         Args:
-            over: the one before was asked for a batch once more, and had none. False: it was left.
+            over: the previous iterator got another request and had ended. False: it was left.
         """
         if self.snapshot is None or not self.snapshot.places:
-            # Nobody knows where the dataset is, and it begins again.
+            # The dataset's position is unknown, so it starts again.
             self.snapshot, self.since, self.failed, self.collate = self.collate or self.snapshot, [], [], None
         elif self.snapshot.owners == {"iterator"}:
-            # An iterator that is over leaves nothing behind.
+            # An ended iterator leaves no state behind.
             self.snapshot, self.since, self.failed = None, [], []
         else:
             since = self.since or [0]
             self.since = [*since[:-1], since[-1] + over, 0]
 
     def leave(self) -> None:
-        """Count an iterator more, if the state is within one."""
+        """Record the start of another iterator if the position is inside one."""
         if self.in_iterator:
             self.next_iterator(over=False)
 
     def state(self) -> State:
-        """Return it as part of a loader's state."""
+        """Return the entry for a loader's state."""
         snapshots = {"snapshot": self.snapshot, "collate": self.collate}
         state: State = {name: thaw(taken.states) for name, taken in snapshots.items() if taken is not None}
         return {**state, "since": list(self.since), **({"failed": list(self.failed)} if self.failed else {})}
 
     @classmethod
     def read(cls, state: Any, *, of: str) -> WorkerState:
-        """Return what `state` gave.
+        """Return the position from an entry made by `state`.
 
         Raises:
-            StateError: it is damaged.
+            StateError: the entry is damaged.
         """
         state = state if isinstance(state, Mapping) else {}
         since, failed = state.get("since"), state.get("failed", [])
         taken = [state.get("snapshot"), state.get("collate")]
         if not (_is_counts(since) and _is_counts(failed) and all(isinstance(one, Mapping | None) for one in taken)):
-            raise StateError(f"the state of this {of} is damaged: resume from another one, or start anew without one")
+            raise StateError(f"the state of this {of} is damaged: resume from another one, or start without one")
         snapshot, collate = (None if one is None else Snapshot.of(one) for one in taken)
         return cls(snapshot, since, failed, collate)
 
@@ -145,18 +146,21 @@ def _is_counts(numbers: Any) -> TypeGuard[list[int]]:
 
 
 class WorkerStates:
-    """The consumer's side: where each worker is, as far as the consumer has had its batches.
+    """The positions of all workers according to the batches that the consumer has received.
 
     Args:
-        num_workers: 0 for inline, which is a worker with the number 0. A stream's share is the same for 0 and 1.
-        stream: whether batches come from iterators that the workers hold, so that each worker's place matters.
-        initial: takes the states of objects that live in the trainer's process, before anything began. None where
-            workers have copies of their own: nobody but them is asked, and one that nothing was had of begins as new.
+        num_workers: number of workers; 0 means inline, which counts as worker 0. A stream's share is the same for 0 and
+            1.
+        stream: whether batches come from the workers' iterators, so that the position of each worker matters.
+        initial: takes the states of objects in the trainer's process, before anything started. None if workers have
+            their own copies: only those are asked, and a worker that delivered nothing starts fresh.
 
-    ``next`` is the worker whose batch comes next, in a stream that is read in turn; a resumed epoch asks all workers,
-    also those that had ended: they end again. ``number`` counts runs and loaded states, and
-    ``resumes`` says that a state was loaded since the last run. ``base_seed`` is that of the
-    workers that outlive a run; None if it is the run's own.
+    ``next`` is the worker of the next batch, if a stream's workers take turns. A resumed epoch asks all workers, also
+    those
+    that had ended; they end again. ``number`` counts iterators and loaded states. ``resumes`` is True after a state was
+    loaded, until the next iterator. ``base_seed`` is the seed of workers that outlive an iterator; None if the seed is
+    the
+    iterator's own.
     """
 
     def __init__(self, num_workers: int, *, stream: bool, initial: Callable[[], Snapshot | None] | None = None) -> None:
@@ -168,7 +172,8 @@ class WorkerStates:
         self._known: list[WorkerState] | None = None
         self._loaded: Frozen | None = None
         self._resuming = False
-        self._between = True  # no run is under way
+        # Whether no iterator runs.
+        self._between = True
         self.resumes = False
         self.number = 0
 
@@ -187,20 +192,20 @@ class WorkerStates:
         return [WorkerState(initial) for _ in range(self._count)]
 
     def begin(self, *, fresh: bool) -> None:
-        """Note that a run begins; one that is under way is left.
+        """Record the start of an iterator. A running one is left.
 
         Args:
-            fresh: with new workers, which have never seen anything; else with those of the last run, or (inline)
-                with the same objects.
+            fresh: whether its workers are new. Otherwise they are the ones of the last iterator, or (inline) the same
+                objects.
         """
         self._next_run(fresh=fresh, over=False)
         self._between = False
 
     def finish(self, *, fresh: bool) -> None:
-        """Note that a run is over: the consumer has had everything.
+        """Record that the consumer has received all batches of an iterator.
 
         Args:
-            fresh: whether the next run has new workers.
+            fresh: whether the next iterator has new workers.
         """
         self._next_run(fresh=fresh, over=True)
         self._between = True
@@ -218,18 +223,18 @@ class WorkerStates:
                 worker.next_iterator(over=over)
 
     def consumer(self) -> Consumer:
-        """Return what the iterator of the run that has begun tells of what it hands out, until another run begins."""
+        """Return an object through which the current iterator reports its deliveries, until another one starts."""
         return Consumer(self, self.number)
 
     def begun(self, worker: int, snapshot: Snapshot) -> None:
-        """Note the first snapshot of a worker, after which it has given nothing yet."""
+        """Record the first snapshot of a worker that has yielded nothing yet."""
         if self.stream:
             self._workers[worker].begun(snapshot)
         else:
             self._workers[worker].keep(snapshot)
 
     def delivered(self, result: BatchResult) -> None:
-        """Note that the consumer has a batch."""
+        """Record a delivered batch."""
         worker = self._workers[result.worker]
         if self.stream:
             worker.delivered(result.state)
@@ -238,11 +243,11 @@ class WorkerStates:
         self._turn(result.worker)
 
     def failed(self, worker: int, snapshot: Snapshot | None = None) -> None:
-        """Note that the consumer has an error in the place of a batch of this worker.
+        """Record that the consumer received an error in place of a worker's batch.
 
         Args:
-            worker: its number.
-            snapshot: right after the error. Batches of streams are made again instead, and fail again.
+            worker: number of the worker.
+            snapshot: snapshot right after the error. Batches of streams are made again instead, and fail again.
         """
         if self.stream:
             self._workers[worker].failed_once()
@@ -251,26 +256,26 @@ class WorkerStates:
         self._turn(worker)
 
     def _turn(self, worker: int) -> None:
-        # Where nobody has a state, any worker may make any batch of a map-style dataset.
+        # If no object has a state, any worker may make any batch of a map-style dataset.
         if self.stream or self._workers[worker].snapshot is not None:
             self.next = (worker + 1) % self._count
 
     @property
     def dropped(self) -> int:
-        """Batches that are made again and dropped on resume because nobody has a state; for a warning."""
+        """Number of batches that a resume makes again and drops because no object has a state; for a warning."""
         return sum(sum(worker.since) for worker in self._workers if self.stream and not worker.places)
 
     def leave(self) -> None:
-        """Let the run that begins now begin anew, whatever iterators workers were in as the loaded state says."""
+        """Make the starting iterator start from the beginning, even if the loaded state is inside an iterator."""
         self.next = 0
         for worker in self._workers:
             worker.leave()
 
     def state(self, *, left: bool = False) -> State | None:
-        """Return deep copies, JSON-serialisable if the user's states are; None if there is nothing to say.
+        """Return deep copies, JSON-serialisable if the user's states are; None if there are no states.
 
         Args:
-            left: the next run begins anew, whatever iterators workers are in.
+            left: whether the next iterator starts from the beginning, even if workers are inside an iterator.
         """
         if self._loaded is not None and not left:
             return thaw(self._loaded)
@@ -284,17 +289,17 @@ class WorkerStates:
         return {"num_workers": self.num_workers, "next": 0 if left else self.next, **seed, "workers": workers}
 
     def read(self, state: Mapping[str, Any] | None) -> tuple[list[WorkerState], int]:
-        """Return where each worker is to go on, and which one comes next, as a state says; for `load`.
+        """Return the positions of the workers and the next worker from a state, for `load`.
 
         Raises:
-            LayoutError: the workers were others in number, and what they have had depends on that.
+            LayoutError: the number of workers differs, and the positions depend on it.
             StateError: the state is damaged.
         """
         if state is None:
             return self._untouched(), 0
         of = "loader's workers"
         if not isinstance(state, Mapping):
-            raise StateError(f"the state of this {of} is a dict, got {type(state).__name__}")
+            raise StateError(f"the state of this {of} must be a dict, got {type(state).__name__}")
         entries = state.get("workers")
         count = max(1, read_int(state, "num_workers", of=of))
         if not isinstance(entries, Mapping) or len(entries) != count or set(entries) != {str(n) for n in range(count)}:
@@ -310,10 +315,10 @@ class WorkerStates:
         return workers, following
 
     def load(self, state: Mapping[str, Any] | None, known: tuple[list[WorkerState], int] | None = None) -> None:
-        """Go on from a state at the next `begin`; ``known`` is what `read` returned for it, if it was asked.
+        """Resume from a state at the next `begin`. ``known`` is the result of `read`, if already called.
 
         Raises:
-            StateError: what `read` raises; nothing has changed then.
+            StateError: from `read`; nothing has changed then.
         """
         workers, following = self.read(state) if known is None else known
         self.number += 1
@@ -323,35 +328,36 @@ class WorkerStates:
         self._loaded = None if state is None else freeze(dict(state))
 
     def follow(self, other: WorkerStates) -> None:
-        """Go on from the state that was loaded into other ones since their last run, if there was one.
+        """Resume from a state that was loaded into other worker states since their last iterator, if any.
 
         Args:
-            other: of the same dataset, maybe with another number of workers.
+            other: states for the same dataset, perhaps with another number of workers.
 
         Raises:
-            LayoutError: the state does not fit the workers here.
+            LayoutError: the state does not fit the number of workers here.
         """
         if other.resumes:
             self.load(None if other._loaded is None else thaw(other._loaded))
 
     def _for_other_number(self, workers: list[WorkerState], count: int) -> list[WorkerState]:
-        """Return the states for another number of workers: what is the same for all does not depend on it."""
+        """Return the states for another number of workers. That is possible if all workers have the same one."""
         if self.stream and not any(worker.since for worker in workers):
-            # Nothing was had: they begin as new, if their objects are not the trainer's.
+            # Nothing was delivered, so they start fresh, unless the objects live in the trainer's process.
             snapshot = None if self._initial is None else workers[0].snapshot
             return [WorkerState(snapshot) for _ in range(self._count)]
-        # Generators are seeded by the number of the worker.
+        # Generators are removed, because their seed contains the worker's number.
         first, *others = (None if one.snapshot is None else one.snapshot.without_generators() for one in workers)
         if self.stream or not all(_same(one, first) for one in others):
             raise LayoutError(
-                f"this state is of {count} workers and the loader has {self._count}: the dataset is dealt to workers "
-                "and each has a state of its own. Resume with the same num_workers"
+                f"this state is of {count} workers and the loader has {self._count}: the dataset is split among "
+                "workers and each has its own state. Resume with the same num_workers"
             )
         return [WorkerState(first) for _ in range(self._count)]
 
     def resume(self, worker: int) -> WorkerState | None:
-        """Return what a worker is to go on from, picklable; None for one that begins as it is: in a run that was not
-        loaded all do.
+        """Return the picklable state that a worker resumes from; None if it starts fresh.
+
+        All workers start fresh in an iterator without a loaded state.
         """
         known = self._workers[worker]
         if not (self._resuming or self._loaded is not None) or (known.snapshot is None and not known.since):
@@ -360,26 +366,26 @@ class WorkerStates:
 
 
 class Consumer:
-    """What `WorkerStates` hears of one iterator; nothing of an older one that goes on beside."""
+    """The reports of one iterator to `WorkerStates`. Reports of an older iterator are ignored."""
 
     def __init__(self, states: WorkerStates, number: int) -> None:
         self._states = states
         self._number = number
 
     def begun(self, first: dict[int, Snapshot]) -> None:
-        """Note the first snapshots of workers, by their numbers, once."""
+        """Record the first snapshots of workers, by number, and remove them from the dict."""
         while first:
             worker, snapshot = first.popitem()
             if self._states.number == self._number:
                 self._states.begun(worker, snapshot)
 
     def delivered(self, result: BatchResult) -> None:
-        """Note that the consumer has a batch."""
+        """Record a delivered batch."""
         if (result.state is not None or self._states.stream) and self._states.number == self._number:
             self._states.delivered(result)
 
     def failed(self, worker: int, snapshot: Snapshot | None) -> None:
-        """Note that the consumer has an error in the place of a batch of this worker."""
+        """Record that the consumer received an error in place of a worker's batch."""
         if self._states.number == self._number:
             self._states.failed(worker, snapshot)
 

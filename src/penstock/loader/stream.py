@@ -1,8 +1,8 @@
-"""Batches of an iterable dataset that only it can order: torch's rules, one iterator for each worker.
+"""Batches of an iterable dataset that only the dataset can order: torch's rules, with one iterator per worker.
 
-Invariant: a batch holds the next ``batch_size`` items of *this worker's* iterator; what is left at its end makes a
-shorter one, unless ``drop_last``. So what comes out depends on the number of workers, as in torch: the dataset shards
-itself by ``get_worker_info()``.
+Invariant: a batch consists of the next ``batch_size`` items of *this worker's* iterator. The rest at its end is a
+shorter batch, unless ``drop_last``. So the batches depend on the number of workers, as in torch: the dataset splits
+itself with ``get_worker_info()``.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ __all__ = ["StreamFetch"]
 
 
 class StreamFetch:
-    """``fetch(request, metrics) -> batch``, the next one, whatever the request says; StopIteration at the end.
+    """Makes batches of an iterable dataset: ``fetch(request, metrics) -> batch``.
+
+    Each call returns the next batch, whatever the request; StopIteration at the end.
 
     Args:
-        dataset: iterable-style.
-        collate_fn: takes the list of items, or the one item where batching is off.
-        batch_size: items of a batch; None hands every item to ``collate_fn`` by itself.
-        drop_last: leave out the last batch if it is not full.
-        generators: whose the global generators are. "worker": this fetcher's alone, in a process of its own; states
-            hold those that were drawn from. "trainer": the trainer's, inline; what is made again leaves them as they
-            are. "shared": of all threads.
-        last: holds the stream of ours that a loader's pass before has read here, behind which the next may go on.
+        dataset: an iterable dataset.
+        collate_fn: takes the list of items, or a single item without batching.
+        batch_size: items per batch; None passes each item to ``collate_fn`` by itself.
+        drop_last: leave out the last batch if it is incomplete.
+        generators: owner of the global generators. "worker": only this fetcher, in its own process; states contain the
+            generators that were used. "trainer": the trainer, inline; batches made again do not change them. "shared":
+            all threads.
+        last: contains the Penstock stream that the loader's previous iterator read here, so the next may continue it.
 
-    Picklable before `begin`, if the dataset and the collate function are. An error of the dataset's iterator passes
-    through, and the items of its batch are lost; the next call goes on, with generators to the end, with iterators that
-    can go on behind the error.
+    Picklable before `begin`, if the dataset and the collate function are. Errors of the dataset's iterator are raised,
+    and
+    the items of that batch are lost. The next call continues if the iterator can; a generator ends.
     """
 
     divisible = False
@@ -82,7 +84,7 @@ class StreamFetch:
         self._resume: WorkerState | None = None
 
     def copy(self) -> StreamFetch:
-        """Another one over the same dataset, for another thread: it has an iterator of its own, and no state."""
+        """Return a fetcher for another thread, with the same dataset, its own iterator and no state."""
         return StreamFetch(
             self.dataset,
             self.collate_fn,
@@ -96,17 +98,18 @@ class StreamFetch:
         return {**self.__dict__, "_last": []}
 
     def begin(self, epoch: EpochStart) -> Snapshot | None:
-        """Begin an iterator of the dataset, or go on where a loaded state left off, and return its first snapshot.
+        """Start an iterator of the dataset, or resume it from a loaded state. Return its first snapshot.
 
-        None if nobody has a state yet; or if the loaded state says more, with the batches since its snapshot.
+        None if no object has a state yet, or if the loaded state, with the batches since its snapshot, is more exact.
 
         Args:
-            epoch: of a dataset of ours, its opening; else told to datasets that have ``set_epoch``; None leaves it to
-                them.
+            epoch: for a Penstock dataset its opening; otherwise passed to ``set_epoch``, if the dataset has it. None
+                leaves
+                the epoch to the dataset.
 
         Raises:
-            StateError: the loaded state is of another dataset.
-            Exception: of the dataset, or of the batches that are made again.
+            StateError: the loaded state belongs to another dataset.
+            Exception: an error of the dataset, or of the batches that are made again.
         """
         if self._generators == "worker" and self._own is None:
             self._own = WorkerGenerators()
@@ -121,12 +124,13 @@ class StreamFetch:
         return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
 
     def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
-        """Go to where the consumer was: from the snapshot on, make what it has had again, and drop it."""
+        """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
         snapshot, since = resume.snapshot, resume.since
         again = since if resume.in_iterator else since[:-1]
         with preserved_generators() if self._generators == "trainer" and again else nullcontext():
             restore(snapshot, collate_fn=self.collate_fn)
-            first = 0  # question of this iterator
+            # Number of the first request to this iterator.
+            first = 0
             for number, asked in enumerate(again):
                 later = len(since) - 1 - number
                 failed = {question - first for question in resume.failed}
@@ -138,12 +142,12 @@ class StreamFetch:
             self._reopen(None if again else snapshot, epoch)
 
     def _reopen(self, snapshot: Snapshot | None, epoch: EpochStart, *, failed: bool = False) -> None:
-        """Begin an iterator at a snapshot.
+        """Start an iterator at a snapshot.
 
         Args:
-            snapshot: to go on from; None begins as the dataset is.
-            epoch: told to the dataset.
-            failed: the consumer has had an error in the place of the first batch, of ``iter()`` maybe.
+            snapshot: the snapshot; None starts with the dataset's current state.
+            epoch: epoch passed to the dataset.
+            failed: whether the consumer received an error instead of the first batch, perhaps from ``iter()``.
         """
         try:
             if isinstance(epoch, StreamStart):
@@ -154,21 +158,22 @@ class StreamFetch:
         except Exception:
             if not failed:
                 raise
-            self._items, self._ended = iter(()), True  # it was over with that error
+            # The iterator had ended with that error.
+            self._items, self._ended = iter(()), True
         restore(snapshot, self._own)
 
     def _make_again(self, count: int, failed: set[int], *, over: bool) -> None:
-        """Make batches that the consumer has had, and drop them.
+        """Make already delivered batches again and drop them.
 
         Args:
-            count: how many.
-            failed: numbers of those in whose place the consumer had an error.
-            over: the iterator was left, or came to its end, which is asked for again: code behind a last ``yield`` has
-                run then.
+            count: number of batches.
+            failed: numbers of the batches in whose place the consumer received an error.
+            over: whether the iterator was left or had ended. Its end is then requested again, because code after a last
+                ``yield`` has run.
 
         Raises:
-            StateError: there are fewer now.
-            Exception: one that the consumer has not had.
+            StateError: the iterator has fewer batches now.
+            Exception: an error that the consumer has not received.
         """
         for number in range(count):
             try:
@@ -177,15 +182,16 @@ class StreamFetch:
                 if over or number in failed:
                     continue
                 raise StateError(
-                    f"{type(self.dataset).__name__} had given {counted(count, 'batch')} when this state was taken, and "
-                    f"now it has {number}: it is another one, or does not repeat itself"
+                    f"{type(self.dataset).__name__} had yielded {counted(count, 'batch')} when this state was saved, "
+                    f"but now it yields {number}: resume with the same dataset, which must be repeatable"
                 ) from None
             except Exception:
                 if number not in failed:
                     raise
 
     def _open(self, epoch: EpochStart) -> Iterator[Any]:
-        self._items, self._ended = None, False  # the old iterator goes first: both may want the same file
+        # The old iterator is freed first, since both may need the same file.
+        self._items, self._ended = None, False
         if is_opened(self.dataset):
             self._items = self._open_stream(self.dataset, epoch)
             return self._items
@@ -198,13 +204,14 @@ class StreamFetch:
 
     def _open_stream(self, dataset: ResumableDataset, epoch: EpochStart) -> Stream:
         if not isinstance(epoch, StreamStart):
-            return dataset.open(epoch=epoch)  # somebody only looks
+            # A measurement that does not belong to a loader's epoch.
+            return dataset.open(epoch=epoch)
         stream = dataset.open_behind(self._last.pop() if self._last else None, epoch)
         self._last.append(stream)
         return stream
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             StopIteration: there is none.
@@ -233,7 +240,8 @@ class StreamFetch:
         if self.batch_size is None:
             return next(self._items)
         items = []
-        for _ in range(self.batch_size):  # by next() alone: torch asks no more of an iterator
+        # Only next() is used: torch requires no more of an iterator.
+        for _ in range(self.batch_size):
             try:
                 items.append(next(self._items))
             except StopIteration:
@@ -244,11 +252,11 @@ class StreamFetch:
         return items
 
     def state_dict(self) -> Snapshot | None:
-        """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch; None if
-        none of them has a state, or none is due.
+        """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch.
 
-        None is due where the iterator is over: what an object does there is done again on a resume. But if the collate
-        function alone has a state, that of the last batch is where the next iterator begins.
+        None if none of them has a state, or none is due. At the end of the iterator none is due, because a resume
+        repeats
+        the end. But if only the collate function has a state, the next iterator starts with its last one.
         """
         places = has_state(self.dataset) or has_state(self._items)
         if places and self._ended:
@@ -261,15 +269,15 @@ class StreamFetch:
         return snapshot
 
     def state_after_error(self) -> None:
-        """Return None: a batch that failed is asked for again on a resume, and fails again."""
+        """Return None: a resume requests a failed batch again, which fails again."""
 
     def load_state_dict(self, state: WorkerState | None) -> None:
-        """Go on from there at the next `begin`; None begins anew."""
+        """Resume from a state at the next `begin`; None starts fresh."""
         self._resume = state
 
 
 def _before(epoch: EpochStart, passes: int) -> EpochStart:
-    """Return what an iterator so many passes before is told."""
+    """Return the epoch of an iterator that is ``passes`` iterators earlier."""
     if epoch is None or not passes:
         return epoch
     if isinstance(epoch, StreamStart):

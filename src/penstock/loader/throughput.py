@@ -1,11 +1,11 @@
-"""`ThroughputMeter`: measures how many samples/s a consumer gets, and how long it waits for them.
+"""`ThroughputMeter`: measures a consumer's samples/s and waiting time.
 
-    worker 0  |--0--|--2--|--4--|       batches count from the first one of every worker on, in rounds: after as many
-    worker 1  |--1--|--3--|--5--|       batches as there are workers, as much is under way as there was before
+    worker 0  |--0--|--2--|--4--|       batches count from each worker's first one, in rounds of one batch per worker:
+    worker 1  |--1--|--3--|--5--|       after a round, as much work is in flight as before
                     ^ here      ^ and here
 
-Batches come in bursts of as many as there are workers, so a measurement that stops within a round is wrong by as much.
-Pauses of the program (validation, a checkpoint) count for nothing.
+Batches arrive in bursts of one per worker, so a measurement that ends within a round would be wrong. Pauses of the
+program (validation, a checkpoint) do not count.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from penstock.loader.messages import BatchMetrics
 __all__ = ["ENOUGH", "Throughput", "ThroughputMeter"]
 
 ENOUGH = 0.05
-"""A faster loader gains a run less than about this share, if it waits for less than this share of its time."""
+"""Share of waiting time below which a faster loader gains less than about this share."""
 
-_WARM = 0.1  # seconds after the first batch that say nothing of a setting
-_LONG = 3  # times the seconds that are wanted: then one round is enough
-_PAUSE, _LONGER = 0.5, 20  # seconds between two batches, and times the usual ones, that are no training step
+# Seconds after the first batch that are not measured.
+_WARM = 0.1
+# One round is enough if it takes this many times the requested seconds.
+_LONG = 3
+# An interval between batches is a pause if it exceeds this many seconds and this many times the average.
+_PAUSE, _LONGER = 0.5, 20
 
 
 @dataclass
 class Throughput:
-    """What a consumer got.
+    """The measured batches of a consumer.
 
     Attributes:
-        batches: that count.
+        batches: number of measured batches.
         wait: seconds in the loader.
-        train: seconds between a batch and the request for the next one.
-        metrics: of these batches, all workers together.
-        starts: workers were started so often, before batches that count.
-        start: seconds that they took to their first batches.
+        train: seconds between a batch and the next request.
+        metrics: metrics of these batches, of all workers together.
+        starts: number of times that workers were started before measured batches.
+        start: seconds from these starts to the first batches.
     """
 
     batches: int = 0
@@ -47,7 +50,7 @@ class Throughput:
 
     @property
     def samples(self) -> int:
-        """Samples of the batches."""
+        """Number of samples in the batches."""
         return self.metrics.samples
 
     @property
@@ -57,24 +60,25 @@ class Throughput:
 
     @property
     def rate(self) -> float:
-        """Samples/s."""
+        """Samples per second."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def waiting(self) -> float:
-        """Share of its time that the consumer waited."""
+        """Share of time that the consumer waited."""
         return self.wait / self.seconds if self.seconds > 0 else 1.0
 
     def count(self, metrics: BatchMetrics, wait: float, train: float) -> None:
-        """Count a batch."""
+        """Add a batch."""
         self.batches += 1
         self.wait += wait
         self.train += train
         self.metrics.add(metrics)
-        self.metrics.failures.clear()  # they hold on to samples
+        # They keep samples alive.
+        self.metrics.failures.clear()
 
     def add(self, other: Throughput) -> None:
-        """Count the batches of another one in."""
+        """Add the batches of another throughput."""
         self.batches += other.batches
         self.wait += other.wait
         self.train += other.train
@@ -84,17 +88,17 @@ class Throughput:
 
 
 class ThroughputMeter:
-    """Measures one setting over a pass, a part of it, or several short ones.
+    """Measures one setting over an epoch, a part of it, or several short ones.
 
     Args:
-        workers: that make the batches.
-        seconds: that are enough, with two rounds.
-        warm: seconds from the first batch of a pass on that do not count.
-        depth: batches that are in flight at most.
-        limit: seconds after which a part of a round has to do.
+        workers: number of workers.
+        seconds: measurement time that is enough, with two rounds.
+        warm: seconds from an iterator's first batch that do not count.
+        depth: maximum number of batches in flight.
+        limit: seconds after which an incomplete round counts.
 
     Attributes:
-        found: what was measured in full rounds.
+        found: the measurement in full rounds.
         first: seconds to the first batch.
     """
 
@@ -111,15 +115,16 @@ class ThroughputMeter:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Begin a pass, by the clock right before its workers are given the first batch."""
+        """Start an iterator, at the time right before its workers get the first request."""
         self._began = self._last = now
         self._number, self._trained = 0, 0.0
-        self._counts = False  # whether a round of this pass does
+        # Whether a round of this iterator has counted.
+        self._counts = False
         self._put_aside(self._round, math.inf)
         self._early, self._part = Throughput(), Throughput()
 
     def add(self, metrics: BatchMetrics, asked: float, had: float) -> bool:
-        """Count a batch that was asked for and had at these times; return whether enough is known."""
+        """Add a batch, with the times of its request and delivery. Return whether the measurement is enough."""
         wait, train = had - asked, asked - self._last
         self._last = had
         if not self._number:
@@ -127,7 +132,7 @@ class ThroughputMeter:
             self.first = self.first or wait
             self._start, self._warm_until = wait, had + self._warm
         elif self._number > 2 and train > max(_PAUSE, _LONGER * self._trained / self._number):
-            # The program did something else meanwhile, and finds more batches ready than it would have.
+            # A pause of the program: more batches are ready now than usual.
             self._put_aside(self._depth + self._round, had + self._warm)
             self._part, train = Throughput(), 0.0
         self._number += 1
@@ -148,14 +153,14 @@ class ThroughputMeter:
         return self.enough
 
     def end(self) -> None:
-        """End a pass that had all of its batches. One that was too short for a round counts with its start."""
+        """End a complete iterator. One that was too short for a round counts with its start."""
         if not self._counts:
             self.found.add(self._early)
             self.found.add(self._part)
 
     @property
     def enough(self) -> bool:
-        """Whether what was found is enough."""
+        """Whether the measurement is enough."""
         found = self.found
         if found.seconds >= self._limit:
             return True
@@ -163,5 +168,5 @@ class ThroughputMeter:
         return found.seconds >= self._seconds and found.batches >= rounds * self._round
 
     def _put_aside(self, batches: int, until: float) -> None:
-        """Count nothing for so many batches, and until this time."""
+        """Ignore the next ``batches`` batches, and all until a time."""
         self._skip, self._warm_until = batches, until

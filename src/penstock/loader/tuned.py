@@ -1,11 +1,12 @@
-"""`TunedBatches`: the batches of one pass, made by one setting after the other while settings are tried.
+"""`TunedBatches`: the batches of one epoch during auto-tuning, made with one setting after the other.
 
-    requests (one iterator) -> window 1: inline -> window 2: 1 process -> ... -> the rest: the setting that was chosen
-                              a window gets a view of the requests that stops when enough was measured; it hands out
-                              what it has begun, and ends by itself; the next one's workers start meanwhile
+    requests (one iterator) -> window 1: inline -> window 2: 1 process -> ... -> the rest: the chosen setting
+                              a window gets a view of the requests, which stops when enough is measured; it delivers
+                              its batches in flight and ends; the next one's workers start meanwhile
 
-Invariant: every batch is made once, by whoever's turn it is, and handed out in its order. Nothing is measured beside
-the run and nothing is thrown away, so the data cannot change.
+Invariant: every batch is made once, with the current setting, and delivered in order. There are no separate
+measurements
+and no discarded batches, so the data cannot change.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ __all__ = ["Follow", "Segment", "TunedBatches"]
 
 
 class Follow(Protocol):
-    """Has a loader make its batches by the tuner's current setting; with ``start`` its workers are there afterwards,
-    and what goes wrong with starting them is raised.
+    """Callback that switches a loader to the tuner's current setting.
+
+    With ``start`` it also starts the workers, and raises if that fails.
     """
 
     def __call__(self, *, start: bool) -> Segment: ...
 
 
 class Segment(NamedTuple):
-    """A setting of the loader: who makes its batches, and from what."""
+    """A setting of the loader, with its engine and fetcher."""
 
     setting: Setting
     engine: Engine
@@ -50,7 +52,7 @@ class Segment(NamedTuple):
 
 
 class _View:
-    """The requests of a pass, up to a point that is chosen while they are taken."""
+    """The requests of an epoch, up to a point that is chosen during iteration."""
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
         self._requests = requests
@@ -69,17 +71,18 @@ class _View:
 
 
 class TunedBatches:
-    """Batches of a pass while its loader is being tuned; see `penstock.loader.dataloader_iter.ResultIterator`.
+    """Batches of an epoch while its loader is being tuned; a `penstock.loader.dataloader_iter.ResultIterator`.
 
     Args:
-        run: the pass.
-        first: makes the first batches; its workers are there.
-        tuner: says which setting to try, and when to stay.
-        follow: has the loader follow the tuner.
-        length: batches of this pass; None where nobody knows.
+        run: the epoch iterator's work.
+        first: makes the first batches; its workers have started.
+        tuner: chooses the next setting, and when to stop.
+        follow: switches the loader to the tuner's setting.
+        length: number of batches of this iterator; None if unknown.
 
-    A part of the pass that one setting makes is a segment. A setting that cannot be had (no process can be
-    started, say) counts as one that is no good.
+    A segment is the part of the epoch made with one setting. A setting that does not work, for example because no
+    process
+    can be started, counts as the worst.
     """
 
     def __init__(
@@ -90,15 +93,18 @@ class TunedBatches:
         follow: Follow,
         length: int | None,
     ) -> None:
-        self._run = run._replace(resume=lambda worker: None)  # nobody has a state of its own
+        # No object has a state.
+        self._run = run._replace(resume=lambda worker: None)
         self._tuner = tuner
         self._follow = follow
         self._length = length
         self._segment = first
         self._next: Segment | None = None
-        self._before = 0  # batches of earlier segments
+        # Number of batches in earlier segments.
+        self._before = 0
         self._closed = threading.Event()
-        self._broken = False  # a handler of a signal has struck where something may be half done
+        # Whether a signal handler raised where the state may be inconsistent.
+        self._broken = False
         self._begin(first)
 
     def _begin(self, segment: Segment) -> None:
@@ -112,25 +118,25 @@ class TunedBatches:
         self._batches: ResultIterator = segment.engine.start(run)
 
     def _measure(self, now: float) -> None:
-        """Measure the current setting from now on."""
+        """Start to measure the current setting."""
         self._meter = self._tuner.meter(self._segment.engine.config.depth)
         self._meter.begin(now)
 
-    # What an executor is.
+    # The interface of a ResultIterator.
 
     @property
     def depth(self) -> int:
-        """Batches that may be begun at the moment."""
+        """Maximum number of batches in flight at the moment."""
         return self._batches.depth
 
     @property
     def first_states(self) -> dict[int, Snapshot]:
-        """None: nobody has a state of its own."""
+        """Empty, since no object has a state."""
         return {}
 
     @property
     def ready_when_asked(self) -> int:
-        """Batches that were made and not handed out when the consumer asked last."""
+        """Number of finished batches at the consumer's last request."""
         return self._batches.ready_when_asked
 
     @property
@@ -139,7 +145,7 @@ class TunedBatches:
         return self._batches.processes
 
     def next(self) -> BatchResult:
-        """Return the next batch, or its error; the segments' numbers become those of the pass."""
+        """Return the next batch, or its error, numbered within the whole epoch."""
         while True:
             if self._broken:
                 raise WorkerError(INTERRUPTED)
@@ -151,11 +157,12 @@ class TunedBatches:
                 result = batches.next()
             except StopIteration:
                 result = None
-            # What a handler of a signal raises from here on may leave a batch out, or a segment half begun.
+            # If a signal handler raises from here on, a batch may be lost, or a segment half started.
             try:
                 if result is not None:
                     return self._note(result, asked)
-                # Not above: workers that are forked here would have the end of the segment in all of their tracebacks.
+                # Not in the except block above: the end of the segment would be in all tracebacks of workers forked
+                # here.
                 if not self._go_on():
                     raise StopIteration
             except StopIteration:
@@ -166,21 +173,22 @@ class TunedBatches:
                 raise
 
     def poll(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         return not self._broken and self._batches.poll()
 
     def _note(self, result: BatchResult, asked: float) -> BatchResult:
-        """Measure a batch, and number it."""
+        """Measure a batch and number it."""
         meter = self._meter
         if meter is not None and result.error is None and meter.add(result.metrics, asked, perf_counter()):
             self._measured(meter.found, size_of(result.batch))
-        before = self._before  # below, what `_replace` does takes twice as long
+        # `_replace` would take twice as long.
+        before = self._before
         return BatchResult(
             result.batch, result.metrics, before + result.number, result.worker, result.state, result.way, result.error
         )
 
     def close(self) -> None:
-        """Nothing more is wanted. Idempotent."""
+        """Stop: the consumer wants no more batches. Idempotent."""
         self._closed.set()
         self._view.stopped = True
         self._keep(ended=False)
@@ -188,44 +196,48 @@ class TunedBatches:
         self._drop_next()
 
     def end(self, patience: float) -> None:
-        """The loader is closed: the workers end."""
+        """End the workers within ``patience`` seconds, because the loader is closed."""
         self._closed.set()
         self._view.stopped = True
         self._batches.end(patience)
         self._drop_next()
 
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+    # The default argument stays valid when modules are already cleared at exit.
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending() and hasattr(self, "_batches") and not self._closed.is_set():
             self.close()
 
     def _drop_next(self) -> None:
-        """Workers that have started and were given nothing."""
+        """End workers that have started without receiving a request."""
         following, self._next = self._next, None
         if following is not None:
             following.engine.dismiss()
 
-    # From segment to segment.
+    # Segments.
 
     def _measured(self, found: Throughput, nbytes: int) -> None:
-        """Enough is known of this segment's setting; its last batch had so many bytes."""
+        """Report a segment's measurement to the tuner, given the size of its last batch in bytes."""
         self._meter = None
         tuner, segment = self._tuner, self._segment
         if not tuner.decided and tuner.current == segment.setting:
             tuner.memory_for = self._room(nbytes)
             tuner.note(found)
         if tuner.current == segment.setting:
-            self._follow(start=False)  # it stays, and its workers with it
+            # The setting and its workers stay.
+            self._follow(start=False)
             return
         left = None if self._length is None else self._length - self._before - self._view.taken
         if left is not None and left <= max(2, segment.setting.workers):
-            return  # not worth other workers: they begin the next pass
+            # Too few batches are left for other workers. They start the next epoch.
+            return
         self._view.stopped = True
         if segment.engine.config.kind == "process":
-            # While this segment's last batches are made. Not beside threads: a fork could lose one that holds a lock.
+            # Overlaps with this segment's last batches. Not with threads: a fork could inherit a lock held by one of
+            # them.
             self._prepare()
 
     def _room(self, nbytes: int) -> int | None:
-        """Return how many workers like these there is memory for: half of this rank's share of it is theirs."""
+        """Return how many workers like these fit into memory, which is half of this rank's share."""
         free, config = available_memory(), self._segment.engine.config
         if free is None or config.kind == "inline":
             return self._tuner.memory_for
@@ -235,7 +247,7 @@ class TunedBatches:
         return count + int(free / self._tuner.ranks / 2 / (max(1, each + config.depth * nbytes) / count))
 
     def _prepare(self) -> None:
-        """Have the workers of the next segment; of one that can be had."""
+        """Start the workers of the next segment, skipping settings that do not work."""
         while True:
             try:
                 self._next = self._follow(start=True)
@@ -244,11 +256,12 @@ class TunedBatches:
                 if is_of_signal_handler(error):
                     raise
                 if self._tuner.decided:
-                    return  # raised when they are needed
+                    # The error is raised when the workers are needed.
+                    return
                 self._tuner.note(Throughput(), f"{type(error).__name__}: {error}")
 
     def _go_on(self) -> bool:
-        """This segment has ended; whether there is another one."""
+        """Start the next segment. Return False if there is none."""
         if self._closed.is_set():
             raise WorkerError(CLOSED)
         if not self._view.stopped:
@@ -266,12 +279,13 @@ class TunedBatches:
             following.engine.restarts += segment.engine.restarts
         self._before += self._view.taken
         self._begin(following)
-        if self._closed.is_set():  # by another thread meanwhile
+        # Another thread may have closed this meanwhile.
+        if self._closed.is_set():
             self._batches.end(0.5)
         return True
 
     def _keep(self, *, ended: bool) -> None:
-        """The pass is over, or given up: what was measured is for the next one."""
+        """Save the measurement for the next iterator, at the end of this one or when it is left."""
         meter, self._meter = self._meter, None
         if meter is None or self._tuner.decided or self._tuner.current != self._segment.setting:
             return

@@ -1,12 +1,13 @@
-"""`Window`: numbered requests in, results out in order, whoever makes them.
+"""`Window`: numbered requests in, results out in order, for every executor.
 
-    requests -> number 0, 1, 2 ... -> worker k mod n, where it matters who makes a batch
+    requests -> number 0, 1, 2 ... -> worker k mod n, if the worker of a batch matters
                                 -> or the worker with the least to do
                 at most `depth` are open
     answers -> the open batch with the smallest number, once it is done -> consumer        in_order=False: any
 
-Invariant: a batch is handed out once, in its place, as a value or as its error. What the window itself raises belongs
-to no batch. After an interruption anywhere but in a wait nothing more is handed out, since something may be half done.
+Invariant: each batch is delivered once, in its place, as a value or as its error. Errors that the window itself raises
+belong to no batch. After an interruption anywhere but in a wait nothing more is delivered, because the state may be
+inconsistent.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from penstock.loader.snapshots import Snapshot
 
 __all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
 
-CLOSED = "this iterator ended before its pass was over, since its DataLoader was closed: begin a new one"
-"""What a `WorkerError` tells a consumer whose loader was closed."""
+CLOSED = "this iterator ended early because its DataLoader was closed: start a new one with iter(loader)"
+"""Message of the `WorkerError` for a consumer whose loader was closed."""
 
 ATTEMPTS = 3
-"""How many workers may die at a sample."""
+"""Number of workers that may die at one sample."""
 
-INTERRUPTED = "this iterator of the DataLoader was interrupted: begin a new one"
-"""What it tells a consumer that was interrupted where something may be half done."""
+INTERRUPTED = "this iterator of the DataLoader was interrupted: start a new one with iter(loader)"
+"""Message for a consumer that was interrupted where the state may be inconsistent."""
 
 
 class DispatchPolicy(NamedTuple):
-    """How batches are handed out.
+    """How batches are assigned and delivered.
 
     Attributes:
-        turns: batch k is made by worker k mod n: streams, and objects with a state of their own.
-        stream: each worker holds an iterator, which is asked for what comes next.
-        in_order: False hands out whatever is ready.
-        timeout: seconds to wait for a batch; 0 for ever.
-        restart: whether another worker takes the place of one that is gone.
+        turns: worker k mod n makes batch k, for streams and for objects with a state.
+        stream: each worker has an iterator and makes its next batch.
+        in_order: False delivers any finished batch.
+        timeout: seconds to wait for a batch; 0 waits forever.
+        restart: whether a lost worker is replaced.
     """
 
     turns: bool
@@ -56,21 +57,21 @@ class DispatchPolicy(NamedTuple):
 
 
 class Window:
-    """The batches of one pass.
+    """The batches of one epoch iterator.
 
     Args:
-        requests: batches to be made; pulled from in the consumer's thread. An error of theirs is raised behind the
+        requests: requests for batches, advanced in the consumer's thread. An exception from it is raised after the
             batches that were planned before it.
         executor: makes the batches.
-        policy: how they are handed out.
-        first: worker of the first batch, where workers take turns.
+        policy: how they are assigned and delivered.
+        first: worker of the first batch, if workers take turns.
 
     Attributes:
-        first_states: snapshots of users' objects right after their beginning, by worker: of those that have a state.
-            Complete once a batch is handed out; whoever has noted them takes them out.
-        ready_when_asked: batches that were made and not handed out when the consumer asked last.
+        first_states: snapshots of users' objects right after their initialization, by worker, for workers with a state.
+            Complete when a batch is delivered; its reader removes the entries.
+        ready_when_asked: number of finished batches at the consumer's last request.
 
-    `close` and `end` may be called in any thread, while another one waits for a batch, too.
+    `close` and `end` may be called from any thread, even while another one waits for a batch.
     """
 
     def __init__(
@@ -80,34 +81,41 @@ class Window:
         self._policy = policy
         self._requests = Lookahead(requests)
         self._turn = first
-        self._ended: set[int] = set()  # workers whose streams have come to their end
+        # Workers whose streams have ended.
+        self._ended: set[int] = set()
         self._numbers = itertools.count()
-        self._open: dict[int, PendingBatch] = {}  # in the order of their numbers
-        self._again: deque[PendingBatch] = deque()  # open batches to be asked for once more
-        self._ready = 0  # open batches that are done
+        # Batches in flight, ordered by number.
+        self._open: dict[int, PendingBatch] = {}
+        # Open batches to submit again.
+        self._again: deque[PendingBatch] = deque()
+        # Number of open batches that are done.
+        self._ready = 0
         self._handed_out = 0
         self._over = False
-        self._why: str | None = None  # it ended early
-        self._begun: dict[int, Snapshot | None] = {}  # first snapshots, until a batch is handed out
+        # Why the iterator ended early.
+        self._why: str | None = None
+        # First snapshots by worker, until a batch is delivered.
+        self._begun: dict[int, Snapshot | None] = {}
         self._waits_for_begun = executor.tells_begin
         self.first_states: dict[int, Snapshot] = {}
         self.ready_when_asked = 0
         with executor.turn():
             if executor.depth:
                 self._fill()
-            else:  # it has begun its pass by now
+            else:
+                # An inline executor has already started its epoch.
                 self._take_in(executor.arrived())
                 self._note_first_states()
 
-    # For the consumer.
+    # Interface for the consumer.
 
     def next(self) -> BatchResult:
-        """Return the next batch; or, as `BatchResult.error`, what was raised in its place.
+        """Return the next batch, or the exception raised in its place as `BatchResult.error`.
 
         Raises:
-            StopIteration: there are no more.
-            WorkerError: no batch came in time, or none will come: workers have died, or the loader was closed.
-            Exception: of the requests, behind the last batch.
+            StopIteration: there are no more batches.
+            WorkerError: no batch arrived in time, or none will: workers have died, or the loader was closed.
+            Exception: an error of the requests, after the last batch.
         """
         if self._why is not None:
             raise WorkerError(self._why)
@@ -119,7 +127,8 @@ class Window:
             answer = self._advance() if self.executor.depth else self._make_next()
             if isinstance(answer, BatchResult):
                 return answer
-        except BaseException as broken:  # not ours: of a signal handler, or a breakdown
+        # An exception of a signal handler, or an unexpected failure.
+        except BaseException as broken:
             if not self.executor.waiting:
                 self._break_off(broken)
             self.executor.waiting = False
@@ -127,10 +136,11 @@ class Window:
         try:
             raise answer
         finally:
-            del answer  # its traceback holds this frame
+            # The traceback of the exception refers to this frame.
+            del answer
 
     def poll(self) -> bool:
-        """Return whether `next` would not wait, as the next batch is there. It is not where each is made when asked."""
+        """Return whether `next` would return at once. False if batches are made on request."""
         if self._why is not None or self._over or not self.executor.depth or self.executor.check() is not None:
             return False
         try:
@@ -143,25 +153,25 @@ class Window:
 
     @property
     def depth(self) -> int:
-        """Batches that may be in flight at the moment."""
+        """Maximum number of batches in flight at the moment."""
         return self.executor.depth
 
     @property
     def processes(self) -> list[Any] | None:
-        """The worker processes; None if there are none on this machine."""
+        """The worker processes; None if this machine runs none."""
         return self.executor.processes
 
     def close(self) -> None:
-        """Want nothing more. Idempotent."""
+        """Stop: the consumer wants no more batches. Idempotent."""
         with self.executor.turn():
             self._close()
 
     def end(self, patience: float) -> None:
-        """End the workers in so many seconds: the loader is closed. A consumer that waits gets a `WorkerError`."""
+        """End the workers within ``patience`` seconds: the loader is closed. A waiting consumer gets `WorkerError`."""
         if not self._over:
             self._why = self._why or CLOSED
         self.executor.close(patience)
-        # Another thread may be inside, at something of the user's that takes its time: it ends when it is back.
+        # Another thread may be inside user code that takes long. It closes the window when it returns.
         turn = self.executor.turn()
         if turn.acquire(blocking=False):
             try:
@@ -169,12 +179,13 @@ class Window:
             finally:
                 turn.release()
 
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+    # The default argument stays valid when modules are already cleared at exit.
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending() and not getattr(self, "_over", True):
             self.close()
 
     def _advance(self) -> BatchResult | Exception:
-        """Wait for the next batch. What is to be raised is returned: other exceptions interrupt."""
+        """Wait for the next batch. Return an exception that `next` should raise; a raised one is an interruption."""
         executor, timeout = self.executor, self._policy.timeout
         deadline = time.monotonic() + timeout if timeout else None
         turn, news, waited = executor.turn(), None, False
@@ -201,14 +212,15 @@ class Window:
             news, waited = executor.wait(deadline), True
 
     def _make_next(self) -> BatchResult | Exception:
-        """Have the next batch made, where each is made when it is asked for. What is to be raised is returned."""
+        """Make the next batch with an inline executor. Return an exception that `next` should raise."""
         executor = self.executor
         with executor.turn():
             request = self._requests.next()
             if request is not None:
                 batch = executor.pending(next(self._numbers), request)
                 executor.submit([batch], 0)
-                if self._over or self._why is not None:  # a handler of a signal has closed the loader meanwhile
+                # A signal handler may have closed the loader meanwhile.
+                if self._over or self._why is not None:
                     return self._finish()
                 if not (batch.ended and self._policy.stream):
                     return executor.collect(batch, batch.number)
@@ -216,19 +228,20 @@ class Window:
             return self._finish()
 
     def _look(self) -> None:
-        """Note what has come while the consumer was busy. Behind the last batch, workers may have ended rightly."""
+        """Take in results that arrived while the consumer was busy. After the last batch, workers may end normally."""
         if (self._open or not self._requests.over) and not self.executor.over:
             self._take_in(self.executor.arrived())
         self.ready_when_asked = self._ready
 
     def _end_early(self) -> WorkerError:
-        """Hand out nothing more: a worker has died, or another thread has ended them all."""
+        """Stop delivering, because a worker has died or another thread has ended all workers."""
         self._why = self._why or CLOSED
         self._close()
         return WorkerError(self._why)
 
     def _finish(self) -> Exception:
-        if self._why is not None or self.executor.over:  # a handler of a signal has closed the loader
+        # A signal handler has closed the loader.
+        if self._why is not None or self.executor.over:
             return self._end_early()
         error, self._requests.error = self._requests.error, None
         self._close()
@@ -240,11 +253,11 @@ class Window:
         return WorkerError(timed_out(self._policy.timeout) + self.executor.culprit(first, pending))
 
     def _break_off(self, error: BaseException) -> None:
-        """Hand out nothing more after an interruption; what is open was not had.
+        """Stop delivering after an interruption. Open batches count as undelivered.
 
         Raises:
-            WorkerError: the loader was closed meanwhile, by a handler of a signal in this thread, too. The error comes
-                of that.
+            WorkerError: the loader was closed meanwhile, perhaps by a signal handler in this thread, which caused the
+                error.
         """
         closed = self._why is not None and isinstance(error, Exception) and not is_of_signal_handler(error)
         self._why = self._why or (str(error) if isinstance(error, PenstockError) else INTERRUPTED)
@@ -264,20 +277,21 @@ class Window:
         self._ready = 0
         self.executor.drop(pending)
 
-    # Handing out.
+    # Submitting.
 
     def _fill(self) -> None:
-        """Have as many batches made as may be."""
+        """Submit as many batches as are allowed."""
         executor = self.executor
         while self._again and (worker := executor.choose(range(executor.workers), None)) is not None:
             self._take_in(executor.submit([self._again.popleft()], worker))
         most = executor.depth
         group = executor.group(most) if most > 1 else 1
-        # Where workers take turns, each gets its own batches of so many rounds.
+        # If workers take turns, each gets a group of its own batches, from several rounds.
         together = group * executor.workers if self._policy.turns and group > 1 else group
         while len(self._open) < most and not self._requests.over and executor.has_room(len(self._open)):
             if group > 1 and self._open and len(self._open) + together > most:
-                break  # a little later, then all together
+                # Wait until a whole group fits.
+                break
             shares = self._next_batches(together, most)
             if not shares:
                 break
@@ -287,7 +301,7 @@ class Window:
             self._requests.plan(executor.planned - len(self._open))
 
     def _next_batches(self, count: int, most: int) -> dict[int, list[PendingBatch]]:
-        """Return the next batches, at most so many, by the worker that makes them. There is room for the first one."""
+        """Return the next batches by worker, at most ``count``. There must be room for the first one."""
         executor, turns = self.executor, self._policy.turns
         shares: dict[int, list[PendingBatch]] = {}
         worker = self._choose(most)
@@ -304,9 +318,9 @@ class Window:
         return shares
 
     def _choose(self, most: int) -> int | None:
-        """Return who makes the next batch; None if nobody should be given more."""
+        """Return the worker for the next batch; None if no worker should get more."""
         executor, policy, count = self.executor, self._policy, self.executor.workers
-        # Out of order, a worker that is stuck holds its share and no more.
+        # Out of order, a stuck worker must not hold more than its share.
         share = None if policy.in_order else max(1, most // count)
         if not policy.turns:
             return executor.choose(range(count), share)
@@ -321,7 +335,7 @@ class Window:
                 return worker
         return None
 
-    # Taking in.
+    # Receiving.
 
     def _take_in(self, events: list[Event]) -> None:
         for event in events:
@@ -336,7 +350,8 @@ class Window:
 
     def _note_done(self, batch: PendingBatch) -> None:
         if self._open.get(batch.number) is not batch:
-            return  # it was dropped meanwhile
+            # The batch was dropped meanwhile.
+            return
         if batch.ended and self._policy.stream:
             del self._open[batch.number]
             self._end_worker(batch.worker)
@@ -345,15 +360,16 @@ class Window:
             self._ready += 1
 
     def _end_worker(self, worker: int) -> None:
-        """Ask a worker for nothing more: its stream has come to its end."""
+        """Submit nothing more to a worker whose stream has ended."""
         self._ended.add(worker)
         if len(self._ended) == self.executor.workers:
             self._requests.end()
 
     def _lose(self, lost: Lost) -> None:
-        """Go on without a worker that is gone, if others can make what it owed."""
+        """Continue without a lost worker if others can make its batches."""
         if self._why is not None:
-            return  # it ended with the others
+            # It ended together with the others.
+            return
         for batch, key, share in lost.blame:
             batch.blame[key] = batch.blame.get(key, 0) + share
         worn_out = [batch for batch in lost.batches if round(max(batch.blame.values(), default=0), 6) >= ATTEMPTS]
@@ -367,7 +383,7 @@ class Window:
         self._again += self.executor.replace(lost)
 
     def _head(self) -> PendingBatch | None:
-        """Return the batch to be handed out next, if it is done."""
+        """Return the next batch to deliver, if it is done."""
         for batch in self._open.values():
             if batch.done:
                 return batch if not self._waits_for_begun or self._all_begun(batch) else None
@@ -376,8 +392,11 @@ class Window:
         return None
 
     def _all_begun(self, batch: PendingBatch) -> bool:
-        """Return whether a batch may be handed out. The first one of a worker with a state waits for the first
-        snapshots of all workers: a state has to say where those are that nothing was had of.
+        """Return whether a batch may be delivered.
+
+        The first batch of a worker with a state waits for the first snapshots of all workers, because a state must
+        include
+        workers that have delivered nothing yet.
         """
         begun = self._begun
         if batch.worker not in begun or (begun[batch.worker] is not None and len(begun) < self.executor.workers):
@@ -404,10 +423,10 @@ _TIMED_OUT = "DataLoader timed out after"
 
 
 def timed_out(seconds: float) -> str:
-    """Return torch's words."""
+    """Return torch's message for a timeout."""
     return f"{_TIMED_OUT} {seconds} seconds"
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether an error is that of `Window.next` when no batch came in time."""
+    """Return whether an error is the timeout of `Window.next`."""
     return isinstance(error, WorkerError) and str(error).startswith(_TIMED_OUT)

@@ -1,14 +1,14 @@
-"""``torch.utils.data.get_worker_info()`` inside our workers, threads included: the one module that reaches into torch.
+"""``torch.utils.data.get_worker_info()`` in our workers, including threads. The only module that modifies torch.
 
-torch keeps the answer in one variable of its module, which a process worker may set and threads would share. So here
-the *code* of torch's function is replaced, once, when a worker of ours first needs it: names that were imported earlier
-(``from torch.utils.data import get_worker_info``) follow. The answer is that of this thread if it is a worker, else
-torch's variable, as before: in the main thread None, in torch's own workers what they have set.
+torch stores the result in one module variable, which worker processes may set but threads would share. So the *code* of
+torch's function is replaced once, when one of our workers first needs it. Names imported earlier (``from
+torch.utils.data import get_worker_info``) then follow. The function returns this thread's info if it is a worker,
+otherwise torch's variable: None in the main thread, and torch's own value in torch's workers.
 
-In our workers torch's ``default_collate`` alone is told None: it would give every tensor a shared memory segment, and a
-file descriptor, for a trip to another process that it does not take.
+In our workers, only torch's ``default_collate`` gets None. It would otherwise put every tensor into a shared memory
+segment with a file descriptor, for a transfer that does not take place.
 
-Tested against the installed torch; where its internals are not as expected, a warning is given and threads see None.
+Tested with the installed torch. If its internals are not as expected, a warning is emitted and threads get None.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ __all__ = ["enter", "expected", "process_worker", "seed_worker", "thread_worker"
 
 
 class _Local(threading.local):
-    """What torch's function is answered from. Class attributes are the same for all threads."""
+    """Data of the replaced function. Class attributes are shared by all threads."""
 
-    info: Any = None  # of this thread, if it is a worker
-    process: Any = None  # of this process, if it is a worker of ours
+    # Info of this thread, if it is a worker.
+    info: Any = None
+    # Info of this process, if it is one of our workers.
+    process: Any = None
     frame = staticmethod(sys._getframe)
     collate = vars(_torch_collate)
 
 
 _penstock = _Local()
-_worker_info: Any = None  # a stand-in: the code below looks both names up in torch's module
+# A placeholder: the code below looks up both names in torch's module.
+_worker_info: Any = None
 _installing = threading.Lock()
 _installed = False
 
 
 def _answer() -> Any:
-    """Runs as torch's ``get_worker_info``, in the namespace of torch's module."""
+    """Replacement for torch's ``get_worker_info``, which runs in the namespace of torch's module."""
     info = _penstock.info
     if info is None:
         info = _worker_info
@@ -54,7 +57,7 @@ def _answer() -> Any:
 
 
 def expected() -> bool:
-    """Whether torch's function is as this module knows it: it returns one variable of its module."""
+    """Return whether torch's function has the expected form: it returns one variable of its module."""
     function = _torch_worker.get_worker_info
     code = getattr(function, "__code__", None)
     return (
@@ -74,15 +77,16 @@ def _install() -> None:
         if not expected():
             _installed = True
             warnings.warn(
-                f"torch {torch.__version__} keeps get_worker_info() in a way that Penstock does not know: it is None "
+                f"torch {torch.__version__} implements get_worker_info() in a way unknown to Penstock: it returns None "
                 "in threads. Use executor='process' if your dataset needs it",
                 RuntimeWarning,
                 stacklevel=4,
             )
             return
         vars(_torch_worker)["_penstock"] = _penstock
-        if hasattr(os, "register_at_fork"):  # not on Windows, where there are no forks, and threads all the same
-            # A fork in a worker thread has that thread alone, which is no worker of ours any more.
+        # Windows has threads but no forks.
+        if hasattr(os, "register_at_fork"):
+            # A fork from a worker thread contains only that thread, which is not our worker any more.
             os.register_at_fork(after_in_child=_forget)
         _torch_worker.get_worker_info.__code__ = _answer.__code__
         _installed = True
@@ -93,24 +97,25 @@ def _forget() -> None:
 
 
 def thread_worker(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
-    """torch's ``WorkerInfo`` for a thread, read-only as torch's.
+    """Return torch's ``WorkerInfo`` for a thread, read-only as in torch.
 
     Args:
-        seed: of this worker, by torch's rule base seed + number.
-        dataset: the one that all threads share.
+        seed: seed of this worker; torch's rule is base seed + number.
+        dataset: the dataset that all threads share.
     """
     return _info(number, num_workers, seed, dataset, "thread")
 
 
 def _info(number: int, num_workers: int, seed: int, dataset: Any, method: str) -> Any:
     fields: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset}
-    if "worker_method" in getattr(_torch_worker.WorkerInfo, "__dataclass_fields__", {}):  # newer versions of torch
+    # Only newer versions of torch have this field.
+    if "worker_method" in getattr(_torch_worker.WorkerInfo, "__dataclass_fields__", {}):
         fields["worker_method"] = method
     return _torch_worker.WorkerInfo(**fields)
 
 
 class worker_scope:
-    """``with worker_scope(info):`` ``get_worker_info()`` returns ``info`` in this thread; None leaves it to torch."""
+    """Context manager: ``get_worker_info()`` returns ``info`` in this thread; None leaves it to torch."""
 
     __slots__ = ("_before", "_info")
 
@@ -126,17 +131,17 @@ class worker_scope:
 
 
 def enter(info: Any) -> None:
-    """As `worker_scope`, for good; None ends it."""
+    """Set the worker info of this thread, as `worker_scope` does, but permanently. None removes it."""
     if not _installed:
         _install()
     _penstock.info = info
 
 
 def process_worker(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
-    """From now on this process is a worker, in all its threads. To be called once, in the worker process.
+    """Make this process a worker in all its threads. Call it once, in the worker process.
 
     Args:
-        seed: of this worker, by torch's rule base seed + number.
+        seed: seed of this worker; torch's rule is base seed + number.
         dataset: this worker's copy.
 
     Returns:
@@ -150,16 +155,17 @@ def process_worker(number: int, num_workers: int, seed: int, dataset: Any) -> An
 
 
 def seed_worker(base_seed: int, number: int) -> None:
-    """Seed Python's, torch's and NumPy's global generators as torch does in its worker processes.
+    """Seed the global generators of Python, torch and NumPy as torch does in its worker processes.
 
     Args:
-        base_seed: of the iterator, below 2**64; ``torch.initial_seed()`` is base_seed + number afterwards.
-        number: of the worker.
+        base_seed: base seed of the iterator, below 2**64; ``torch.initial_seed()`` is then base_seed + number.
+        number: number of the worker.
     """
     random.seed(base_seed + number)
-    # Where torch knows of accelerators, their seeding is put off together with a traceback, which takes milliseconds.
+    # If torch finds an accelerator, it defers seeding together with a traceback, which takes milliseconds.
     seed_torch = torch.default_generator if torch.accelerator.current_accelerator() is None else torch
     seed_torch.manual_seed(base_seed + number)
-    # NumPy gets words of its own, or its generator and Python's, which are the same kind, would be one stream.
+    # NumPy gets other words. With the same seed its generator and Python's, which are of the same kind, would be one
+    # stream.
     words = np.random.SeedSequence([number, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]).generate_state(4)
     np.random.seed(words)
