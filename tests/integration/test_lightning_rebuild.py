@@ -194,7 +194,7 @@ def test_ranks_share_out_the_loaders_own_order(monkeypatch: pytest.MonkeyPatch, 
 def test_a_share_that_would_be_split_again_to_predict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(PartitionError, match=r"this Share deals to ranks already.*use_distributed_sampler=False"):
+    with pytest.raises(PartitionError, match=r"this Share already splits by rank.*use_distributed_sampler=False"):
         trainers(ps.DataLoader(Rows(), 4, sampler=Share(N, 2, 0)), 0, RunningStage.PREDICTING)
 
 

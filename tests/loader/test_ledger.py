@@ -309,7 +309,7 @@ def test_batches_that_are_passed_over() -> None:
     again.load_state_dict(state)
     again.skip(1)
     assert [batch.tolist() for batch in again] == whole[8:]
-    with pytest.raises(ConfigError, match="0 to 15 batches, which epoch 1 has left"):
+    with pytest.raises(ConfigError, match="epoch 1 has 15 batches left: skip takes 0 to 15, got 16"):
         again.skip(16)
     with pytest.raises(ConfigError, match="stream"):
         DataLoader(_Stream()).skip(1)

@@ -233,7 +233,7 @@ class TestRefusals:
     def test_shuffling_twice(self, write_manifest: Callable[..., Path]) -> None:
         data = RankDataset(write_manifest(20))
         for other in ("block", "none"):
-            with pytest.raises(ConfigError, match=f"RankDataset orders its samples itself.* shuffle='{other}'"):
+            with pytest.raises(ConfigError, match=f"RankDataset determines its own order.* not shuffle='{other}'"):
                 DataLoader(data, shuffle=other)
         for agreed in (True, "global", False, None):
             assert len(DataLoader(data, shuffle=agreed)) == 20

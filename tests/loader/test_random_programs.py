@@ -23,7 +23,7 @@ from random_program_support import LOADERS_SEED, N, Run, Setup, Step, TorchRun, 
 
 import penstock as ps
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*begins a second time")
+pytestmark = pytest.mark.filterwarnings("ignore:.*starts a second time")
 
 FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
 EXAMPLES = 1500 if FULL else 40

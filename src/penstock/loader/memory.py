@@ -70,7 +70,7 @@ class SharedFile:
         try:
             reserve(self.fd, begin, size)
         except OSError as error:
-            raise OSError(error.errno, f"the system cannot allocate it: {error.strerror}") from error
+            raise OSError(error.errno, f"the system refuses: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the descriptor; mappings stay. Idempotent."""
