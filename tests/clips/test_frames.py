@@ -16,9 +16,9 @@ from video_support import all_frames, clip_of, turned
 from penstock.clips import frame_transforms
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import MAX_PIXELS
+from penstock.clips.frame_reader import FrameReader
 from penstock.clips.frame_transforms import draw_clip, planes, rgb
 from penstock.clips.indexing import open_index
-from penstock.clips.reading import FrameReader
 from penstock.images.transforms import Compose, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, ToTensor
 from penstock.random import sample_scope
 
@@ -87,6 +87,6 @@ def test_frames_are_drawn_as_the_first_one(steps: list[Any], made: Callable[[str
         with sample_scope(number):
             quick = draw_clip(frames[:5], Compose([*steps, ToTensor()]) if number % 2 else Compose(steps))
         with sample_scope(number), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(frame_transforms._Drawn, "again", lambda *_: False)
+            patch.setattr(frame_transforms._ClipBuilder, "redraw", lambda *_: False)
             slow = draw_clip(frames[:5], Compose([*steps, ToTensor()]) if number % 2 else Compose(steps))
         assert torch.equal(quick, slow)

@@ -12,7 +12,7 @@ from sound_support import all_samples
 
 from penstock.clips.clip_index import SOUND
 from penstock.clips.indexing import open_index
-from penstock.clips.sound_reading import SoundReader
+from penstock.clips.sound_reader import SoundReader
 
 
 @pytest.mark.parametrize("kind", [*SOUNDS, *NEAR])

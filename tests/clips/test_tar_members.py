@@ -15,7 +15,7 @@ from store_server import Store
 from video_support import all_frames, clip_of, picture, write_video
 
 import penstock as ps
-from penstock.clips.media import place_of
+from penstock.clips.media import parse_member
 from penstock.clips.tar_members import members_of
 from penstock.errors import ClipError, ConfigError, DataFileChangedError
 
@@ -87,9 +87,13 @@ def test_an_archive_that_was_changed_or_is_none(bucket: Path, tmp_path: Path) ->
 
 
 def test_names_say_the_place() -> None:
-    assert place_of("s3://bucket/a.tar!512+100!x!1+2!y.mp4") == ("s3://bucket/a.tar", 512, 100)
-    assert place_of("http://h/a.tar?X-Amz-Signature=1!512+100!7.mp4") == ("http://h/a.tar?X-Amz-Signature=1", 512, 100)
-    assert place_of("a.tar") is None
+    assert parse_member("s3://bucket/a.tar!512+100!x!1+2!y.mp4") == ("s3://bucket/a.tar", 512, 100)
+    assert parse_member("http://h/a.tar?X-Amz-Signature=1!512+100!7.mp4") == (
+        "http://h/a.tar?X-Amz-Signature=1",
+        512,
+        100,
+    )
+    assert parse_member("a.tar") is None
 
 
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])

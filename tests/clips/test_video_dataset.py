@@ -412,7 +412,7 @@ class TestStores:
                 video, said = dataset[0]
                 assert torch.equal(video, local[0][0])
                 frame = said["frame"]
-                runs = packets.runs(np.unique(frame + 2 * np.arange(4)))
+                runs = packets.decode_ranges(np.unique(frame + 2 * np.arange(4)))
                 needed = sum(int(packets.size[first : last + 1].sum()) for first, last, _ in runs)
                 counts = store.counts()
                 assert counts["bytes"] <= 1.2 * needed

@@ -22,7 +22,7 @@ from penstock import DataLoader, ImageDataset, Manifest
 from penstock.errors import ManifestError, ManifestIOError
 from penstock.images import native
 from penstock.images.entries import ROW, TABLE, write_index
-from penstock.images.learning import LearnedIndex, find_index, learned_path
+from penstock.images.learned_index import LearnedIndex, find_index, learned_path
 from penstock.images.transforms import RandomResizedCrop
 
 pytestmark = [

@@ -23,7 +23,7 @@ from video_support import write_video
 
 import penstock as ps
 from penstock.errors import DataFileIOError
-from penstock.images.learning import LearnedIndex
+from penstock.images.learned_index import LearnedIndex
 from penstock.storage import cache_root, file_lock, kept_path, write_kept
 from penstock.storage.derived import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
 from penstock.tools.cli.app import app

@@ -15,12 +15,12 @@ from penstock.clips.packets import Ints
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices, normalise
 
-__all__ = ["ClipFiles", "ClipRecord", "FrameRule", "Measures", "Rule", "SoundRule"]
+__all__ = ["ClipFiles", "ClipLengths", "ClipRecord", "FrameRule", "Rule", "SoundRule"]
 
 _ROUNDED = 0.0006  # seconds by which a container may round the time of a frame
 
 
-class Measures(NamedTuple):
+class ClipLengths(NamedTuple):
     """Lengths of files and of their clips, in frames or samples at the requested rate: int64, one per file.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rule(Protocol):
     def random_start(self) -> bool:
         """Whether the only clip of a file begins at a random position; if not, at its start."""
 
-    def measure(self, index: ClipIndex) -> Measures:
+    def measure(self, index: ClipIndex) -> ClipLengths:
         """Return the lengths of an index's files and of their clips."""
 
     def span(self, index: ClipIndex, file: int) -> int | None:
@@ -66,11 +66,11 @@ class FrameRule(NamedTuple):
     stride: int | None
     random_start: bool
 
-    def measure(self, index: ClipIndex) -> Measures:
+    def measure(self, index: ClipIndex) -> ClipLengths:
         """Return the lengths of an index's files and of their clips, in frames."""
         spans = np.full(len(index), self.span(index, 0), np.int64)
         strides = None if self.stride is None else np.full(len(index), self.stride, np.int64)
-        return Measures(index.lengths, spans, strides)
+        return ClipLengths(index.lengths, spans, strides)
 
     def span(self, index: ClipIndex, file: int) -> int:
         """Return the length of a clip in frames, gaps included."""
@@ -103,13 +103,13 @@ class SoundRule(NamedTuple):
     stride: float | None
     random_start: bool
 
-    def measure(self, index: ClipIndex) -> Measures:
+    def measure(self, index: ClipIndex) -> ClipLengths:
         """Return the lengths of an index's files and of their clips, in samples at the requested rate."""
         own = np.maximum(np.array([rate or 0 for rate in index.column("rate")], np.int64), 1)
         rates = own if self.rate is None else np.full(len(index), self.rate, np.int64)
         lengths = index.lengths * rates // own
         spans = lengths if self.seconds is None else _samples(self.seconds, rates)
-        return Measures(lengths, spans, None if self.stride is None else _samples(self.stride, rates))
+        return ClipLengths(lengths, spans, None if self.stride is None else _samples(self.stride, rates))
 
     def span(self, index: ClipIndex, file: int) -> int | None:
         """Return the length of a file's clip in samples at the requested rate; None: the whole file."""

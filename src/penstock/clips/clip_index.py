@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.clips.media import Bytes
+from penstock.clips.media import ByteSource
 from penstock.clips.packets import Coding, Ints, Packets
 from penstock.clips.sound import SoundCoding, SoundPackets
 from penstock.errors import DataFileChangedError, DataFileError, DataFileIOError, ManifestChangedError
@@ -176,7 +176,7 @@ class ClipIndex:
             return self.addresses[file]
         return self.root + os.fsdecode(self._get("name", file).as_py())
 
-    def is_of(self, file: int, source: Bytes) -> bool:
+    def is_unchanged(self, file: int, source: ByteSource) -> bool:
         """Return whether a file is the same as when it was indexed."""
         same = source.size == self._get("nbytes", file).as_py()
         return same and (not self.exact or source.fingerprint == self._get("version", file).as_py())

@@ -19,19 +19,19 @@ import torch
 from penstock.clips.clip_files import ClipRecord, FrameRule
 from penstock.clips.clip_index import VIDEO
 from penstock.clips.decoder import MAX_PIXELS
+from penstock.clips.frame_reader import FrameReader
 from penstock.clips.indexing import open_index
 from penstock.clips.load_video import LoadVideo
-from penstock.clips.reading import FrameReader
 from penstock.errors import ClipError
 from penstock.images.transforms import Compose
 
-__all__ = ["WAYS", "Measured", "by_pyav", "by_torchcodec", "compare"]
+__all__ = ["READERS", "ComparisonResult", "by_pyav", "by_torchcodec", "compare"]
 
 OURS = "penstock"
 
 
 @dataclass(frozen=True)
-class Measured:
+class ComparisonResult:
     """The result of a comparison.
 
     Attributes:
@@ -72,7 +72,7 @@ def by_torchcodec(path: str, numbers: Sequence[int]) -> torch.Tensor:
     return clip
 
 
-WAYS = (OURS, "pyav", "torchcodec")
+READERS = (OURS, "pyav", "torchcodec")
 
 
 def compare(
@@ -83,7 +83,7 @@ def compare(
     clips: int = 50,
     rounds: int = 3,
     progress: Callable[[int, int], object] = lambda done, total: None,
-) -> Measured:
+) -> ComparisonResult:
     """Measure all readers in turn, so that noise affects all of them alike.
 
     Args:
@@ -128,7 +128,9 @@ def compare(
             way()
             speed[name].append(clips / (time.perf_counter() - begun))
         progress(done + 1, rounds)
-    return Measured(len(usable), len(index) - len(usable), speed, [name for name in WAYS if name not in ways])
+    return ComparisonResult(
+        len(usable), len(index) - len(usable), speed, [name for name in READERS if name not in ways]
+    )
 
 
 def _has_torchcodec() -> bool:

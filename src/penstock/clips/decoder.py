@@ -18,7 +18,7 @@ from av.packet import Packet
 from penstock.clips.packets import Coding
 from penstock.errors import ClipError
 
-__all__ = ["MAX_PIXELS", "CodecDecoder", "coded", "decoder_for"]
+__all__ = ["MAX_PIXELS", "CodecDecoder", "decoder_for", "make_packet"]
 
 MAX_PIXELS = 2**26
 """The default limit for the pixels of a frame: 67 million, twice as many as 8K."""
@@ -101,7 +101,7 @@ class CodecDecoder:
         return {number: frame for number, frame in self.frames(packets, wanted) if number in wanted}
 
 
-def coded(data: bytes | memoryview, *, key: bool = True) -> Packet[Any]:
+def make_packet(data: bytes | memoryview, *, key: bool = True) -> Packet[Any]:
     """Return a packet with these bytes. Some decoders must know whether it is a key frame."""
     # A packet built from bytes would lack the padding at the end, which decoders read.
     packet = Packet(len(data))
@@ -118,7 +118,7 @@ class _Open(threading.local):
 _open = _Open()
 
 
-def decoder_for(coding: Coding, max_pixels: int, *, anew: bool = False) -> CodecDecoder:
+def decoder_for(coding: Coding, max_pixels: int, *, fresh: bool = False) -> CodecDecoder:
     """Return a decoder of this thread. The most recently used decoders stay open.
 
     Args:
@@ -131,7 +131,7 @@ def decoder_for(coding: Coding, max_pixels: int, *, anew: bool = False) -> Codec
     """
     decoders, key = _open.decoders, (coding, max_pixels)
     found = decoders.pop(key, None)
-    if anew:
+    if fresh:
         found = None
     if found is None:
         found = CodecDecoder(coding, max_pixels)

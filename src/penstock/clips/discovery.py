@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from penstock.clips.media import place_of
+from penstock.clips.media import parse_member
 from penstock.errors import ConfigError
 from penstock.shards.urls import Urls, expand, local_path
 from penstock.storage import Storage
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.urls import shown
 
-__all__ = ["LEROBOT_INFO", "SOUND_ENDINGS", "VIDEO_ENDINGS", "Found", "files_of", "is_lerobot_folder"]
+__all__ = ["LEROBOT_INFO", "SOUND_ENDINGS", "VIDEO_ENDINGS", "FileList", "find_files", "is_lerobot_folder"]
 
 VIDEO_ENDINGS = (
     *(".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg"),
@@ -33,7 +33,7 @@ LEROBOT_INFO = os.path.join("meta", "info.json")
 """The file that marks a LeRobot dataset and states its version."""
 
 
-class Found(NamedTuple):
+class FileList(NamedTuple):
     """Files with their classes.
 
     Attributes:
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     labels: list[Any]
 
 
-def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = None) -> Found:
+def find_files(files: Urls, endings: tuple[str, ...], storage: Storage | None = None) -> FileList:
     """Return the files that an argument refers to.
 
     Args:
@@ -76,7 +76,7 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
         raise ConfigError(
             f"{shown(archives[0])!r} is a tar archive, and other files are not: pass a list of only one kind"
         )
-    return Found(names, [], [])
+    return FileList(names, [], [])
 
 
 def _listed(one: Any, endings: tuple[str, ...], storage: Storage | None) -> list[str]:
@@ -112,10 +112,10 @@ def _is_there(name: str) -> bool:
 
 
 def _is_archive(name: str) -> bool:
-    return place_of(name) is None and name.partition("?")[0].lower().endswith(".tar")
+    return parse_member(name) is None and name.partition("?")[0].lower().endswith(".tar")
 
 
-def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage | None) -> Found:
+def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage | None) -> FileList:
     from penstock.clips.tar_members import members_of
 
     listed = in_threads(lambda name: members_of(name, endings, storage), archives)
@@ -123,7 +123,7 @@ def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage
     if not members:
         raise ConfigError(f"{shown(archives[0])} and the others contain no member of this kind ({', '.join(endings)})")
     labels = [member.label for member in members]
-    return Found([member.name for member in members], [], labels if any(one is not None for one in labels) else [])
+    return FileList([member.name for member in members], [], labels if any(one is not None for one in labels) else [])
 
 
 def is_lerobot_folder(path: str) -> bool:
@@ -134,13 +134,13 @@ def is_lerobot_folder(path: str) -> bool:
         return False
 
 
-def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
+def _in_folder(root: str, endings: tuple[str, ...]) -> FileList:
     found = list(_walk(root, endings))
     if not found:
         raise ConfigError(f"{root} contains no file of this kind (by extension: {', '.join(endings)})")
     classes = sorted({first for first, _ in found} - {"."})
     if not classes:
-        return Found([path for _, path in found], [], [])
+        return FileList([path for _, path in found], [], [])
     beside = next((path for first, path in found if first == "."), None)
     if beside is not None:
         raise ConfigError(
@@ -149,7 +149,7 @@ def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
         )
     found.sort()
     numbers = {name: number for number, name in enumerate(classes)}
-    return Found([path for _, path in found], classes, [numbers[first] for first, _ in found])
+    return FileList([path for _, path in found], classes, [numbers[first] for first, _ in found])
 
 
 def _walk(root: str, endings: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ from penstock.images.transforms.view import Pixels, View, render
 from penstock.random import call_in_scope, generator
 from penstock.stages import stage
 
-__all__ = ["Picture", "draw_clip", "rgb"]
+__all__ = ["FrameSource", "draw_clip", "rgb"]
 
 _TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
 
@@ -40,17 +40,17 @@ _GBR = (2, 0, 1)
 _HALVED = ("yuv420p", "yuvj420p")
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.reformatter = VideoReformatter()
         self.as_planes: dict[tuple[Any, ...], bool] = {}
         """By kind of frame: whether conversion plane by plane yields the same pixels."""
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
-class _Lock:
+class _ForkSafeLock:
     """A lock that is free after a fork."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Lock:
         self.held = threading.RLock()
 
 
-_lock = _Lock()
+_lock = _ForkSafeLock()
 
 
 def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
@@ -86,13 +86,13 @@ def planes(frame: Any) -> list[npt.NDArray[np.uint8]] | None:
     if name not in _HALVED or width % 16 or frame.height % 2:
         return None
     kind = name, width, frame.color_range, frame.colorspace
-    if kind not in _here.as_planes:
+    if kind not in _thread_state.as_planes:
         # The available paths depend on the CPU, too, so compare them once.
         noise = np.random.default_rng(0).integers(0, 256, (48, width), np.uint8)
         tried = av.VideoFrame.from_ndarray(noise, format=name)
         tried.color_range, tried.colorspace = frame.color_range, frame.colorspace
-        _here.as_planes[kind] = np.array_equal(np.dstack(_planes(tried)), rgb(tried))
-    return _planes(frame) if _here.as_planes[kind] else None
+        _thread_state.as_planes[kind] = np.array_equal(np.dstack(_planes(tried)), rgb(tried))
+    return _planes(frame) if _thread_state.as_planes[kind] else None
 
 
 def _planes(frame: Any) -> list[npt.NDArray[np.uint8]]:
@@ -102,7 +102,7 @@ def _planes(frame: Any) -> list[npt.NDArray[np.uint8]]:
 
 def _reformatted(frame: Any, name: str) -> Any:
     # FFmpeg's conversion threads do not survive a fork.
-    return _here.reformatter.reformat(frame, format=name, threads=1)
+    return _thread_state.reformatter.reformat(frame, format=name, threads=1)
 
 
 def _rows(frame: Any, number: int) -> npt.NDArray[np.uint8]:
@@ -111,7 +111,7 @@ def _rows(frame: Any, number: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(cast(memoryview, plane), np.uint8).reshape(-1, plane.line_size)[: frame.height]
 
 
-class Picture:
+class FrameSource:
     """A frame as the source of a canvas.
 
     Args:
@@ -196,21 +196,21 @@ def draw_clip(
         ImageError: the transform returns frames of different sizes.
     """
     key = int(generator().integers(1 << 63))
-    drawn = _Drawn(len(frames), transform, out)
+    drawn = _ClipBuilder(len(frames), transform, out)
     # Impure transforms draw from global generators, which are reset for each frame: one clip at a time.
     with contextlib.nullcontext() if transform.pure else _lock.held:
         globals_before = None if transform.pure else _globals()
         for number, frame in enumerate(frames):
             if number and globals_before is not None:
                 _set_globals(globals_before)
-            picture = Picture(frame, rotation)
-            if not drawn.again(number, picture):
+            picture = FrameSource(frame, rotation)
+            if not drawn.redraw(number, picture):
                 call_in_scope(key, partial(drawn.draw, number), picture)
     assert drawn.clip is not None
     return drawn.clip
 
 
-class _Choice(NamedTuple):
+class _FrameView(NamedTuple):
     """The result of transforms that only choose a view of a frame, for reuse with the next frames.
 
     Attributes:
@@ -226,7 +226,7 @@ class _Choice(NamedTuple):
     bits: npt.NDArray[Any]
 
 
-class _Drawn:
+class _ClipBuilder:
     """Builds a clip frame by frame.
 
     Args:
@@ -238,9 +238,9 @@ class _Drawn:
     def __init__(self, count: int, transform: Compose, out: torch.Tensor | None) -> None:
         self.clip = out
         self._count, self._transform = count, transform
-        self._choice: _Choice | None = None
+        self._choice: _FrameView | None = None
 
-    def draw(self, number: int, picture: Picture) -> None:
+    def draw(self, number: int, picture: FrameSource) -> None:
         """Apply the transform to a frame and write the result to the clip."""
         with stage("augment"):
             canvas = Canvas(picture)
@@ -250,7 +250,7 @@ class _Drawn:
             if not number and view is not None:
                 clip = self._memory((3, *view.size), conversion.dtype)
                 if self._transform.pure:
-                    self._choice = _Choice(picture.size, view, conversion, as_bits(clip))
+                    self._choice = _FrameView(picture.size, view, conversion, as_bits(clip))
             canvas.out = None if self.clip is None else self.clip[number]
             made = canvas.tensor
         clip = self.clip if number and self.clip is not None else self._memory(tuple(made.shape), made.dtype)
@@ -262,7 +262,7 @@ class _Drawn:
         if made.data_ptr() != clip[number].data_ptr():
             clip[number].copy_(made)
 
-    def again(self, number: int, picture: Picture) -> bool:
+    def redraw(self, number: int, picture: FrameSource) -> bool:
         """Write a frame with the view of the first one; return False if that is not possible."""
         choice = self._choice
         if choice is None or picture.size != choice.size:

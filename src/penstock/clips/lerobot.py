@@ -171,9 +171,9 @@ class LeRobotFiles:
         self._locate()
 
     def _choose(self, meta: LeRobotMeta, episodes: Any, columns: Any, delta_timestamps: Any, tolerance_s: Any) -> None:
-        episodes, columns = _held(episodes), _held(columns)
+        episodes, columns = _copied(episodes), _copied(columns)
         if isinstance(delta_timestamps, Mapping):
-            delta_timestamps = {name: _held(times) for name, times in delta_timestamps.items()}
+            delta_timestamps = {name: _copied(times) for name, times in delta_timestamps.items()}
         self.meta = meta
         """The metadata of the dataset."""
         self.tolerance_s = check_tolerance(tolerance_s)
@@ -374,6 +374,6 @@ def _rows_of(masks: Mapping[str, npt.NDArray[np.bool_]], number: int) -> dict[st
     return {name: mask[number] for name, mask in masks.items()}
 
 
-def _held(values: Any) -> Any:
+def _copied(values: Any) -> Any:
     """Copy an iterable to a list, so that later changes have no effect and it can be iterated again."""
     return list(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes | range) else values

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.clips.frame_reader import FrameReader
 from penstock.clips.frame_transforms import draw_clip
 from penstock.clips.lerobot import FrameRecord, StoredImages, VideoTimes
 from penstock.clips.open_files import OpenFile
 from penstock.clips.packets import Ints
-from penstock.clips.reading import FrameReader
 from penstock.errors import ClipError, ImageError
 from penstock.images.transforms import Compose
 from penstock.stages import stage

@@ -136,7 +136,7 @@ class ListedClips:
     @property
     def lengths(self) -> Ints:
         """The number of frames or samples of each row, int64."""
-        return np.array([self._part(row)[3] for row in range(len(self))], np.int64)
+        return np.array([self._clip_range(row)[3] for row in range(len(self))], np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -157,10 +157,10 @@ class ListedClips:
         return [
             ClipRecord(row, self.index.path_of(file), file, first, last, span, end, label)
             for label, row in zip(labels, numbers.tolist(), strict=True)
-            for file, first, last, span, end in [self._part(row)]
+            for file, first, last, span, end in [self._clip_range(row)]
         ]
 
-    def _part(self, row: int) -> tuple[int, int, int, int, int]:
+    def _clip_range(self, row: int) -> tuple[int, int, int, int, int]:
         """Return the file, the first and last position where the clip may begin, its length, and its end."""
         file, start, end = self.table.place(row)
         begin, stop = self.rule.window(self.index, file, start, end)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.clips.clip_files import ClipRecord, SoundRule
-from penstock.clips.sound_reading import SoundReader
+from penstock.clips.sound_reader import SoundReader
 from penstock.errors import ClipError, ConfigError
 from penstock.random import generator
 from penstock.stages import stage

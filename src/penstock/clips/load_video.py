@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from penstock.clips.clip_files import ClipRecord, FrameRule
+from penstock.clips.frame_reader import FrameReader
 from penstock.clips.frame_transforms import draw_clip
-from penstock.clips.reading import FrameReader
 from penstock.errors import ClipError, ConfigError, ImageError
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
-from penstock.images.transforms.base import pair
+from penstock.images.transforms.base import check_size
 from penstock.random import generator
 from penstock.stages import stage
 from penstock.storage.urls import shown
@@ -86,7 +86,7 @@ def chain_of(
         ConfigError: the size is not positive, or a transform is combined with a size or flip.
     """
     if transform is None:
-        return Compose(([] if size is None else [Resize(pair(size))]) + ([HorizontalFlip()] if flip else []))
+        return Compose(([] if size is None else [Resize(check_size(size))]) + ([HorizontalFlip()] if flip else []))
     if size is not None or flip:
         raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
     if isinstance(transform, Compose):

@@ -13,13 +13,13 @@ from penstock.errors import ClipError
 from penstock.storage import Storage
 from penstock.storage.urls import is_remote, shown
 
-__all__ = ["Bytes", "Media", "open_file", "place_of"]
+__all__ = ["ByteSource", "MediaFile", "open_file", "parse_member"]
 
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_PLACE = re.compile(r"(.*\.[tT][aA][rR](?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTALL)
+_MEMBER = re.compile(r"(.*\.[tT][aA][rR](?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTALL)
 
 
-class Bytes(Protocol):
+class ByteSource(Protocol):
     """An open file that is read by ranges. Each read checks that the file is still the one that was opened."""
 
     size: int
@@ -32,12 +32,12 @@ class Bytes(Protocol):
         """Return ``size`` bytes from ``offset`` on; fewer only at the end of the file."""
 
 
-class Media(io.RawIOBase):
+class MediaFile(io.RawIOBase):
     """A file object for FFmpeg's demuxers. It reads blocks, because demuxers request few bytes at a time."""
 
     _BLOCK = 1 << 18
 
-    def __init__(self, source: Bytes) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._at = 0
         self._block, self._begin = b"", 0
@@ -77,17 +77,17 @@ class Media(io.RawIOBase):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def open_file(name: str, storage: Storage | None) -> Bytes:
+def open_file(name: str, storage: Storage | None) -> ByteSource:
     """Return the bytes of a file, or of a member of a tar archive.
 
     Raises:
         ClipError: it does not exist, or is not a regular file.
         StorageError: a store does not answer, or denies access.
     """
-    place = place_of(name)
+    place = parse_member(name)
     if place is not None:
         archive, begin, size = place
-        return _Part(open_file(archive, storage), begin, size)
+        return _ByteRange(open_file(archive, storage), begin, size)
     try:
         if not is_remote(name) and not stat.S_ISREG(os.stat(name).st_mode):
             # Opening a pipe would block until a process writes to it.
@@ -101,20 +101,20 @@ def open_file(name: str, storage: Storage | None) -> Bytes:
         raise ClipError(f"{shown(name)!r} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
 
 
-def place_of(name: str) -> tuple[str, int, int] | None:
+def parse_member(name: str) -> tuple[str, int, int] | None:
     """Return the archive, first byte and size of a tar member; None if the name is not a member's.
 
-    >>> place_of("a.tar!512+100!clips/7.mp4")
+    >>> parse_member("a.tar!512+100!clips/7.mp4")
     ('a.tar', 512, 100)
     """
-    found = _PLACE.fullmatch(name)
+    found = _MEMBER.fullmatch(name)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
-class _Part:
+class _ByteRange:
     """A range of bytes of another file, with the interface of a file."""
 
-    def __init__(self, source: Bytes, begin: int, size: int) -> None:
+    def __init__(self, source: ByteSource, begin: int, size: int) -> None:
         self._source, self._begin = source, begin
         self.size = max(0, min(size, source.size - begin))
         self.fingerprint = f"{source.fingerprint}:{begin}+{size}"

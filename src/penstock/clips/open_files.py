@@ -13,10 +13,10 @@ import numpy as np
 from av.packet import Packet
 
 from penstock.clips.clip_index import ClipIndex
-from penstock.clips.decoder import coded
+from penstock.clips.decoder import make_packet
 from penstock.clips.media import open_file
 from penstock.clips.packets import ranges_of
-from penstock.clips.scan import demuxed, open_container, sought
+from penstock.clips.scan import demux_packets, open_container, seek_packets
 from penstock.errors import ClipError, DataFileChangedError, StorageChangedError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -58,14 +58,14 @@ class OpenFile:
         self.coding: Any = index.coding(file)
         self.packets: Any = index.packets(file)
         self.source = open_file(self.path, storage)
-        if not index.is_of(file, self.source):
+        if not index.is_unchanged(file, self.source):
             raise DataFileChangedError(
                 f"{shown(self.path)!r} was changed since it was indexed: open the dataset again, or rebuild the index "
                 "with: penstock clips index"
             )
         self.container: Any = None
 
-    def coded(self, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
+    def read_packets(self, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
         """Yield (number, packet) for packets ``first`` to ``last``, inclusive, read in ranges of some MiB."""
         sizes = np.cumsum(self.packets.size[first : last + 1], dtype=np.int64)
         cuts = np.flatnonzero(np.diff(sizes // _PIECE)) + 1
@@ -87,9 +87,11 @@ class OpenFile:
         rows = zip(where.tolist(), at.tolist(), size.tolist(), is_key.tolist(), strict=True)
         for number, (piece, place, length, key) in enumerate(rows, first):
             begin, data = pieces[piece]
-            yield number, coded(memoryview(data)[place - begin : place - begin + length], key=key)
+            yield number, make_packet(memoryview(data)[place - begin : place - begin + length], key=key)
 
-    def demuxed(self, first: int, time: float | None, backs: Sequence[float], stream_of: StreamOf) -> Iterator[Any]:
+    def demux_packets(
+        self, first: int, time: float | None, backs: Sequence[float], stream_of: StreamOf
+    ) -> Iterator[Any]:
         """Return the packets from ``first`` on, from FFmpeg's demuxer, which stays open.
 
         Args:
@@ -102,11 +104,11 @@ class OpenFile:
             container = self.container or self.reopened()
             backs = [back for back in backs if time - back > self.packets.times[0]]
             stream, size = stream_of(container, self.path), int(self.packets.size[first])
-            found = sought(container, stream, time, size, backs)
+            found = seek_packets(container, stream, time, size, backs)
             if found is not None:
                 return found
         container = self.reopened()
-        return itertools.islice(demuxed(container, stream_of(container, self.path)), first, None)
+        return itertools.islice(demux_packets(container, stream_of(container, self.path)), first, None)
 
     def reopened(self) -> Any:
         """Close the open demuxer, if any, and return a new one at the start of the file."""
@@ -148,13 +150,13 @@ class OpenFiles:
 
     def __init__(self, index: ClipIndex, storage: Storage | None) -> None:
         self.index, self.storage = index, storage
-        self._here = _Here()
+        self._thread_files = _ThreadFiles()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenFiles, (self.index, self.storage)
 
     def __getitem__(self, file: int) -> OpenFile:
-        files = self._here.of_process()
+        files = self._thread_files.of_process()
         found = files.pop(file, None)
         if found is None:
             found = OpenFile(self.index, file, self.storage)
@@ -164,7 +166,7 @@ class OpenFiles:
         return found
 
 
-class _Here(threading.local):
+class _ThreadFiles(threading.local):
     """The open files of a thread."""
 
     def __init__(self) -> None:

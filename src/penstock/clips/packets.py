@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["Coding", "Ints", "Packets", "Run", "digest_of", "ranges_of"]
+__all__ = ["Coding", "DecodeRange", "Ints", "Packets", "digest_of", "ranges_of"]
 
 Ints = npt.NDArray[np.int64]
 _FAR = 1_000  # the most packets of a gradual decoder refresh
@@ -53,7 +53,7 @@ class Coding:
     origin: float
 
 
-class Run(NamedTuple):
+class DecodeRange(NamedTuple):
     """Packets ``first`` to ``last``, inclusive, which are decoded together, and the wanted ones among them."""
 
     first: int
@@ -86,20 +86,20 @@ class Packets(NamedTuple):
         """Return a hash of the coding, the packets and their order; the location of the file does not matter."""
         return digest_of(coding, self.size, self.keys, self.shown, self.times)
 
-    def runs(self, frames: Ints) -> list[Run]:
+    def decode_ranges(self, frames: Ints) -> list[DecodeRange]:
         """Return the packets to decode for some frames, which are sorted and unique."""
         if not len(frames):
             return []
-        runs: list[Run] = []
-        for key, packet in sorted(zip(self._keys_of(frames), self.shown[frames].tolist(), strict=True)):
-            if runs and key <= runs[-1].last:
-                runs[-1].wanted.append(packet)
-                runs[-1] = runs[-1]._replace(last=max(runs[-1].last, packet))
+        decode_ranges: list[DecodeRange] = []
+        for key, packet in sorted(zip(self._key_frames(frames), self.shown[frames].tolist(), strict=True)):
+            if decode_ranges and key <= decode_ranges[-1].last:
+                decode_ranges[-1].wanted.append(packet)
+                decode_ranges[-1] = decode_ranges[-1]._replace(last=max(decode_ranges[-1].last, packet))
             else:
-                runs.append(Run(key, packet, [packet]))
-        return runs
+                decode_ranges.append(DecodeRange(key, packet, [packet]))
+        return decode_ranges
 
-    def earlier(self, run: Run) -> Run | None:
+    def earlier_range(self, run: DecodeRange) -> DecodeRange | None:
         """Return a run that begins at an earlier key frame, at least twice as long; None if none is near enough.
 
         With a gradual decoder refresh, the first frames after a key frame are incomplete.
@@ -112,7 +112,7 @@ class Packets(NamedTuple):
         )
         return run._replace(first=int(self.keys[number]) if number >= 0 else 0)
 
-    def _keys_of(self, frames: Ints) -> list[int]:
+    def _key_frames(self, frames: Ints) -> list[int]:
         """Return the key frame from which each frame is decoded."""
         numbers = np.searchsorted(self.keys, self.shown[frames], side="right") - 1
         places: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Packets(NamedTuple):
         for frame, number in zip(frames.tolist(), numbers.tolist(), strict=True):
             while number > 0:
                 if number not in places:
-                    places[number] = self.place_of(int(self.keys[number]))
+                    places[number] = self.frame_number(int(self.keys[number]))
                 if places[number] <= frame:
                     break
                 number -= 1
@@ -128,7 +128,7 @@ class Packets(NamedTuple):
             found.append(int(self.keys[number]) if number >= 0 else 0)
         return found
 
-    def place_of(self, key: int) -> int:
+    def frame_number(self, key: int) -> int:
         """Return the frame number of a key frame; -1 if it is not displayed."""
         # Display order and decoding order differ by some dozens of frames at most.
         near = 64

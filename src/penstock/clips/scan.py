@@ -20,15 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.clips.decoder import MAX_PIXELS, CodecDecoder
-from penstock.clips.media import Bytes, Media
+from penstock.clips.media import ByteSource, MediaFile
 from penstock.clips.packets import Coding, Ints, Packets
 from penstock.errors import ClipError
 from penstock.storage.urls import shown
 
-__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "sought", "sound_of", "video_of"]
+__all__ = [
+    "ScanResult",
+    "audio_stream",
+    "demux_packets",
+    "ffmpeg_message",
+    "open_container",
+    "packet_offset",
+    "scan",
+    "seek_packets",
+    "video_stream",
+]
 
 _NEAR = 64  # bytes between the demuxer's position and the packet: block headers in Matroska
-_LOOKED_AT = 96  # the most packets that are decoded to verify timestamps
+_MAX_PROBED = 96  # the most packets that are decoded to verify timestamps
 _OWN = ("av1", "h264", "hevc", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4", "png", "vp8", "vp9")
 """Codecs whose decoders need only the parameters of `Coding`."""
 _IN_ORDER = ("av1", "mjpeg", "png", "vp8", "vp9")
@@ -39,14 +49,14 @@ _RANGES = ("mov", "matroska", "avi", "ivf", "h264", "hevc", "m4v", "obu", "flv",
 _CHANGING = {"new_extradata", "palette", "param_change", "encryption_info"}
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """The result of a scan."""
 
     coding: Coding
     packets: Packets
 
 
-def open_container(source: Bytes, name: str) -> Any:
+def open_container(source: ByteSource, name: str) -> Any:
     """Open a file with FFmpeg's demuxer and return the container.
 
     Raises:
@@ -55,10 +65,10 @@ def open_container(source: Bytes, name: str) -> Any:
     try:
         # A playlist must not open other files.
         options = {"protocol_whitelist": "crypto"}
-        container = av.open(Media(source), "r", options=options, metadata_errors="replace")
+        container = av.open(MediaFile(source), "r", options=options, metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, UnicodeError) as error:
         raise ClipError(
-            f"{shown(name)!r} cannot be opened as video or sound: {said(error)} ({source.size:,} bytes)"
+            f"{shown(name)!r} cannot be opened as video or sound: {ffmpeg_message(error)} ({source.size:,} bytes)"
         ) from error
     for stream in container.streams:
         if stream.codec_context is not None:
@@ -67,7 +77,7 @@ def open_container(source: Bytes, name: str) -> Any:
     return container
 
 
-def sound_of(container: Any, name: str) -> Any:
+def audio_stream(container: Any, name: str) -> Any:
     """Return the audio stream of a container.
 
     Raises:
@@ -79,7 +89,7 @@ def sound_of(container: Any, name: str) -> Any:
     return stream
 
 
-def scan(source: Bytes, name: str) -> Scanned:
+def scan(source: ByteSource, name: str) -> ScanResult:
     """Scan the packets of a file's best video stream.
 
     Args:
@@ -92,23 +102,23 @@ def scan(source: Bytes, name: str) -> Scanned:
     Costs: the whole file is read once. Memory: some hundred bytes per packet.
     """
     with contextlib.closing(open_container(source, name)) as container:
-        stream = video_of(container, name)
-        found = _Found(source, name, container.format.name, stream)
-        found.begins_at(container)
+        stream = video_stream(container, name)
+        found = _PacketCollector(source, name, container.format.name, stream)
+        found.set_origin(container)
         try:
-            for packet in demuxed(container, stream):
+            for packet in demux_packets(container, stream):
                 found.add(packet)
         # PyAV raises IndexError when a new stream appears in the middle of the file.
         except (av.error.FFmpegError, IndexError) as error:
             if not found.sizes:
-                raise ClipError(f"{shown(name)!r} is a damaged video: {said(error)}") from error
+                raise ClipError(f"{shown(name)!r} is a damaged video: {ffmpeg_message(error)}") from error
             # Keep the packets before the damage, as players do.
-        found.drop_torn()
-        found.look_at_first(container)
-        return found.scanned()
+        found.drop_truncated()
+        found.read_rotation(container)
+        return found.result()
 
 
-def video_of(container: Any, name: str) -> Any:
+def video_stream(container: Any, name: str) -> Any:
     """Return the video stream of a container.
 
     Raises:
@@ -122,14 +132,14 @@ def video_of(container: Any, name: str) -> Any:
     return stream
 
 
-def demuxed(container: Any, stream: Any) -> Iterator[Any]:
+def demux_packets(container: Any, stream: Any) -> Iterator[Any]:
     """Yield the non-empty packets of a stream, in file order."""
     for packet in container.demux(stream):
         if packet.size:
             yield packet
 
 
-def sought(container: Any, stream: Any, time: float, size: int, backs: Iterable[float]) -> Iterator[Any] | None:
+def seek_packets(container: Any, stream: Any, time: float, size: int, backs: Iterable[float]) -> Iterator[Any] | None:
     """Return the packets of a stream from a given key frame on; None if the demuxer does not find it.
 
     Args:
@@ -145,7 +155,7 @@ def sought(container: Any, stream: Any, time: float, size: int, backs: Iterable[
             container.seek(int((time - back) / unit), stream=stream)
         except av.error.FFmpegError:  # the format does not support seeking
             return None
-        rest = demuxed(container, stream)
+        rest = demux_packets(container, stream)
         for packet in rest:
             if packet.is_keyframe and packet.pts is not None and packet.pts * unit == time and packet.size == size:
                 return itertools.chain([packet], rest)
@@ -154,7 +164,7 @@ def sought(container: Any, stream: Any, time: float, size: int, backs: Iterable[
     return None
 
 
-def range_of(source: Bytes, packet: Any) -> int | None:
+def packet_offset(source: ByteSource, packet: Any) -> int | None:
     """Return a packet's offset in bytes; None if it is not a range of the file or cannot be decoded by itself."""
     if packet.pos is None or packet.pos < 0 or _changes(packet):
         return None
@@ -163,10 +173,10 @@ def range_of(source: Bytes, packet: Any) -> int | None:
     return None if found < 0 else int(packet.pos) + found
 
 
-class _Found:
+class _PacketCollector:
     """Collects the packets of a scan."""
 
-    def __init__(self, source: Bytes, name: str, kind: str, stream: Any) -> None:
+    def __init__(self, source: ByteSource, name: str, kind: str, stream: Any) -> None:
         self._source, self._name, self._stream = source, name, stream
         context = stream.codec_context
         self._codec = str(context.codec.canonical_name)
@@ -180,11 +190,11 @@ class _Found:
         self.keys: list[int] = []
         self._changed = False
         self._rotation = 0
-        self._torn = False
+        self._truncated = False
         self.dropped: set[int] = set()
         """Packets that the container marks as not displayed: an edit list begins after them."""
 
-    def begins_at(self, container: Any) -> None:
+    def set_origin(self, container: Any) -> None:
         """Record the start time of the file: that of its earliest stream."""
         streams = [*container.streams.video, *container.streams.audio]
         begins = [stream.start_time * stream.time_base for stream in streams if stream.start_time is not None]
@@ -194,7 +204,7 @@ class _Found:
         """Record a packet."""
         number = len(self.sizes)
         self._changed = self._changed or _changes(packet)
-        at = range_of(self._source, packet) if self._in_ranges else None
+        at = packet_offset(self._source, packet) if self._in_ranges else None
         self._in_ranges = at is not None
         self.at.append(at or 0)
         self.sizes.append(packet.size)
@@ -203,18 +213,18 @@ class _Found:
             self.keys.append(number)
         if packet.is_discard:
             self.dropped.add(number)
-        self._torn = packet.is_corrupt
+        self._truncated = packet.is_corrupt
 
-    def drop_torn(self) -> None:
+    def drop_truncated(self) -> None:
         """Remove the last packet if the file is truncated inside it."""
-        if self._torn and self._in_ranges and self.at[-1] + self.sizes[-1] >= self._source.size:
+        if self._truncated and self._in_ranges and self.at[-1] + self.sizes[-1] >= self._source.size:
             number = len(self.sizes) - 1
             for column in (self.at, self.sizes, self.pts):
                 column.pop()
             self.keys = [key for key in self.keys if key < number]
             self.dropped.discard(number)
 
-    def look_at_first(self, container: Any) -> None:
+    def read_rotation(self, container: Any) -> None:
         """Record the rotation of the first frame."""
         context = self._stream.codec_context
         if context.width * context.height > MAX_PIXELS:
@@ -225,7 +235,7 @@ class _Found:
                 self._rotation = round(frame.rotation / 90) * 90 % 360
                 return
 
-    def scanned(self) -> Scanned:
+    def result(self) -> ScanResult:
         """Return the result."""
         numbers, times, by_time = self._order()
         if not len(numbers):
@@ -258,7 +268,7 @@ class _Found:
             numbers.astype(np.uint32),
             times,
         )
-        return Scanned(coding, packets)
+        return ScanResult(coding, packets)
 
     def _order(self) -> tuple[Ints, npt.NDArray[Any], bool]:
         """Return the packets of the frames in display order, their times, and whether these are the container's."""
@@ -275,10 +285,10 @@ class _Found:
         if not self._is_doubtful(numbers, first):
             return numbers, times, True
         limit = self._end_of_groups()
-        said, seen = numbers[numbers < limit].tolist(), self._decoded(limit)
+        stated, seen = numbers[numbers < limit].tolist(), self._decoded(limit)
         # Frames that are displayed before the first key frame may need earlier frames, which are missing.
-        lost = len(said) - len(seen)
-        if lost >= 0 and seen == said[lost:] and first not in said[:lost]:
+        lost = len(stated) - len(seen)
+        if lost >= 0 and seen == stated[lost:] and first not in stated[:lost]:
             return numbers[lost:], times[lost:], True
         numbers = np.array(self._decoded(len(self.sizes)), np.int64)
         return numbers, times[: len(numbers)], False
@@ -297,7 +307,7 @@ class _Found:
     def _end_of_groups(self) -> int:
         """Return the end of the first two GOPs, or of a part of them, as a packet number."""
         third = self.keys[2] if len(self.keys) > 2 else len(self.sizes)
-        return min(third, _LOOKED_AT, len(self.sizes))
+        return min(third, _MAX_PROBED, len(self.sizes))
 
     def _decoded(self, limit: int) -> list[int]:
         """Decode the first packets and return their numbers in display order."""
@@ -308,8 +318,8 @@ class _Found:
                 "timestamps. To find the frames' order they must be decoded, up to 67 million pixels a frame"
             )
         with contextlib.closing(open_container(self._source, self._name)) as container:
-            stream = video_of(container, self._name)
-            packets = itertools.islice(enumerate(demuxed(container, stream)), limit)
+            stream = video_stream(container, self._name)
+            packets = itertools.islice(enumerate(demux_packets(container, stream)), limit)
             decoder = CodecDecoder.of_stream(stream)
             made = [number for number, _ in decoder.frames(packets, tolerant=True)]
         return [number for number in made if number is not None and 0 <= number < limit and number not in self.dropped]
@@ -320,6 +330,6 @@ def _changes(packet: Any) -> bool:
     return any(data.data_type in _CHANGING for data in packet.iter_sidedata())
 
 
-def said(error: BaseException) -> str:
+def ffmpeg_message(error: BaseException) -> str:
     """Return FFmpeg's message of an error."""
     return getattr(error, "strerror", None) or str(error)

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_executable
 from typing import Any, NamedTuple
 
-from penstock.clips.media import Bytes
+from penstock.clips.media import ByteSource
 from penstock.errors import ClipError, ConfigError, DataFileIOError
 from penstock.processes import end_with_parent
 from penstock.storage.urls import shown
@@ -72,7 +72,7 @@ class ScanProcesses:
             for process in self._idle:
                 process.close()
 
-    def scan(self, source: Bytes, name: str) -> tuple[Any, Any]:
+    def scan(self, source: ByteSource, name: str) -> tuple[Any, Any]:
         """Return the coding and the packets of a file.
 
         Args:
@@ -87,28 +87,28 @@ class ScanProcesses:
         """
         request = _Request(self._module, name, source.size, self._seconds + source.size // _BYTES_OF_SECOND)
         for tries_left in reversed(range(_TRIES)):
-            process = self._take()
+            process = self._acquire()
             try:
                 answer = process.scan(request, source)
             except _EndedError as error:
-                how = self._drop(process)
+                how = self._discard(process)
                 if how != -signal.SIGXCPU and tries_left:
                     continue
-                words = f"{shown(name)!r} cannot be indexed: {_words(how, request)}"
+                words = f"{shown(name)!r} cannot be indexed: {_exit_reason(how, request)}"
                 # SIGKILL comes from the user or from a system out of memory, so the file is not to blame.
                 raise (DataFileIOError if how == -signal.SIGKILL else ClipError)(words) from error
             except BaseException:
                 process.kill()
-                self._drop(process)
+                self._discard(process)
                 raise
             else:
-                self._give_back(process)
+                self._release(process)
                 if answer.error:
                     raise (ClipError if answer.is_of_file else ConfigError)(answer.error)
                 return answer.coding, answer.packets
         raise AssertionError
 
-    def _take(self) -> _Process:
+    def _acquire(self) -> _Process:
         with self._lock:
             if self._is_closed:
                 raise ConfigError("files cannot be scanned: the scan processes were closed")
@@ -116,7 +116,7 @@ class ScanProcesses:
             self._busy.add(process)
             return process
 
-    def _give_back(self, process: _Process) -> None:
+    def _release(self, process: _Process) -> None:
         with self._lock:
             self._busy.discard(process)
             if not self._is_closed:
@@ -124,7 +124,7 @@ class ScanProcesses:
                 return
         process.close()
 
-    def _drop(self, process: _Process) -> int:
+    def _discard(self, process: _Process) -> int:
         with self._lock:
             self._busy.discard(process)
         return process.close()
@@ -154,11 +154,11 @@ class _Process:
     def __init__(self) -> None:
         try:
             self._connection, theirs = Pipe()
-            self._process = self._started(theirs)
+            self._process = self._start(theirs)
         except OSError as error:
             raise DataFileIOError(f"a process that scans files cannot be started: {error.strerror}") from error
 
-    def _started(self, theirs: Connection) -> subprocess.Popen[bytes]:
+    def _start(self, theirs: Connection) -> subprocess.Popen[bytes]:
         with theirs:
             program = _PROGRAM.format(path=list(map(str, sys.path)), fd=theirs.fileno(), parent=os.getpid())
             # In its own process group, so that Ctrl-C reaches only the parent.
@@ -169,15 +169,15 @@ class _Process:
                 process_group=0,
             )
 
-    def scan(self, request: _Request, source: Bytes) -> _Answer:
+    def scan(self, request: _Request, source: ByteSource) -> _Answer:
         """Return the answer to a request. Raises `_EndedError`, and the errors of the source."""
-        message = self._said(request)
+        message = self._exchange(request)
         while not isinstance(message, _Answer):
             offset, size = message
-            message = self._said(source.read_at(offset, size))
+            message = self._exchange(source.read_at(offset, size))
         return message
 
-    def _said(self, words: _Request | bytes) -> Any:
+    def _exchange(self, words: _Request | bytes) -> Any:
         """Send a request or bytes, and return the reply."""
         try:
             if isinstance(words, bytes):
@@ -201,7 +201,7 @@ class _Process:
         return self._process.wait()
 
 
-def _words(code: int, request: _Request) -> str:
+def _exit_reason(code: int, request: _Request) -> str:
     """Describe why a process ended."""
     if code == -signal.SIGXCPU:
         return f"that takes more than {request.seconds:,} s of CPU time, for {request.size:,} bytes"
@@ -233,7 +233,7 @@ def _limit(what: int, most: int) -> None:
 def _answer(connection: Connection, request: _Request) -> _Answer:
     try:
         coding, packets = importlib.import_module(f"penstock.clips.{request.module}").scan(
-            _Asked(connection, request.size), request.name
+            _RemoteSource(connection, request.size), request.name
         )
         return _Answer(coding, packets)
     except ClipError as error:
@@ -247,7 +247,7 @@ def _answer(connection: Connection, request: _Request) -> _Answer:
         return _Answer(error=f"{shown(request.name)!r} cannot be indexed: {what}")
 
 
-class _Asked:
+class _RemoteSource:
     """A file that the parent process has open. It is read in blocks, and some of them are cached."""
 
     fingerprint = ""

@@ -13,29 +13,29 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 
-from penstock.clips.decoder import coded
-from penstock.clips.media import Bytes
+from penstock.clips.decoder import make_packet
+from penstock.clips.media import ByteSource
 from penstock.clips.packets import Ints
-from penstock.clips.scan import demuxed, open_container, range_of, said, sound_of
+from penstock.clips.scan import audio_stream, demux_packets, ffmpeg_message, open_container, packet_offset
 from penstock.clips.sound import SoundCoding, SoundPackets
 from penstock.clips.sound_decoder import SoundDecoder, is_known, samples_of
 from penstock.errors import ClipError
 from penstock.storage.urls import shown
 
-__all__ = ["ScannedSound", "scan"]
+__all__ = ["SoundScanResult", "scan"]
 
 _OPUS_FRAMES = (480, 960, 1920, 2880)  # of SILK, at 48 kHz; RFC 6716, 3.1
 _SKIP = struct.Struct("<II")  # samples to skip at the start and at the end
 
 
-class ScannedSound(NamedTuple):
+class SoundScanResult(NamedTuple):
     """The result of a scan."""
 
     coding: SoundCoding
     packets: SoundPackets
 
 
-def scan(source: Bytes, name: str) -> ScannedSound:
+def scan(source: ByteSource, name: str) -> SoundScanResult:
     """Scan the packets of a file's best audio stream.
 
     Args:
@@ -48,24 +48,24 @@ def scan(source: Bytes, name: str) -> ScannedSound:
     Costs: the whole file is read once. Memory: some hundred bytes per packet.
     """
     with contextlib.closing(open_container(source, name)) as container:
-        stream = sound_of(container, name)
-        found = _Found(source, stream)
+        stream = audio_stream(container, name)
+        found = _PacketCollector(source, stream)
         try:
-            for packet in demuxed(container, stream):
+            for packet in demux_packets(container, stream):
                 found.add(packet)
         except (av.error.FFmpegError, IndexError) as error:  # IndexError: as in `penstock.clips.scan.scan`
             if not found.sizes:
-                raise ClipError(f"{shown(name)!r} is a damaged recording: {said(error)}") from error
+                raise ClipError(f"{shown(name)!r} is a damaged recording: {ffmpeg_message(error)}") from error
             # Keep the packets before the damage, as players do.
-        found.drop_torn()
+        found.drop_truncated()
         counts = found.counts(name)
-        return found.scanned(counts, name)
+        return found.result(counts, name)
 
 
-class _Found:
+class _PacketCollector:
     """Collects the packets of a scan."""
 
-    def __init__(self, source: Bytes, stream: Any) -> None:
+    def __init__(self, source: ByteSource, stream: Any) -> None:
         self._source, self._stream, self._context = source, stream, stream.codec_context
         self._codec = str(self._context.codec.name)
         self._unit = float(stream.time_base or 1)
@@ -79,7 +79,7 @@ class _Found:
 
     def add(self, packet: Any) -> None:
         """Record a packet."""
-        at = range_of(self._source, packet) if self._in_ranges else None
+        at = packet_offset(self._source, packet) if self._in_ranges else None
         self._in_ranges = at is not None
         for data in packet.iter_sidedata():
             if data.data_type == "skip_samples":
@@ -89,13 +89,13 @@ class _Found:
         self.at.append(at or 0)
         self.sizes.append(packet.size)
         self._times.append((packet.pts or 0) * self._unit)
-        count = self._said_by(packet)
+        count = self._stated_samples(packet)
         if count is None:
             self._samples = None
         elif self._samples is not None:
             self._samples.append(count)
 
-    def _said_by(self, packet: Any) -> int | None:
+    def _stated_samples(self, packet: Any) -> int | None:
         """Return the number of samples that a packet states; None if it states none."""
         codec, context = self._codec, self._context
         if codec.startswith("pcm_"):
@@ -115,18 +115,18 @@ class _Found:
         counts, self._skip, self._after = _decoded_counts(self._source, name, len(self.sizes))
         return counts
 
-    def drop_torn(self) -> None:
+    def drop_truncated(self) -> None:
         """Remove the last FLAC frame if it cannot be decoded, because the file is truncated inside it."""
         if self._codec != "flac" or not self._in_ranges or not self._samples:
             return
         data = self._source.read_at(self.at[-1], self.sizes[-1])
         decoder = SoundDecoder.of(self._coding(0, 0))
-        if not any(frame.samples for _, frame in decoder.frames([(0, coded(data))])):
+        if not any(frame.samples for _, frame in decoder.frames([(0, make_packet(data))])):
             self._samples.pop()
             for column in (self.at, self.sizes, self._times):
                 column.pop()
 
-    def scanned(self, counts: list[int], name: str) -> ScannedSound:
+    def result(self, counts: list[int], name: str) -> SoundScanResult:
         """Return the result, given the number of samples of each packet."""
         context = self._context
         total = sum(counts)
@@ -139,7 +139,7 @@ class _Found:
         table = SoundPackets(
             np.array(self.at, np.int64), np.array(self.sizes, np.uint32), begins, np.array(times, np.float64)
         )
-        return ScannedSound(self._coding(skip, samples), table)
+        return SoundScanResult(self._coding(skip, samples), table)
 
     def _coding(self, skip: int, samples: int) -> SoundCoding:
         context = self._context
@@ -168,21 +168,21 @@ def _opus_samples(data: bytes) -> int:
     return frame * count
 
 
-def _decoded_counts(source: Bytes, name: str, packets: int) -> tuple[list[int], int, int]:
+def _decoded_counts(source: ByteSource, name: str, packets: int) -> tuple[list[int], int, int]:
     """Return the number of samples of each packet, and the numbers to skip at the start and at the end."""
     counts, skip, after = [0] * packets, 0, 0
     with contextlib.closing(open_container(source, name)) as container:
-        stream = sound_of(container, name)
-        numbered = enumerate(demuxed(container, stream))
+        stream = audio_stream(container, name)
+        numbered = enumerate(demux_packets(container, stream))
         for number, frame in SoundDecoder(stream.codec_context).frames(numbered):
-            begin, after = _left_away(frame)
+            begin, after = _skipped_samples(frame)
             skip += 0 if any(counts[: number + 1]) else begin
             if 0 <= number < packets:
                 counts[number] += frame.samples
     return counts, skip, after
 
 
-def _left_away(frame: Any) -> tuple[int, int]:
+def _skipped_samples(frame: Any) -> tuple[int, int]:
     """Return the numbers of samples to skip at the start and at the end of a frame."""
     for data in frame.side_data:
         if data.type.name == "SKIP_SAMPLES":

@@ -11,7 +11,7 @@ import re
 import tarfile
 from typing import Any, NamedTuple
 
-from penstock.clips.media import Media, open_file
+from penstock.clips.media import MediaFile, open_file
 from penstock.errors import ClipError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -52,7 +52,7 @@ def members_of(archive: str, endings: tuple[str, ...], storage: Storage | None) 
     clips: list[tuple[str, str]] = []
     beside: dict[str, dict[str, bytes]] = {}
     try:
-        with tarfile.open(fileobj=Media(open_file(archive, storage)), mode="r:") as opened:
+        with tarfile.open(fileobj=MediaFile(open_file(archive, storage)), mode="r:") as opened:
             for member in opened:
                 key, _, ending = member.name.rpartition(".")
                 if not member.isreg():

@@ -137,7 +137,7 @@ def _loading(
     """Return a function that creates the ``load`` for an index."""
     try:
         from penstock.clips.load_sound import LoadSound
-        from penstock.clips.sound_reading import SoundReader
+        from penstock.clips.sound_reader import SoundReader
     except ImportError as error:
         raise ConfigError("clips of sound need PyAV: pip install 'penstock[clips]'") from error
 

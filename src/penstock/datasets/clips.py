@@ -11,7 +11,7 @@ import torch
 
 from penstock.clips.clip_files import ClipFiles, ClipRecord, Rule
 from penstock.clips.clip_index import ClipIndex, Kind
-from penstock.clips.discovery import Found, files_of
+from penstock.clips.discovery import FileList, find_files
 from penstock.clips.indexing import open_index
 from penstock.clips.listed_clips import ClipTable, ListedClips
 from penstock.clips.packets import Ints
@@ -62,7 +62,7 @@ class ClipDataset(HasClasses, SourceDataset):
 
     def __init__(
         self,
-        found: Found | ClipTable,
+        found: FileList | ClipTable,
         kind: Kind,
         rule: Rule,
         loading: Callable[[ClipIndex], LoadClip],
@@ -75,7 +75,7 @@ class ClipDataset(HasClasses, SourceDataset):
     ) -> None:
         table = found if isinstance(found, ClipTable) else None
         self._classes: list[str] | None = None
-        if isinstance(found, Found) and labels is None and found.labels:
+        if isinstance(found, FileList) and labels is None and found.labels:
             self._classes, labels = found.classes or None, found.labels
         _check_labels(labels, len(found.paths))
         if index is not None and not isinstance(index, str | os.PathLike):
@@ -137,14 +137,14 @@ def _check_labels(labels: Any, count: int) -> None:
 
 def clips_of(
     files: Urls, clips: Any, endings: tuple[str, ...], storage: Storage | None, **others: Any
-) -> Found | ClipTable:
+) -> FileList | ClipTable:
     """Return the rows of a dataset: whole files, or a table of clips.
 
     Raises:
         ConfigError: an option together with ``clips=``, whose rows already contain this.
     """
     if clips is None:
-        return files_of(files, endings, storage)
+        return find_files(files, endings, storage)
     for name, value in others.items():
         if value is not None:
             raise ConfigError(f"{name}= is for whole files: with clips=, its rows have the time span and the label")

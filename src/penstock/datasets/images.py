@@ -24,7 +24,7 @@ from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import MAX_PIXELS
 from penstock.images.entries import ImageIndex
-from penstock.images.learning import find_index
+from penstock.images.learned_index import find_index
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.manifest import Manifest, Record

@@ -148,9 +148,9 @@ def _loading(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFil
     check_pixels(max_pixels)
     try:
         from penstock.clips.decoder import MAX_PIXELS
+        from penstock.clips.frame_reader import FrameReader
         from penstock.clips.lerobot_load import LoadFrame
         from penstock.clips.load_video import chain_of
-        from penstock.clips.reading import FrameReader
     except ImportError as error:
         raise ConfigError("videos of LeRobot datasets need PyAV: pip install 'penstock[clips]'") from error
 

@@ -143,7 +143,7 @@ class LoadImage:
             as well. A function that draws nothing, or only from `penstock.generator`, can declare this with an
             attribute ``pure = True``; loaders then split its batches among workers, and use threads.
         max_pixels: raise an error for an image with more pixels, instead of exhausting memory.
-        index: `penstock.images.learning.find_index` or `penstock.images.entries.ImageIndex.open` of the records'
+        index: `penstock.images.learned_index.find_index` or `penstock.images.entries.ImageIndex.open` of the records'
             manifest. With it, a transform decodes crops faster, with the same pixels. False: do not use the entries of
             shard samples either.
 

@@ -127,8 +127,8 @@ def _loading(
         raise ConfigError(f"flip= takes True or False, and size= one or two integers, got {flip!r} and {size!r}")
     try:
         from penstock.clips.decoder import MAX_PIXELS
+        from penstock.clips.frame_reader import FrameReader
         from penstock.clips.load_video import LoadVideo, chain_of
-        from penstock.clips.reading import FrameReader
     except ImportError as error:
         raise ConfigError("clips of videos need PyAV: pip install 'penstock[clips]'") from error
 

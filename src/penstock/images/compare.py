@@ -44,7 +44,7 @@ from penstock.images.headers import size_from_header
 from penstock.images.limits import Limit, check_jpeg, open_pillow
 from penstock.images.region import Box, decode_region
 
-__all__ = ["TASKS", "Comparison", "Files", "compare", "made_up", "sample"]
+__all__ = ["TASKS", "Comparison", "Files", "compare", "sample", "synthetic_jpegs"]
 
 TASKS = ("header", "decode", "target", "crop")
 Task: TypeAlias = Callable[[bytes], object]
@@ -115,7 +115,7 @@ def sample(folder: Path, *, count: int) -> Files:
     return Files(kind, data_of_kind, len(read) - len(data_of_kind), unreadable)
 
 
-def made_up(count: int = 64) -> Files:
+def synthetic_jpegs(count: int = 64) -> Files:
     """Return synthetic JPEGs of 500 x 375 pixels with about the detail of a photograph."""
     rng = np.random.default_rng(0)
     data = []

@@ -18,7 +18,7 @@ The hash is that of the image file's bytes, seeded with the hash of the entries.
 another file or of an older version of it, are detected at every use and never cause wrong pixels. The fingerprint is
 the whole manifest's, so the index of another manifest is refused (`StateError`). The index of a tar shard has the same
 format, with the fingerprint of the shard and a row per sample (`penstock.shards.entries`).
-`penstock.images.learning` builds such a file while images are decoded.
+`penstock.images.learned_index` builds such a file while images are decoded.
 
 Memory: `write_index` uses 20 bytes per row; an open index uses none and is read with two system calls per image.
 """
@@ -38,7 +38,7 @@ from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOEr
 from penstock.images import native
 from penstock.images.decode import read_bytes
 from penstock.images.threads import map_blocks
-from penstock.images.warn_once import Once
+from penstock.images.warn_once import WarnOnce
 from penstock.manifest import Manifest, Record
 from penstock.storage import SourceFile, Storage, io_error, write_atomically
 
@@ -47,13 +47,13 @@ __all__ = [
     "ROW",
     "STEP",
     "TABLE",
-    "Found",
+    "ImageEntries",
     "ImageIndex",
     "IndexReport",
     "IndexWriter",
     "Origin",
     "UnreadImage",
-    "find_entries",
+    "compute_entries",
     "index_path",
     "pack_header",
     "whole_rows",
@@ -110,14 +110,14 @@ class IndexReport(NamedTuple):
     """The first `MAX_ERRORS` unreadable images, by row."""
 
 
-class Found(NamedTuple):
+class ImageEntries(NamedTuple):
     """The entries of an image (empty if it has none), and the hash of entries and image bytes."""
 
     entries: bytes
     hash: int
 
     @classmethod
-    def of(cls, data: bytes | bytearray | memoryview, entries: bytes) -> Found:
+    def of(cls, data: bytes | bytearray | memoryview, entries: bytes) -> ImageEntries:
         """Return an object for these entries of these image bytes."""
         return cls(entries, _hash(data, entries))
 
@@ -129,16 +129,16 @@ class Found(NamedTuple):
 class _Block(NamedTuple):
     """The result for a block of images."""
 
-    entries: list[tuple[int, Found]]
+    entries: list[tuple[int, ImageEntries]]
     """(row, entries) of the images with entries."""
     nbytes: int
     errors: list[UnreadImage]
 
 
-def find_entries(data: bytes | bytearray | memoryview, step: int = STEP) -> Found | None:
+def compute_entries(data: bytes | bytearray | memoryview, step: int = STEP) -> ImageEntries | None:
     """Compute the entries of an image file; None if it has none. Cost: two fifths of a decode."""
     entries = native.entries_of(data, step=step)
-    return None if entries is None else Found.of(data, entries)
+    return None if entries is None else ImageEntries.of(data, entries)
 
 
 def index_path(manifest: Manifest) -> Path:
@@ -231,7 +231,7 @@ class IndexWriter:
         """Number of rows with entries."""
         file.seek(self._end)
 
-    def add(self, row: int, found: Found) -> None:
+    def add(self, row: int, found: ImageEntries) -> None:
         """Write the entries of a row's image."""
         self._table[row] = self._end, found.hash, len(found.entries)
         self._end += self._file.write(found.entries)
@@ -251,7 +251,7 @@ class ImageIndex:
     """
 
     def __init__(
-        self, path: Path, fingerprint: str, rows: int, of: Origin = _MANIFEST, *, once: Once | None = None
+        self, path: Path, fingerprint: str, rows: int, of: Origin = _MANIFEST, *, once: WarnOnce | None = None
     ) -> None:
         """Use `ImageIndex.open`. Indexes with the same `once` share one warning."""
         self.path = path
@@ -268,8 +268,8 @@ class ImageIndex:
         self.step, size = _check_header(self._file, fingerprint, rows, of)
         """Distance of entries in MCUs."""
         self.grows = size == _GROWS
-        """Whether new entries are appended to the file; see `penstock.images.learning`."""
-        self._once = Once() if once is None else once
+        """Whether new entries are appended to the file; see `penstock.images.learned_index`."""
+        self._once = WarnOnce() if once is None else once
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> ImageIndex:
@@ -313,7 +313,7 @@ class ImageIndex:
         found = self._find(row)
         return found is None or found.is_of(data)
 
-    def _find(self, row: int) -> Found | None:
+    def _find(self, row: int) -> ImageEntries | None:
         """Return the entries of a row, perhaps empty; None if the image was not scanned."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} is out of range for an index of {self.rows} rows: {self.path}")
@@ -325,7 +325,7 @@ class ImageIndex:
             return None
         # An index that is being learned may have grown since it was opened.
         inside = offset + size <= self._file.size or offset + size <= self._file.size_now()
-        return Found(self._file.read(size, offset) if inside else b"", digest)
+        return ImageEntries(self._file.read(size, offset) if inside else b"", digest)
 
 
 def whole_rows(manifest: Manifest) -> int:
@@ -344,7 +344,7 @@ def _hash(data: bytes | bytearray | memoryview, entries: bytes) -> int:
 
 
 def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _Block:
-    entries: list[tuple[int, Found]] = []
+    entries: list[tuple[int, ImageEntries]] = []
     errors: list[UnreadImage] = []
     nbytes = 0
     for record in records:
@@ -354,7 +354,7 @@ def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _B
             errors.append(UnreadImage(record.row, record.path, str(error)))
             continue
         nbytes += len(data)
-        found = find_entries(data, step)
+        found = compute_entries(data, step)
         if found is not None:
             entries.append((record.row, found))
     return _Block(entries, nbytes, errors)

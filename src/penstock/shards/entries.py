@@ -18,9 +18,9 @@ from pathlib import Path
 
 from penstock.errors import ManifestError, ManifestIOError, ShardIOError, StateError
 from penstock.images import native
-from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, find_entries
+from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, compute_entries
 from penstock.images.files import is_image
-from penstock.images.warn_once import Once
+from penstock.images.warn_once import WarnOnce
 from penstock.shards.files import ShardFile
 from penstock.shards.index import ShardIndex, load_or_build
 from penstock.storage import io_error, write_atomically
@@ -60,7 +60,7 @@ def write_entries(shard: str) -> int:
             writer = IndexWriter(out, len(index))
             for number in range(len(index)):
                 data = first_image(index, file, number)
-                found = None if data is None else find_entries(data)
+                found = None if data is None else compute_entries(data)
                 if found is not None:
                     writer.add(number, found)
             file.check()
@@ -80,7 +80,7 @@ def first_image(index: ShardIndex, file: ShardFile, number: int) -> bytes | None
     return None
 
 
-def open_entries(shard: str, index: ShardIndex, once: Once | None = None) -> ImageIndex:
+def open_entries(shard: str, index: ShardIndex, once: WarnOnce | None = None) -> ImageIndex:
     """Return the index of entries of a shard, given the shard's index.
 
     Raises `ManifestIOError` (missing), `ManifestError` (damaged), `StateError` (of another shard).
@@ -125,7 +125,7 @@ class ShardEntries:
     Shards with the same `once` share one warning.
     """
 
-    def __init__(self, shard: str, index: ShardIndex, once: Once) -> None:
+    def __init__(self, shard: str, index: ShardIndex, once: WarnOnce) -> None:
         self._once = once
         self._index: ImageIndex | None = None
         try:

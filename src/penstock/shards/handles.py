@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ShardChangedError, ShardError, StorageNotFoundError
-from penstock.images.warn_once import Once
+from penstock.images.warn_once import WarnOnce
 from penstock.manifest.sidecar import places
 from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample
@@ -46,7 +46,7 @@ class OpenShard:
         """Raise ShardChangedError if the file has changed."""
         self.file.check()
 
-    def entries(self, number: int, data: bytes, once: Once) -> bytes | None:
+    def entries(self, number: int, data: bytes, once: WarnOnce) -> bytes | None:
         """Return the entries of a sample's first image, whose bytes are `data`; see `ShardEntries`."""
         if self._entries is None:
             from penstock.shards.entries import ShardEntries  # imported late: it loads the image decoders

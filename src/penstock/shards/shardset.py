@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.images.sample_record import SampleRecord
-from penstock.images.warn_once import Once
+from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.counted_source import CountedSource
 from penstock.shards.find_handles import open_handles
@@ -93,7 +93,7 @@ class ShardSet(CountedSource):
     def _set_up(self, urls: list[str], handles: list[Handle]) -> None:
         self.urls, self._handles = urls, handles
         self._opened = OpenShards(handles)
-        self._once = Once()  # one warning for all indexes of entries
+        self._once = WarnOnce()  # one warning for all indexes of entries
         self._headers = [handle.header for handle in handles if handle.header is not None]
         self.starts = np.cumsum([0, *(header.samples for header in self._headers)])
         self._length = int(self.starts[-1])

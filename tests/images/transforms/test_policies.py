@@ -22,7 +22,7 @@ from penstock.images.transforms import (
     Rotate,
     TrivialAugment,
 )
-from penstock.images.transforms.canvas import Array, Canvas
+from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.policies import _COMMON, _PIXELS, apply_operation
 from penstock.images.transforms.tables import pairs_of
 from penstock.random import sample_scope
@@ -115,14 +115,14 @@ def test_a_policy_is_drawn_from_its_own_table() -> None:
 )
 def test_moves_are_the_papers(name: str, value: float, matrix: Any) -> None:
     """The paper's code is Pillow's `transform`: shears start from the upper left corner."""
-    canvas = Canvas(Array(IMAGE))
+    canvas = Canvas(ArraySource(IMAGE))
     apply_operation(canvas, name, value, interpolation="nearest", fill=0)
     expected = np.asarray(Image.fromarray(IMAGE).transform((80, 60), Image.Transform.AFFINE, matrix))
     assert (canvas.pixels != expected).any(axis=2).mean() < 0.03, "ties between two pixels go either way"
 
 
 def test_rotations_are_pillows() -> None:
-    canvas = Canvas(Array(IMAGE))
+    canvas = Canvas(ArraySource(IMAGE))
     apply_operation(canvas, "rotate", 20, interpolation="nearest", fill=0)
     expected = np.asarray(Image.fromarray(IMAGE).rotate(20))
     assert (canvas.pixels != expected).any(axis=2).mean() < 0.03
@@ -134,7 +134,7 @@ def test_translations_are_whole_pixels(share: float, width: int, pixels: int) ->
     image = np.full((20, width, 3), 200, np.uint8)
     found = set()
     for key in range(20):
-        canvas = Canvas(Array(image))
+        canvas = Canvas(ArraySource(image))
         with sample_scope(key):
             AutoAugment()._do(canvas, "translatex", share)
         found.add(int((canvas.pixels[0, :, 0] == 0).sum()))
@@ -161,7 +161,7 @@ def test_operations_are_pillows(name: str, value: float, theirs: Any, far: int) 
 
 @pytest.mark.parametrize("name", [name for name in _COMMON if "e" in name])
 def test_no_strength_is_identity(name: str) -> None:
-    canvas = Canvas(Array(IMAGE))
+    canvas = Canvas(ArraySource(IMAGE))
     none = {"posterize": 8, "solarize": 256}.get(name, 0)
     apply_operation(canvas, name, none, interpolation="nearest", fill=0)
     if name not in ("equalize", "autocontrast"):
@@ -174,7 +174,9 @@ def test_no_strength_is_identity(name: str) -> None:
 def test_masks_and_boxes_follow(name: str, value: float) -> None:
     image = np.zeros((60, 80, 3), np.uint8)
     image[20:35, 30:50] = 255
-    canvas = Canvas(Array(image), masks=((image[:, :, 0] > 0).astype(np.int64),), boxes=np.array([[30, 20, 50, 35]]))
+    canvas = Canvas(
+        ArraySource(image), masks=((image[:, :, 0] > 0).astype(np.int64),), boxes=np.array([[30, 20, 50, 35]])
+    )
     apply_operation(canvas, name, value, interpolation="nearest", fill=0)
     there = canvas.pixels[:, :, 0] > 0
     assert not np.array_equal(there, image[:, :, 0] > 0)
@@ -186,7 +188,7 @@ def test_masks_and_boxes_follow(name: str, value: float) -> None:
 
 
 def test_translations_go_right_and_down() -> None:
-    canvas = Canvas(Array(IMAGE))
+    canvas = Canvas(ArraySource(IMAGE))
     apply_operation(canvas, "translatex", 5, interpolation="nearest", fill=(1, 2, 3))
     assert np.array_equal(canvas.pixels[:, 5:], IMAGE[:, :-5])
     assert (canvas.pixels[:, :5] == (1, 2, 3)).all()

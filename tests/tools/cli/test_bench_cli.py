@@ -17,7 +17,7 @@ from penstock.clips.compare import _has_torchcodec, by_pyav, by_torchcodec
 from penstock.errors import ClipError, ConfigError, ImageError
 from penstock.images import native
 from penstock.images.backends import installed
-from penstock.images.compare import TASKS, compare, made_up, sample
+from penstock.images.compare import TASKS, compare, sample, synthetic_jpegs
 from penstock.tools.cli.app import app
 
 
@@ -83,7 +83,7 @@ def test_no_folder_no_images_no_back_end(folder: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "readers", str(folder), "--backend", "libpng"])
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match="at least 1"):
-        compare(made_up(1), threads=(0,))
+        compare(synthetic_jpegs(1), threads=(0,))
 
 
 def test_png_and_made_up_files(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_png_and_made_up_files(folder: Path) -> None:
     assert "simplejpeg" not in result.speed
     assert result.best("decode", 1) in installed()
     assert result.best("decode", 7) is None
-    made = made_up(2)
+    made = synthetic_jpegs(2)
     assert compare(made, rounds=1, backends=["opencv"]).files == 2
 
 
@@ -111,7 +111,7 @@ def cmyk(size: tuple[int, int]) -> bytes:
 
 
 def test_odd_files_are_left_out_or_measured(tmp_path: Path) -> None:
-    good, pixel = made_up(1).data[0], io.BytesIO()
+    good, pixel = synthetic_jpegs(1).data[0], io.BytesIO()
     Image.new("RGB", (1, 1)).save(pixel, "JPEG")
     odd = {"good": good, "cmyk": cmyk((90, 60)), "stray": with_stray_bytes(good), "pixel": pixel.getvalue()}
     odd["cut"] = good[: len(good) // 2]

@@ -12,10 +12,10 @@ from typing import Any
 import cv2
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import chance
-from penstock.images.transforms.border import filling
+from penstock.images.transforms.base import check_probability
+from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.external import Albumentations
-from penstock.images.transforms.geometric import filter_of
+from penstock.images.transforms.geometric import check_filter
 from penstock.images.transforms.output import Form
 
 __all__ = ["CoarseDropout", "Rotate"]
@@ -45,7 +45,7 @@ class _Adapter(Albumentations):
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_here"}
+        return {name: value for name, value in vars(self).items() if name != "_copies"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -85,8 +85,8 @@ class Rotate(_Adapter):
         limits = (-degrees, degrees) if isinstance(degrees, int | float) else tuple(degrees)
         if len(limits) != 2 or limits[0] > limits[1]:
             raise ConfigError(f"degrees must be one positive number, or (min, max), not {degrees!r}")
-        self.degrees, self.interpolation, self.p = limits, filter_of(interpolation), chance(p)
-        self.fill = filling(fill)
+        self.degrees, self.interpolation, self.p = limits, check_filter(interpolation), check_probability(p)
+        self.fill = check_fill(fill)
         how = {"interpolation": _FILTERS[self.interpolation], "border_mode": cv2.BORDER_CONSTANT, "fill": self.fill}
         super().__init__(_make("Rotate", limit=limits, p=p, **how))
 
@@ -118,8 +118,8 @@ class CoarseDropout(_Adapter):
         self.holes = self._range(min_holes, max_holes, "holes")
         self.height = self._range(min_height, max_height, "height")
         self.width = self._range(min_width, max_width, "width")
-        self.fill_value = filling(fill_value)
-        self.p = chance(p)
+        self.fill_value = check_fill(fill_value)
+        self.p = check_probability(p)
         sides = {"hole_height_range": self.height, "hole_width_range": self.width}
         super().__init__(_make("CoarseDropout", num_holes_range=self.holes, fill=self.fill_value, p=p, **sides))
 

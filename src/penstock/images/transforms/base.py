@@ -12,12 +12,12 @@ from penstock.images.transforms.output import Form
 from penstock.images.transforms.single import transform_image
 from penstock.random import generator
 
-__all__ = ["Size", "Transform", "chance", "draws", "pair", "switch"]
+__all__ = ["Size", "Transform", "bernoulli", "check_bool", "check_probability", "check_size"]
 
 Size = int | tuple[int, int] | list[int]
 
 
-def pair(size: Any, name: str = "size") -> tuple[int, int]:
+def check_size(size: Any, name: str = "size") -> tuple[int, int]:
     """Return (height, width) from one int for both, or from two.
 
     Raises:
@@ -33,7 +33,7 @@ def pair(size: Any, name: str = "size") -> tuple[int, int]:
     return values[0], values[1]
 
 
-def chance(p: float) -> float:
+def check_probability(p: float) -> float:
     """Check and return a probability.
 
     Raises:
@@ -44,7 +44,7 @@ def chance(p: float) -> float:
     return float(p)
 
 
-def switch(value: Any, name: str) -> bool:
+def check_bool(value: Any, name: str) -> bool:
     """Check and return a bool.
 
     Raises:
@@ -102,6 +102,6 @@ class Transform:
         return f"{type(self).__name__}({values})"
 
 
-def draws(p: float) -> bool:
+def bernoulli(p: float) -> bool:
     """Return True with probability `p`. Always one draw, so that later draws do not depend on `p`."""
     return bool(generator().random() < p)

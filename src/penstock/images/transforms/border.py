@@ -19,13 +19,13 @@ import numpy.typing as npt
 from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Border", "colour", "fill_values", "filling"]
+__all__ = ["Border", "check_fill", "fill_bytes", "fill_values"]
 
 _PLAIN = cv2.BORDER_CONSTANT
 _MOST = 1 << 31  # OpenCV converts to 32-bit integers first
 
 
-def filling(fill: Any) -> float | tuple[float, ...]:
+def check_fill(fill: Any) -> float | tuple[float, ...]:
     """Check and return the value of new pixels: a number for all channels, or one per channel; None is 0.
 
     Raises:
@@ -54,7 +54,7 @@ def fill_values(fill: float | tuple[float, ...], channels: int) -> tuple[float, 
 
 
 class Border(NamedTuple):
-    """Numbers of pixels on each side; `fill` is a result of `filling`."""
+    """Numbers of pixels on each side; `fill` is a result of `check_fill`."""
 
     left: int
     top: int
@@ -79,7 +79,7 @@ class Border(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def colour(fill: float | tuple[float, ...]) -> npt.NDArray[np.uint8]:
+def fill_bytes(fill: float | tuple[float, ...]) -> npt.NDArray[np.uint8]:
     """Return the bytes that OpenCV rounds `fill` to: one if all are equal, which NumPy fills faster, else three."""
     made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=fill_values(fill, 3))
     found: npt.NDArray[np.uint8] = made[0, 0]

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.images.transforms.border import Border, colour, fill_values
-from penstock.images.transforms.output import Conversion, as_bits, convert, look_up_table, place
+from penstock.images.transforms.border import Border, fill_bytes, fill_values
+from penstock.images.transforms.output import Conversion, as_bits, convert, look_up_table, output_memory
 from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
 
-__all__ = ["Array", "Canvas", "Source"]
+__all__ = ["ArraySource", "Canvas", "PixelSource"]
 
 
-class Source(Protocol):
+class PixelSource(Protocol):
     """A source of pixels."""
 
     size: tuple[int, int]
@@ -38,8 +38,8 @@ class Source(Protocol):
         """Write a view's converted pixels, as bits, to `out`; return False if the source does not support it."""
 
 
-class Array:
-    """A `Source` of pixels in memory: (height, width, channels)."""
+class ArraySource:
+    """A `PixelSource` of pixels in memory: (height, width, channels)."""
 
     def __init__(self, pixels: Pixels) -> None:
         self.pixels = pixels
@@ -79,7 +79,7 @@ class Canvas:
 
     def __init__(
         self,
-        source: Source,
+        source: PixelSource,
         *,
         masks: tuple[Pixels, ...] = (),
         boxes: npt.NDArray[Any] | None = None,
@@ -117,7 +117,7 @@ class Canvas:
     def unseen(self) -> View | None:
         """The view of the original source, if it is not rendered and nothing else was changed; else None."""
         alone = self._border is None and not self.after and not self.masks and self.boxes is None
-        return self._view if self._pending and alone and not isinstance(self._source, Array) else None
+        return self._view if self._pending and alone and not isinstance(self._source, ArraySource) else None
 
     @property
     def pixels(self) -> Pixels:
@@ -133,7 +133,7 @@ class Canvas:
         self._pixels = pixels
         self._pending = False
         self._view, self._border = View.of((pixels.shape[0], pixels.shape[1])), None
-        self._source = Array(pixels)
+        self._source = ArraySource(pixels)
 
     def look(self, view: View) -> None:
         """Set the view of the image."""
@@ -255,14 +255,14 @@ class Canvas:
 
     def _draw_converted(self, conversion: Conversion) -> torch.Tensor | None:
         """Render view and conversion in one pass; None if the pixels must be computed first."""
-        seen = not self._pending or isinstance(self._source, Array)
+        seen = not self._pending or isinstance(self._source, ArraySource)
         if seen or self.masks or self.boxes is not None:
             return None
         last, border = conversion.channels_last, self._border
-        memory = place(conversion, self.size, 3, self.out)
+        memory = output_memory(conversion, self.size, 3, self.out)
         bits = as_bits(memory)
         if border is not None:
-            values = look_up_table(conversion, 3)[np.arange(3), colour(border.fill)]
+            values = look_up_table(conversion, 3)[np.arange(3), fill_bytes(border.fill)]
             bits[...] = values if last else values[:, None, None]
             inside = border.inside(self.size)
             bits = bits[inside] if last else bits[:, *inside]
@@ -294,7 +294,7 @@ class Canvas:
         whole = into
         if whole is None or whole.shape[2] != 3 or self._source.lies_in(whole):
             whole = np.empty((*self.size, 3), np.uint8)
-        whole[...] = colour(border.fill)
+        whole[...] = fill_bytes(border.fill)
         part = whole[border.inside(self.size)]
         made = self._source.draw(self._view, part)
         return whole if made is part else border.around(made)

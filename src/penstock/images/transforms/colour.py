@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.base import Transform, bernoulli, check_probability
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.view import Pixels
 from penstock.random import generator
@@ -91,10 +91,10 @@ class ColorJitter(Transform):
         self.contrast = _interval(contrast, "contrast", centre=1)
         self.saturation = _interval(saturation, "saturation", centre=1)
         self.hue = _interval(hue, "hue", centre=0)
-        self.p = chance(p)
+        self.p = check_probability(p)
 
     def apply(self, canvas: Canvas) -> None:
-        if self.p < 1 and not draws(self.p):
+        if self.p < 1 and not bernoulli(self.p):
             return
         rng = generator()
         order = rng.permutation(4)

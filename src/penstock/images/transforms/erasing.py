@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws, switch
+from penstock.images.transforms.base import Transform, bernoulli, check_bool, check_probability
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.geometric import draw_sides, interval
+from penstock.images.transforms.geometric import check_interval, draw_sides
 from penstock.random import generator
 
 __all__ = ["RandomErasing"]
@@ -42,16 +42,16 @@ class RandomErasing(Transform):
         value: float | Sequence[float] | Literal["random"] = 0.0,
         inplace: bool = False,
     ) -> None:
-        self.p = chance(p)
-        self.scale = interval(scale, "scale")
-        self.ratio = interval(ratio, "ratio")
+        self.p = check_probability(p)
+        self.scale = check_interval(scale, "scale")
+        self.ratio = check_interval(ratio, "ratio")
         if isinstance(value, str) and value != "random":
             raise ConfigError(f"value must be a number, one for each channel, or 'random', not {value!r}")
         self.value = value
-        self.inplace = switch(inplace, "inplace")
+        self.inplace = check_bool(inplace, "inplace")
 
     def apply(self, canvas: Canvas) -> None:
-        if not draws(self.p):
+        if not bernoulli(self.p):
             return
         rectangle = self._rectangle(*canvas.size)
         if rectangle is None:

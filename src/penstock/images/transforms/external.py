@@ -29,7 +29,7 @@ from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 from penstock.random import generator
 
-__all__ = ["Albumentations", "Function", "adapt"]
+__all__ = ["Albumentations", "FunctionTransform", "adapt"]
 
 _WANT_ARRAYS = frozenset({"PILToTensor", "ToImage", "ToPILImage", "ToTensor"})
 
@@ -47,10 +47,10 @@ def adapt(transform: Any) -> Transform:
     home = {kind.__module__.partition(".")[0] for kind in type(transform).__mro__}
     if "albumentations" in home:
         return Albumentations(transform)
-    return Function(transform, tensors="torchvision" in home)
+    return FunctionTransform(transform, tensors="torchvision" in home)
 
 
-class Function(Transform):
+class FunctionTransform(Transform):
     """A callable ``image -> image``.
 
     Args:
@@ -66,9 +66,9 @@ class Function(Transform):
         first: Any = function
         while tensors and getattr(first, "transforms", None):  # the first step of a chain
             first = first.transforms[0]
-        self.wants = "tensor" if tensors else "array"
+        self.input_kind = "tensor" if tensors else "array"
         if tensors and type(first).__name__ in _WANT_ARRAYS:
-            self.wants = "pillow" if type(first).__name__ == "PILToTensor" else "array"
+            self.input_kind = "pillow" if type(first).__name__ == "PILToTensor" else "array"
         self.pure = bool(getattr(function, "pure", False))
 
     def apply(self, canvas: Canvas) -> None:
@@ -77,14 +77,14 @@ class Function(Transform):
                 f"{self.function!r} gets only the image and cannot transform masks and boxes: use a transform "
                 "of Penstock or albumentations, or leave masks and boxes out of the target"
             )
-        if self.wants == "tensor" or canvas.conversion is not None:
-            put(canvas, self.function(canvas.tensor.contiguous()))
-        elif self.wants == "pillow":
+        if self.input_kind == "tensor" or canvas.conversion is not None:
+            set_result(canvas, self.function(canvas.tensor.contiguous()))
+        elif self.input_kind == "pillow":
             from PIL import Image
 
-            put(canvas, self.function(Image.fromarray(canvas.pixels)))
+            set_result(canvas, self.function(Image.fromarray(canvas.pixels)))
         else:
-            put(canvas, self.function(canvas.pixels))
+            set_result(canvas, self.function(canvas.pixels))
 
     def leaves(self, form: Form) -> Form:
         return Form(None, None, form.channels_last)
@@ -93,7 +93,7 @@ class Function(Transform):
         return repr(self.function)
 
 
-def put(canvas: Canvas, made: Any) -> None:
+def set_result(canvas: Canvas, made: Any) -> None:
     """Set the image of the canvas to the result of an external transform.
 
     Raises:
@@ -134,17 +134,17 @@ class Albumentations(Transform):
 
     def __init__(self, pipeline: Any) -> None:
         self.pipeline = pipeline
-        self._here = _Copies()
+        self._copies = _Copies()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pipeline": self.pipeline}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.pipeline = state["pipeline"]
-        self._here = _Copies()
+        self._copies = _Copies()
 
     def apply(self, canvas: Canvas) -> None:
-        pipeline = self._here.of(self.pipeline, boxes=canvas.boxes is not None)
+        pipeline = self._copies.of(self.pipeline, boxes=canvas.boxes is not None)
         pipeline.set_random_seed(int(generator().integers(2**32)))
         inputs: dict[str, Any] = {"image": canvas.pixels}
         masks = [mask for mask in canvas.masks if mask.size]  # leave out masks of no objects
@@ -155,7 +155,7 @@ class Albumentations(Transform):
             inputs["bboxes"] = canvas.boxes.clip(0, [width, height, width, height])  # as Penstock's steps do
             inputs["penstock_boxes"] = np.arange(len(canvas.boxes))
         found = pipeline(**inputs)
-        put(canvas, found["image"])
+        set_result(canvas, found["image"])
         moved = iter(found["masks"] if masks else ())
         canvas.masks = tuple(
             np.asarray(next(moved)).astype(mask.dtype, copy=False)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images.transforms.base import Size, Transform, chance, draws, pair, switch
-from penstock.images.transforms.border import filling
+from penstock.images.transforms.base import Size, Transform, bernoulli, check_bool, check_probability, check_size
+from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
-from penstock.images.transforms.padding import MODES, border_mode, borders
+from penstock.images.transforms.padding import MODES, check_padding_mode, padding_sides
 from penstock.images.transforms.view import Filter
 from penstock.random import generator
 
@@ -31,7 +31,7 @@ _FILTERS = {
 """Filters by name and by Pillow's number."""
 
 
-def filter_of(interpolation: Any) -> Filter:
+def check_filter(interpolation: Any) -> Filter:
     """Return the name of a filter, given as a name, torchvision's InterpolationMode or Pillow's Resampling.
 
     Raises:
@@ -43,7 +43,7 @@ def filter_of(interpolation: Any) -> Filter:
     return cast(Filter, _FILTERS[name])
 
 
-def interval(values: Sequence[float], name: str) -> tuple[float, float]:
+def check_interval(values: Sequence[float], name: str) -> tuple[float, float]:
     """Check and return two positive numbers, the smaller first.
 
     Raises:
@@ -89,11 +89,11 @@ class RandomResizedCrop(Transform):
         interpolation: Any = "bilinear",
         antialias: bool = True,
     ) -> None:
-        self.size = pair(size)
-        self.scale = interval(scale, "scale")
-        self.ratio = interval(ratio, "ratio")
-        self.interpolation = filter_of(interpolation)
-        self.antialias = switch(antialias, "antialias")
+        self.size = check_size(size)
+        self.scale = check_interval(scale, "scale")
+        self.ratio = check_interval(ratio, "ratio")
+        self.interpolation = check_filter(interpolation)
+        self.antialias = check_bool(antialias, "antialias")
 
     def apply(self, canvas: Canvas) -> None:
         if canvas.view.resized:
@@ -129,11 +129,11 @@ class CenterCrop(Transform):
     """
 
     def __init__(self, size: Size, p: float = 1.0) -> None:
-        self.size = pair(size)
-        self.p = chance(p)
+        self.size = check_size(size)
+        self.p = check_probability(p)
 
     def apply(self, canvas: Canvas) -> None:
-        if self.p < 1 and not draws(self.p):
+        if self.p < 1 and not bernoulli(self.p):
             return
         height, width = self.size
         short, narrow = max(0, height - canvas.size[0]), max(0, width - canvas.size[1])
@@ -175,15 +175,15 @@ class RandomCrop(Transform):
         padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant",
         p: float = 1.0,
     ) -> None:
-        self.size = pair(size)
-        self.padding = borders(padding)
-        self.pad_if_needed = switch(pad_if_needed, "pad_if_needed")
-        self.fill = filling(fill)
-        self.padding_mode = border_mode(padding_mode)
-        self.p = chance(p)
+        self.size = check_size(size)
+        self.padding = padding_sides(padding)
+        self.pad_if_needed = check_bool(pad_if_needed, "pad_if_needed")
+        self.fill = check_fill(fill)
+        self.padding_mode = check_padding_mode(padding_mode)
+        self.p = check_probability(p)
 
     def apply(self, canvas: Canvas) -> None:
-        if self.p < 1 and not draws(self.p):
+        if self.p < 1 and not bernoulli(self.p):
             return
         (tall, wide), (height, width), (left, top, right, bottom) = canvas.size, self.size, self.padding
         narrow, short = max(0, width - wide - left - right), max(0, height - tall - top - bottom)
@@ -228,12 +228,12 @@ class Resize(Transform):
                 raise ConfigError(f"without a size, max_size must be the length of the longer side, not {max_size!r}")
         else:
             one = isinstance(size, int) or len(size) == 1
-            self.size = pair(size)[0] if one else pair(size)
+            self.size = check_size(size)[0] if one else check_size(size)
             if max_size is not None and not (isinstance(self.size, int) and max_size > self.size):
                 raise ConfigError(f"max_size={max_size} needs one int as size, which is smaller; got {size!r}")
-        self.interpolation = filter_of(interpolation)
+        self.interpolation = check_filter(interpolation)
         self.max_size = max_size
-        self.antialias = switch(antialias, "antialias")
+        self.antialias = check_bool(antialias, "antialias")
 
     def apply(self, canvas: Canvas) -> None:
         height, width = self.size if isinstance(self.size, tuple) else self._sides(*canvas.size, self.size)
@@ -262,10 +262,10 @@ class _Flip(Transform):
     _upside_down = False
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = chance(p)
+        self.p = check_probability(p)
 
     def apply(self, canvas: Canvas) -> None:
-        if draws(self.p):
+        if bernoulli(self.p):
             canvas.mirror(upside_down=self._upside_down)
 
 

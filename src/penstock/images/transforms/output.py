@@ -17,7 +17,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "place"]
+__all__ = ["Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "output_memory"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Dtypes that OpenCV can copy, by item size. It does not support bfloat16."""
@@ -86,7 +86,9 @@ def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(_table(conversion, channels).T)
 
 
-def place(conversion: Conversion, size: tuple[int, int], channels: int, out: torch.Tensor | None) -> torch.Tensor:
+def output_memory(
+    conversion: Conversion, size: tuple[int, int], channels: int, out: torch.Tensor | None
+) -> torch.Tensor:
     """Return `out` if its shape (in memory) and dtype match a result of this size; else new memory."""
     shape = (*size, channels) if conversion.channels_last else (channels, *size)
     if out is None or out.shape != shape or out.dtype is not conversion.dtype:
@@ -123,7 +125,7 @@ def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) ->
     height, width, channels = pixels.shape
     if conversion.mean:
         check_channels(conversion.mean, channels)
-    out = place(conversion, (height, width), channels, out)
+    out = output_memory(conversion, (height, width), channels, out)
     if pixels.dtype == np.uint8:
         _look_up(pixels, conversion, out)
     else:  # only bytes are scaled

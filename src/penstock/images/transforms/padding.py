@@ -8,12 +8,12 @@ from typing import Any, Literal
 import cv2
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws
-from penstock.images.transforms.border import filling
+from penstock.images.transforms.base import Transform, bernoulli, check_probability
+from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 
-__all__ = ["MODES", "SquarePad", "border_mode", "borders"]
+__all__ = ["MODES", "SquarePad", "check_padding_mode", "padding_sides"]
 
 MODES = {
     "constant": cv2.BORDER_CONSTANT,
@@ -23,7 +23,7 @@ MODES = {
 }
 
 
-def border_mode(name: Any) -> Literal["constant", "edge", "reflect", "symmetric"]:
+def check_padding_mode(name: Any) -> Literal["constant", "edge", "reflect", "symmetric"]:
     """Check and return the name of a padding mode.
 
     Raises:
@@ -35,7 +35,7 @@ def border_mode(name: Any) -> Literal["constant", "edge", "reflect", "symmetric"
     return found
 
 
-def borders(padding: Any) -> tuple[int, int, int, int]:
+def padding_sides(padding: Any) -> tuple[int, int, int, int]:
     """Return (left, top, right, bottom) from one, two (left and right, top and bottom) or four numbers, or None.
 
     Raises:
@@ -73,12 +73,12 @@ class SquarePad(Transform):
         if position not in ("center", "top_left", "bottom_right"):
             raise ConfigError(f"position must be 'center', 'top_left' or 'bottom_right', not {position!r}")
         self.position = position
-        self.padding_mode = border_mode(padding_mode)
-        self.fill = filling(fill)
-        self.p = chance(p)
+        self.padding_mode = check_padding_mode(padding_mode)
+        self.fill = check_fill(fill)
+        self.p = check_probability(p)
 
     def apply(self, canvas: Canvas) -> None:
-        if self.p < 1 and not draws(self.p):
+        if self.p < 1 and not bernoulli(self.p):
             return
         height, width = canvas.size
         short, narrow = max(0, width - height), max(0, height - width)

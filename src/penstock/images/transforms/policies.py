@@ -16,10 +16,10 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform
-from penstock.images.transforms.border import filling
+from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.colour import brightness, bytes_of, contrast, look_up, saturation
-from penstock.images.transforms.geometric import filter_of
+from penstock.images.transforms.geometric import check_filter
 from penstock.images.transforms.tables import POLICIES, pairs_of
 from penstock.images.transforms.view import Filter, Pixels
 from penstock.random import generator
@@ -111,8 +111,8 @@ def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: F
 
 class _Policy(Transform):
     def __init__(self, interpolation: Any, fill: float | Sequence[float] | None) -> None:
-        self.interpolation = filter_of(interpolation)
-        self.fill = filling(fill)
+        self.interpolation = check_filter(interpolation)
+        self.fill = check_fill(fill)
 
     def _do(self, canvas: Canvas, name: str, share: float, *, wide: bool = False) -> None:
         """Apply an operation with a strength between 0 and 1."""

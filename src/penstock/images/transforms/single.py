@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.canvas import Array, Canvas
+from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.targets import close_target, open_canvas
 
 __all__ = ["transform_image"]
@@ -29,7 +29,7 @@ def transform_image(apply: Callable[[Canvas], None], image: Any, target: Mapping
     if pixels.ndim != 3:
         raise ConfigError(f"an image must have the shape (height, width, channels), not {pixels.shape}")
     belongs = dict(target) if target is not None else {}
-    canvas = open_canvas(Array(np.ascontiguousarray(pixels)), belongs)
+    canvas = open_canvas(ArraySource(np.ascontiguousarray(pixels)), belongs)
     apply(canvas)
     made: Any
     if isinstance(image, torch.Tensor) or canvas.conversion is not None:

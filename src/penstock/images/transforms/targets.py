@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.canvas import Canvas, Source
+from penstock.images.transforms.canvas import Canvas, PixelSource
 
 __all__ = ["close_target", "open_canvas"]
 
 _WITH_BOXES = ("labels", "areas", "area", "scores", "iscrowd")
 
 
-def open_canvas(source: Source, target: Mapping[str, Any], out: torch.Tensor | None = None) -> Canvas:
+def open_canvas(source: PixelSource, target: Mapping[str, Any], out: torch.Tensor | None = None) -> Canvas:
     """Return a canvas with an image and its target.
 
     Raises:

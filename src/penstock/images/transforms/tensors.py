@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, switch
+from penstock.images.transforms.base import Transform, check_bool
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Conversion, Form, check_channels
 
@@ -64,7 +64,7 @@ class Normalize(Transform):
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
         self.mean = tuple(map(float, mean))
         self.std = tuple(map(float, std))
-        self.inplace = switch(inplace, "inplace")
+        self.inplace = check_bool(inplace, "inplace")
         if not self.mean or len(self.mean) != len(self.std) or 0 in self.std:
             raise ConfigError(f"mean and std need one number for each channel, and std no zero: {mean!r}, {std!r}")
 

@@ -59,7 +59,7 @@ def readers(
             choose(name, "jpeg")
     if plot is not None:
         check_plot(plot)
-    found = compare.made_up() if folder is None else compare.sample(folder, count=files)
+    found = compare.synthetic_jpegs() if folder is None else compare.sample(folder, count=files)
     counts = list(dict.fromkeys((1, threads or cores())))
     with bar("measuring", show=not as_json) as progress:
         result = compare.compare(
@@ -85,9 +85,9 @@ def clips(
 ) -> None:
     """Compare ways to read clips of your videos, on one thread: an index, PyAV and torchcodec for each clip."""
     from penstock.clips.compare import compare
-    from penstock.clips.discovery import VIDEO_ENDINGS, files_of
+    from penstock.clips.discovery import VIDEO_ENDINGS, find_files
 
-    paths = files_of(files[0] if len(files) == 1 else files, VIDEO_ENDINGS).paths
+    paths = find_files(files[0] if len(files) == 1 else files, VIDEO_ENDINGS).paths
     with bar("measuring", show=not as_json) as progress:
         found = compare(paths, frames=frames, step=step, clips=count, rounds=rounds, progress=progress)
     if as_json:

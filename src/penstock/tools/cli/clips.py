@@ -54,11 +54,11 @@ def index(
     again.
     """
     from penstock.clips.clip_index import SOUND, VIDEO
-    from penstock.clips.discovery import SOUND_ENDINGS, VIDEO_ENDINGS, files_of
+    from penstock.clips.discovery import SOUND_ENDINGS, VIDEO_ENDINGS, find_files
     from penstock.clips.indexing import open_index
     from penstock.errors import ClipError
 
-    paths = files_of(files[0] if len(files) == 1 else files, SOUND_ENDINGS if sound else VIDEO_ENDINGS).paths
+    paths = find_files(files[0] if len(files) == 1 else files, SOUND_ENDINGS if sound else VIDEO_ENDINGS).paths
     started = time.perf_counter()
     found = open_index(paths, out, kind=SOUND if sound else VIDEO, progress=False if as_json else None, renew=True)
     seconds = time.perf_counter() - started

@@ -15,8 +15,8 @@ from av.packet import Packet
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import CodecDecoder, decoder_for
 from penstock.clips.open_files import OpenFile, OpenFiles
-from penstock.clips.packets import Ints, Run
-from penstock.clips.scan import video_of
+from penstock.clips.packets import DecodeRange, Ints
+from penstock.clips.scan import video_stream
 from penstock.errors import ClipError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -62,13 +62,13 @@ class FrameReader:
         packets = opened.packets
         made: dict[int, Any] = {}
         try:
-            for run in packets.runs(np.unique(numbers)):
+            for run in packets.decode_ranges(np.unique(numbers)):
                 try:
                     made |= self._decoded(opened, run)
                 except (av.error.FFmpegError, ClipError):
                     # State of earlier clips in the decoder may be the reason, so retry with a new decoder.
                     opened.close()
-                    made |= self._decoded(opened, run, anew=True)
+                    made |= self._decoded(opened, run, fresh=True)
         except (av.error.FFmpegError, MemoryError) as error:
             raise ClipError(f"{shown(opened.path)!r}: frames cannot be decoded: {error}") from error
         found = [made.get(packet) for packet in packets.shown[numbers].tolist()]
@@ -80,30 +80,30 @@ class FrameReader:
                 )
         return found
 
-    def _decoded(self, opened: OpenFile, run: Run, *, anew: bool = False) -> dict[int, Any]:
+    def _decoded(self, opened: OpenFile, run: DecodeRange, *, fresh: bool = False) -> dict[int, Any]:
         """Decode a run and return its frames by packet number, without those that cannot be decoded."""
-        begun: Run | None = run
+        begun: DecodeRange | None = run
         made: dict[int, Any] = {}
         while begun is not None and len(made) < len(run.wanted):
             if opened.coding.in_ranges:
-                packets = opened.coded(begun.first, begun.last)
-                decoder = decoder_for(opened.coding, self.max_pixels, anew=anew)
+                packets = opened.read_packets(begun.first, begun.last)
+                decoder = decoder_for(opened.coding, self.max_pixels, fresh=fresh)
             else:
                 packets = opened.numbered(self._demuxed(opened, begun.first), begun.first, begun.last)
                 decoder = CodecDecoder.of_stream(self._stream(opened))
             made = decoder.decode(packets, set(run.wanted))
-            begun, anew = opened.packets.earlier(begun), True
+            begun, fresh = opened.packets.earlier_range(begun), True
         return made
 
     def _demuxed(self, opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
         """Return the packets of the file from a key frame on."""
-        place = opened.packets.place_of(key) if opened.coding.by_time else -1
+        place = opened.packets.frame_number(key) if opened.coding.by_time else -1
         time = float(opened.packets.times[place]) if place >= 0 else None
-        return opened.demuxed(key, time, _BACKS, video_of)
+        return opened.demux_packets(key, time, _BACKS, video_stream)
 
     def _stream(self, opened: OpenFile) -> Any:
         """Return the video stream of an open container, after a check of the frames' size."""
-        stream = video_of(opened.container, opened.path)
+        stream = video_stream(opened.container, opened.path)
         self._check_pixels(opened, stream.codec_context)
         return stream
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.open_files import OpenFile, OpenFiles
-from penstock.clips.scan import sound_of
+from penstock.clips.scan import audio_stream
 from penstock.clips.sound_decoder import SoundDecoder, as_floats, is_known
 from penstock.errors import ClipError
 from penstock.storage import Storage
@@ -83,14 +83,14 @@ class SoundReader:
             # The container's decoder may hold the state of its noise generator.
             opened.close()
         if opened.coding.in_ranges:
-            packets = opened.coded(first, last)
+            packets = opened.read_packets(first, last)
         else:
             time = float(opened.packets.times[first])
-            packets = opened.numbered(opened.demuxed(first, time, _BACKS, sound_of), first, last)
+            packets = opened.numbered(opened.demux_packets(first, time, _BACKS, audio_stream), first, last)
         if is_known(opened.coding.codec):
             decoder = SoundDecoder.of(opened.coding)
         else:
-            decoder = SoundDecoder(sound_of(opened.container, opened.path).codec_context)
+            decoder = SoundDecoder(audio_stream(opened.container, opened.path).codec_context)
         for number, frame in decoder.frames(packets):
             values = as_floats(frame)
             if values.shape[0] != opened.coding.channels:

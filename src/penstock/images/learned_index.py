@@ -34,9 +34,9 @@ from penstock.images.entries import (
     ROW,
     STEP,
     TABLE,
-    Found,
+    ImageEntries,
     ImageIndex,
-    find_entries,
+    compute_entries,
     index_path,
     pack_header,
     whole_rows,
@@ -155,14 +155,14 @@ class LearnedIndex(ImageIndex):
         if found is None:
             if not self.keeps or not native.is_available():
                 return None
-            found = find_entries(data, self.step) or Found.of(data, b"")
+            found = compute_entries(data, self.step) or ImageEntries.of(data, b"")
             try:
                 self._keep(row, found)
             except OSError as error:
                 self._stop(str(io_error(self.path, error, "cannot keep entries in")))
         return found.entries or None
 
-    def _known(self, row: int, data: bytes | bytearray | memoryview) -> Found | None:
+    def _known(self, row: int, data: bytes | bytearray | memoryview) -> ImageEntries | None:
         for index in (self._made, self):
             try:
                 found = None if index is None else index._find(row)
@@ -173,7 +173,7 @@ class LearnedIndex(ImageIndex):
                 return found
         return None
 
-    def _keep(self, row: int, found: Found) -> None:
+    def _keep(self, row: int, found: ImageEntries) -> None:
         """Append the entries of an image, then write its row, also if it has no entries."""
         offset, entries = 0, found.entries
         if entries:
