@@ -319,7 +319,7 @@ def test_changed_files(tmp_path: Path) -> None:
     tokens[::-1].tofile(other)
     other.rename(path)
     assert dataset[200][0] == 3200  # the old file, as it was
-    with pytest.raises(DataFileChangedError, match="Open the data set again"):
+    with pytest.raises(DataFileChangedError, match="Open the dataset again"):
         pickle.loads(handle)[0]
     path.unlink()
     with pytest.raises(DataFileIOError, match="no such file"):

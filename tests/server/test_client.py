@@ -172,7 +172,7 @@ class TestSlice:
 
     def test_refusals(self, client: Client) -> None:
         part = whole(client)
-        with pytest.raises(UnknownDataSetError, match=r"grpc://127.*: there is no data set 'x': this server has"):
+        with pytest.raises(UnknownDataSetError, match=r"grpc://127.*: there is no dataset 'x': this server has"):
             next(client.slice(replace(part, name="x")))
         with pytest.raises(ServerChangedError, match="f" * 32):
             next(client.slice(replace(part, fingerprint="f" * 32)))
@@ -462,7 +462,7 @@ class TestArguments:
             Client("grpc://127.0.0.1:9", timeout=0.2).info()
 
     def test_a_name_that_is_needed(self, kinds: tuple[Client, dict[str, Manifest]]) -> None:
-        with pytest.raises(UnknownDataSetError, match="say which data set: this server has 'text', 'odd'"):
+        with pytest.raises(UnknownDataSetError, match="say which dataset: this server has 'text', 'odd'"):
             kinds[0].info()
 
     def test_health_of_all(self, client: Client, elsewhere: Process) -> None:

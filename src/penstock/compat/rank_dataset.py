@@ -157,7 +157,7 @@ class RankServerDataset(datasets.RankServerDataset):
 
     Raises:
         ConfigError: an unknown name in reload_cfg.
-        ServerError: no server answers, or it has no such data set.
+        ServerError: no server answers, or it has no such dataset.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def parse_address(text: str, *, tls: bool = False) -> Address:
         parts = urlsplit(given if "://" in given else f"{'grpc+tls' if tls else 'grpc'}://{given}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        reason = "an IPv6 host stands in brackets, [::1]:8815" if given.count(":") > 1 else "that is no port"
+        reason = "put an IPv6 host in brackets: [::1]:8815" if given.count(":") > 1 else "that is no port"
         raise _refusal(text, reason) from None
     fault = _fault(parts, host, port)
     if fault is not None or host is None or port is None:
@@ -62,7 +62,7 @@ def _fault(parts: SplitResult, host: str | None, port: int | None) -> str | None
     if not host:
         return "it has no host"
     if not port:
-        return "it has no port; penstock serve says which it listens on"
+        return "it has no port; penstock serve prints the port"
     return None
 
 

@@ -105,7 +105,7 @@ class Catalog:
         if name is None and len(self._versions) == 1:
             name = next(iter(self._versions))
         if name is None or name not in self._versions:
-            problem = "say which data set" if name is None else f"there is no data set {name!r}"
+            problem = "say which dataset" if name is None else f"there is no dataset {name!r}"
             has = ", ".join(map(repr, self._versions)) or "none, only the copies of a cache"
             raise UnknownDataSetError(f"{problem}: this server has {has}")
         versions = self._versions[name]

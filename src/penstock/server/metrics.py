@@ -79,7 +79,7 @@ class _Collector:
         streams = CounterMetricFamily(f"{_PREFIX}_streams", "Streams begun.", labels=of)
         active = GaugeMetricFamily(f"{_PREFIX}_active_streams", "Streams open.", labels=of)
         errors = CounterMetricFamily(f"{_PREFIX}_errors", "Requests failed or refused.", labels=["dataset", "kind"])
-        held = GaugeMetricFamily(f"{_PREFIX}_dataset_rows", "Rows of a data set.", labels=["dataset", "fingerprint"])
+        held = GaugeMetricFamily(f"{_PREFIX}_dataset_rows", "Rows of a dataset.", labels=["dataset", "fingerprint"])
         for name, counts in now.datasets.items():
             rows.add_metric([name], counts.rows)
             size.add_metric([name], counts.bytes)

@@ -235,8 +235,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return [
-            ("health", "whether the server takes calls, and how many data sets it has"),
-            ("prefix", "the fingerprints that a data set may have had with its first rows alone"),
+            ("health", "whether the server takes calls, and how many datasets it has"),
+            ("prefix", "the fingerprints that a dataset may have had with its first rows alone"),
         ]
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:

@@ -95,7 +95,7 @@ def _plot(title: str, values: Sequence[float]) -> str:
 
 
 def _datasets(now: Snapshot, served: Sequence[Served]) -> str:
-    head = ("data set", "rows", "fingerprint", "rows/s", "bytes/s", "rows sent", "bytes sent", "open streams", "errors")
+    head = ("dataset", "rows", "fingerprint", "rows/s", "bytes/s", "rows sent", "bytes sent", "open streams", "errors")
     lines = []
     for one in served:
         counts = now.datasets.get(one.name) or _NOTHING
@@ -106,7 +106,7 @@ def _datasets(now: Snapshot, served: Sequence[Served]) -> str:
             *(short(counts.rows), _size(counts.bytes), f"{counts.active:,}", f"{sum(counts.errors.values()):,}"),
         )
         lines.append(cells)
-    return _table("Data sets", head, lines, "wide", empty="none")
+    return _table("Datasets", head, lines, "wide", empty="none")
 
 
 def _clients(now: Snapshot) -> str:
@@ -129,7 +129,7 @@ def _errors(now: Snapshot) -> str:
         )
         for name, kind, count in named[:_HOSTS]
     ]
-    return _table("Errors", ("kind", "data set", "requests"), lines, empty="none")
+    return _table("Errors", ("kind", "dataset", "requests"), lines, empty="none")
 
 
 def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], style: str = "", *, empty: str) -> str:

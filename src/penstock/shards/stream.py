@@ -89,7 +89,7 @@ class StreamShards(ResumableDataset):
         self.shuffle, self.buffer_bytes, self.seed, self.handler = shuffle, buffer_bytes, seed, handler
         self._load = chained(decode, load)
         self._storage = storage
-        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
+        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="dataset")
 
     def __repr__(self) -> str:
         """Return shards, order and share in words. Asking settles neither rank nor world size."""

@@ -216,6 +216,6 @@ def changed(file: MappedFile, size: int) -> DataFileChangedError:
     """Return the error for a changed file, with its current size."""
     what = f"it had {file.size} bytes and has {size}" if size != file.size else "its modification time differs"
     return DataFileChangedError(
-        f"{file.path} was changed since it was opened: {what}. Open the data set again; to update a file in use, write "
+        f"{file.path} was changed since it was opened: {what}. Open the dataset again; to update a file in use, write "
         "a new one and rename it over the old"
     )

@@ -113,7 +113,7 @@ def open_index(
         said = str(io_error(path, error, "the index of rows cannot be written:"))
         raise DataFileIOError(f"{said}; or set XDG_CACHE_HOME to another folder") from error
     if found is None:
-        raise DataFileIOError(f"{path} was removed as soon as it was made; open the data set again")
+        raise DataFileIOError(f"{path} was removed as soon as it was made; open the dataset again")
     return found
 
 
