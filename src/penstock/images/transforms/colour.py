@@ -75,8 +75,8 @@ class ColorJitter(Transform):
         p: probability of a change.
 
     Raises:
-        ConfigError: a negative value, a hue of more than 0.5, or no probability; (when called) pixels that are not
-            uint8: it belongs before `Normalize`, and before what makes floats of them.
+        ConfigError: a number is negative or out of range, or `p` is not a probability; (when called) the pixels are not
+            uint8: put it before `Normalize`, and before steps that return floats.
     """
 
     def __init__(
