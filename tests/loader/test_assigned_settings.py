@@ -98,13 +98,13 @@ def test_number_of_workers() -> None:
 def test_a_prefetch_factor_is_somebodys_choice() -> None:
     with ps.DataLoader(Numbers(), 4, num_workers=2) as loader:
         assert (loader.prefetch_factor, loader.config.prefetch_factor) == (2, None)
-        assert (loader.config.depth, loader.config.light) == (4, 32)
+        assert (loader.config.depth, loader.config.small_batch_depth) == (4, 32)
         loader.prefetch_factor = 5
         assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-        assert (loader.config.depth, loader.config.light) == (10, 10)
+        assert (loader.config.depth, loader.config.small_batch_depth) == (10, 10)
         loader.prefetch_factor = 2
         assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-        assert (loader.config.depth, loader.config.light) == (4, 4)
+        assert (loader.config.depth, loader.config.small_batch_depth) == (4, 4)
 
 
 def test_one_process_with_threads_is_not_too_many_workers() -> None:
@@ -124,7 +124,7 @@ def test_a_probe_makes_batches_as_the_loader_does() -> None:
             assert not Probe(loader, batches=1).fetcher().seed_globals  # type: ignore[attr-defined]
     auto: ps.DataLoader[Any] = ps.DataLoader(Released(), 4, seed=1, num_workers="auto")
     config = Probe(auto, batches=1).config
-    assert not config.tunes
+    assert not config.auto_tunes
     assert (config.executor, config.num_workers) == (auto._tuner.current.executor, auto._tuner.current.workers)  # type: ignore[union-attr]
 
 

@@ -236,12 +236,12 @@ def test_later_it_searches_once_more_from_the_chosen_setting_on() -> None:
     assert counts(search(tuner, machine)) == [0, 1, 2, 4]
     assert not tuner.finished
     machine.metrics = 7e-3
-    assert tuner.look_again(1e9)
+    assert tuner.search_again(1e9)
     assert tuner.stats()["chosen"]["workers"] == 4, "until there is another choice"
     assert counts(search(tuner, machine)) == [4, 8]
     assert tuner.current == Setting("process", 8)
     assert tuner.finished
-    assert not tuner.look_again(1e9)
+    assert not tuner.search_again(1e9)
     stats = tuner.stats()
     assert [one["workers"] for one in stats["tried"]] == [0, 1, 2, 4, 4, 8]
     assert stats["searches"] == 2
@@ -251,16 +251,16 @@ def test_a_second_search_touches_nothing_where_the_setting_is_enough() -> None:
     machine = Machine(cores=8, metrics=3e-3, computing=1.0, train=1e-3)
     tuner = tuner_of(machine)
     search(tuner, machine)
-    assert tuner.look_again(1e9)
+    assert tuner.search_again(1e9)
     assert search(tuner, machine) == [Setting("process", 4)]
 
 
 def test_it_does_not_look_again_early() -> None:
     machine = Machine(cores=2, metrics=3e-3, computing=1.0, train=1e-3)
     tuner = tuner_of(machine, later=60.0)
-    assert not tuner.look_again(1e9), "a search is under way"
+    assert not tuner.search_again(1e9), "a search is under way"
     search(tuner, machine)
-    assert not tuner.look_again(0.0)
+    assert not tuner.search_again(0.0)
     assert tuner.decided
 
 
@@ -292,5 +292,5 @@ def test_it_ends_within_its_limits_and_with_one_of_the_best(
         assert inline == "try" or INLINE not in tried
         best = max(machine.measure(setting).rate for setting in tried)
         assert machine.measure(tuner.current).rate >= 0.9 * best
-        if not tuner.look_again(1e9):
+        if not tuner.search_again(1e9):
             break

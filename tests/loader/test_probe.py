@@ -1,4 +1,4 @@
-"""`Probe` makes a loader's own batches by any executor, and `as_ours` turns torch's loaders into ours."""
+"""`Probe` makes a loader's own batches by any executor, and `as_penstock_loader` turns torch's loaders into ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import penstock as ps
-from penstock.loader.probe import Probe, as_ours
+from penstock.loader.probe import Probe, as_penstock_loader
 
 
 class Numbers(Dataset[Any]):
@@ -94,7 +94,7 @@ def test_threads_never_seed_the_generators_that_they_share() -> None:
 def test_torch_loaders_become_ours(workers: int) -> None:
     def same(**options: Any) -> None:
         theirs: TorchDataLoader[Any] = TorchDataLoader(num_workers=workers, **options)
-        ours = as_ours(theirs)
+        ours = as_penstock_loader(theirs)
         assert (ours.num_workers, ours.batch_size, ours.drop_last) == (
             workers,
             theirs.batch_size,
@@ -117,7 +117,7 @@ def test_torch_loaders_become_ours(workers: int) -> None:
 
 def test_ours_are_as_they_are() -> None:
     loader: ps.DataLoader[Any] = ps.DataLoader(Numbers())
-    assert as_ours(loader) is loader
+    assert as_penstock_loader(loader) is loader
 
 
 class Steps(Sampler[int]):

@@ -345,7 +345,7 @@ def test_iterators_leave_a_trace_only_with_a_state() -> None:
     worker = WorkerState()
     worker.begun(own := Snapshot.of({"dataset": 1}))
     worker.delivered(None)
-    worker.failed_once()
+    worker.record_error()
     worker.next_iterator(over=False)
     worker.next_iterator(over=True)
     assert (worker.snapshot, worker.since, worker.failed) == (own, [2, 1, 0], [1])

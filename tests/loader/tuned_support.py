@@ -41,7 +41,7 @@ class Script(Autotuner):
         self.each = iter(each)
         self.current = settings[0]
 
-    def look_again(self, now: float) -> bool:
+    def search_again(self, now: float) -> bool:
         if not self.again or not self.decided:
             return False
         self.again = self.decided = self.settled = False

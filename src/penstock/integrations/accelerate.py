@@ -216,7 +216,7 @@ class _WithoutFirst:
     def __iter__(self) -> Iterator[Any]:
         loader: Any = super()
         loader.set_epoch(self.iteration)  # set here too: after another epoch, the pass would not be shortened
-        self.base_dataloader.pipeline.position.skip(self.skipped - self.skip_batches)
+        self.base_dataloader.pipeline.position.skip_from_start(self.skipped - self.skip_batches)
         yield from loader.__iter__()
 
     def __len__(self) -> int:

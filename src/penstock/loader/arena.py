@@ -172,9 +172,9 @@ class Shared:
         self._lock = threading.Lock()
         self._tensor: torch.Tensor | None = None
 
-    def rows(self, begin: int, end: int) -> Part:
+    def rows(self, begin: int, end: int) -> SharedRows:
         """Return an arena for some of the rows."""
-        return Part(self, begin, end)
+        return SharedRows(self, begin, end)
 
     def whole(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return the memory for all rows, with the shape and dtype of the first call."""
@@ -184,7 +184,7 @@ class Shared:
             return self._tensor
 
 
-class Part:
+class SharedRows:
     """Some rows of a batch in `Shared` memory, only for allocation ahead."""
 
     def __init__(self, batch: Shared, begin: int, end: int) -> None:

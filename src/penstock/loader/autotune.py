@@ -24,7 +24,7 @@ from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
 from penstock.loader.fetch import preserved_generators
 from penstock.loader.messages import BatchMetrics
-from penstock.loader.setting import INLINE, LEAVES, Setting
+from penstock.loader.setting import EXECUTOR_COST, INLINE, Setting
 from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
@@ -35,7 +35,7 @@ from penstock.wording import rate_text
 if TYPE_CHECKING:
     from penstock.loader.pipeline import Pipeline
 
-__all__ = ["Autotuner", "Tried", "autotuner_of"]
+__all__ = ["Autotuner", "TriedSetting", "autotuner_of"]
 
 # Speed-up that twice as many workers must achieve.
 _GAIN = 1.1
@@ -54,7 +54,7 @@ _SECONDS = 0.8
 _LATER = 60.0
 
 
-class Tried(NamedTuple):
+class TriedSetting(NamedTuple):
     """A setting and its throughput.
 
     Attributes:
@@ -124,8 +124,8 @@ class Autotuner:
         self._overhead = overhead
         self._later = later
         # Results of the previous search.
-        self._earlier: list[Tried] = []
-        self._tried: list[Tried] = []
+        self._earlier: list[TriedSetting] = []
+        self._tried: list[TriedSetting] = []
         self._searches = self._copies = self._init_calls = 0
         self._chosen_at = 0.0
         self._meter: ThroughputMeter | None = None
@@ -140,7 +140,7 @@ class Autotuner:
         self._steps = self._search(start)
         self.current = next(self._steps)
 
-    def _search(self, setting: Setting) -> Generator[Setting, Tried, None]:
+    def _search(self, setting: Setting) -> Generator[Setting, TriedSetting, None]:
         """Yield the settings to try, starting with one, and receive the result of each."""
         found = yield setting
         if found.keeps_up:
@@ -185,17 +185,17 @@ class Autotuner:
         fetch, cpu = (sum(getattr(found.metrics, name) for found in works) for name in ("fetch", "cpu"))
         return sum(found.batches for found in works) >= _TELLING and cpu >= _COMPUTES * fetch
 
-    def _estimate(self, one: Tried) -> Tried:
+    def _estimate(self, one: TriedSetting) -> TriedSetting:
         """Return the estimated throughput of inline batches, from the work of one worker."""
         found = one.found
         wait = found.metrics.fetch + found.metrics.collate + self._overhead * found.batches
         metrics = BatchMetrics(samples=found.samples)
-        return Tried(INLINE, Throughput(found.batches, wait, found.train, metrics), one.error, estimated=True)
+        return TriedSetting(INLINE, Throughput(found.batches, wait, found.train, metrics), one.error, estimated=True)
 
     def note(self, found: Throughput, error: str = "") -> None:
         """Record the result of the current setting, or why it does not work, and switch to the next one."""
         assert not self.decided
-        result = Tried(self.current, found, error)
+        result = TriedSetting(self.current, found, error)
         self._tried.append(result)
         self._meter = None
         try:
@@ -213,12 +213,12 @@ class Autotuner:
             return
         best = max(map(self._rate, good))
         as_good = [one for one in good if self._rate(one) >= _AS_GOOD * best]
-        chosen = min(as_good, key=lambda one: (one.setting.workers, LEAVES[one.setting.executor]))
+        chosen = min(as_good, key=lambda one: (one.setting.workers, EXECUTOR_COST[one.setting.executor]))
         self.current = self.chosen = chosen.setting
         waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
         self.why = f"{rate_text(chosen.found.rate)} samples/s, {waits}; {self._reason(chosen)}"
 
-    def _reason(self, chosen: Tried) -> str:
+    def _reason(self, chosen: TriedSetting) -> str:
         if chosen.keeps_up:
             return "more workers would gain almost nothing"
         if chosen.setting == INLINE:
@@ -227,7 +227,7 @@ class Autotuner:
             return "this rank may have no more workers"
         return "more workers are not faster"
 
-    def _rate(self, one: Tried) -> float:
+    def _rate(self, one: TriedSetting) -> float:
         """Return samples/s, including the time to start workers in every epoch."""
         found = one.found
         if one.error or not found.samples:
@@ -245,7 +245,7 @@ class Autotuner:
         # Inline batches may have opened files that a fork would share.
         return self.decided and (self._searches > 1 or (self._inline == "estimate" and self.chosen == INLINE))
 
-    def look_again(self, now: float) -> bool:
+    def search_again(self, now: float) -> bool:
         """Start the second search from the chosen setting if it is due. Return whether it started."""
         if not self.decided or self.finished or now < self._chosen_at + self._later:
             return False

@@ -1,6 +1,6 @@
 """`LoaderConfig`: the settings of a data loader in one frozen record.
 
-    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, light
+    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, small_batch_depth
     loader.timeout = 9            |          read by the engine, auto-tuning, Probe and integrations
        a new record at the next iter()
 
@@ -39,11 +39,11 @@ __all__ = [
     "AutoWorkers",
     "LoaderConfig",
     "Ranges",
-    "as_workers",
     "check",
     "check_stream",
     "merged",
     "ranges_of",
+    "resolve_num_workers",
 ]
 
 PROCESSES = hasattr(select, "poll")
@@ -79,7 +79,7 @@ class AutoWorkers(int):
         return repr(AUTO)
 
 
-def as_workers(num_workers: Any, executor: str) -> Any:
+def resolve_num_workers(num_workers: Any, executor: str) -> Any:
     """Return ``num_workers`` as a number, with "auto" as an `AutoWorkers`.
 
     For ``executor="thread"``, 0 (torch's default) becomes one thread, which costs almost nothing. Processes and Ray
@@ -174,7 +174,7 @@ class LoaderConfig:
     exact_depth: bool = False
 
     @property
-    def tunes(self) -> bool:
+    def auto_tunes(self) -> bool:
         """Whether auto-tuning still has to choose executor and number of workers."""
         return isinstance(self.num_workers, AutoWorkers)
 
@@ -188,7 +188,7 @@ class LoaderConfig:
         return "thread" if self.executor == "thread" or not PROCESSES else "process"
 
     @cached_property
-    def one_child(self) -> bool:
+    def single_process(self) -> bool:
         """Whether "auto" means one worker process with ``num_workers`` threads.
 
         Threads in the trainer's own process would slow it down, and more processes would cost memory.
@@ -198,7 +198,7 @@ class LoaderConfig:
     @cached_property
     def workers(self) -> int:
         """Number of worker processes, threads of the thread executor, or Ray actors; 0 inline."""
-        return 1 if self.one_child else self.num_workers
+        return 1 if self.single_process else self.num_workers
 
     @cached_property
     def threads(self) -> int:
@@ -207,7 +207,7 @@ class LoaderConfig:
             return _ray_threads(self)
         if self.kind != "process":
             return 1
-        return self.num_workers if self.one_child else self.threads_per_worker
+        return self.num_workers if self.single_process else self.threads_per_worker
 
     @cached_property
     def depth(self) -> int:
@@ -215,7 +215,7 @@ class LoaderConfig:
         return max(1, self.num_workers * (self.prefetch_factor or 2)) if self.num_workers else 0
 
     @cached_property
-    def light(self) -> int:
+    def small_batch_depth(self) -> int:
         """Maximum number of small, quickly made batches in flight, where the hand-over costs more than the work."""
         chosen = self.prefetch_factor is not None or self.exact_depth or self.kind == "thread"
         return self.depth if chosen else self.depth * _LIGHT

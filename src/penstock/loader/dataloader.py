@@ -30,25 +30,32 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
-from penstock.loader.config import LoaderConfig, as_workers, check, check_assigned, check_stream, ranges_of
+from penstock.loader.config import LoaderConfig, check, check_assigned, check_stream, ranges_of, resolve_num_workers
 from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, finisher
 from penstock.loader.describe import describe
-from penstock.loader.engine import Engine, Run
+from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetcher
 from penstock.loader.pipeline import Pipeline, declarations, plan_of_batches
 from penstock.loader.position import Position, base_seed_after
-from penstock.loader.ranks import says_rank
-from penstock.loader.remaking import (
+from penstock.loader.ranks import has_rank
+from penstock.loader.recreate import (
     RECORD,
-    AskedByAccelerate,
+    AccelerateGuard,
     Assignments,
-    name_arguments,
-    own_record,
-    sampler_in_place_of,
+    convert_positional_arguments,
+    drop_base_record,
+    replacement_sampler,
 )
-from penstock.loader.splits import Asked, Splitter, check_pass, choose_sampler, epoch_of_other_world, splitter_of
+from penstock.loader.splits import (
+    OrderArguments,
+    Splitter,
+    check_split,
+    choose_sampler,
+    epoch_of_other_world,
+    splitter_of,
+)
 from penstock.loader.statistics import Statistics
 from penstock.plan.cursor import State
 from penstock.plan.epoch import BatchEpochPlan
@@ -151,7 +158,7 @@ class DataLoader(TorchDataLoader[T_co]):
     parent's loader.
     """
 
-    _is_accelerate_prepared = AskedByAccelerate()
+    _is_accelerate_prepared = AccelerateGuard()
 
     def __init__(
         self,
@@ -197,7 +204,7 @@ class DataLoader(TorchDataLoader[T_co]):
             skip=ranges_of(skip),
             collate_fn=collate_fn,
             executor=executor,
-            num_workers=as_workers(num_workers, executor),
+            num_workers=resolve_num_workers(num_workers, executor),
             threads_per_worker=threads_per_worker,
             dispatch=dispatch,
             multiprocessing_context=multiprocessing_context,
@@ -218,7 +225,7 @@ class DataLoader(TorchDataLoader[T_co]):
             **declarations(dataset),
         )
         check(config)
-        name_arguments(self)
+        convert_positional_arguments(self)
         self._config = config
         self._tuner: Autotuner | None = None
         self.executor = config.executor
@@ -239,11 +246,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """Call torch's constructor, with a Penstock sampler if the user passed none."""
         config, shuffle = self._config, self._config.shuffle
         orders = config.seed, config.generator, config.drop_last, config.split
-        found = choose_sampler(dataset, Asked(shuffle, sampler, batch_sampler, *orders))
-        self._chose_sampler = found is not sampler
-        if self._chose_sampler:
+        found = choose_sampler(dataset, OrderArguments(shuffle, sampler, batch_sampler, *orders))
+        self._has_chosen_sampler = found is not sampler
+        if self._has_chosen_sampler:
             sampler, shuffle = found, None
-        with own_record(self):
+        with drop_base_record(self):
             super().__init__(
                 dataset=dataset,
                 batch_size=config.batch_size,
@@ -263,7 +270,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 pin_memory_device=config.pin_memory_device,
                 in_order=config.in_order,
             )
-        if batch_sampler is not None and says_rank(batch_sampler):
+        if batch_sampler is not None and has_rank(batch_sampler):
             # Nothing reads it here, but Lightning asks for it.
             vars(self)["sampler"] = SequentialSamplerOfShare(dataset)
 
@@ -307,7 +314,7 @@ class DataLoader(TorchDataLoader[T_co]):
         # "auto" compares equal to its number, so the types are compared too.
         if same:
             return
-        before, self.num_workers = self._config, as_workers(self.num_workers, self.executor)
+        before, self.num_workers = self._config, resolve_num_workers(self.num_workers, self.executor)
         config = self.config
         if config.seed != before.seed:
             raise ConfigError(
@@ -322,7 +329,7 @@ class DataLoader(TorchDataLoader[T_co]):
             policy = OnError.of(config.on_error)
             self._policy = policy if policy.tolerant else None
             self._log = FailureLog(policy) if policy.tolerant else None
-        if before.tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
+        if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
             self._tuner = None
         was, self._config = self._engine, config
         engine = self._make_engine()
@@ -336,7 +343,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def _make_engine(self) -> Engine:
         """Return an engine for the config; for "auto", one with the first setting to try."""
         config = self._config
-        if config.tunes:
+        if config.auto_tunes:
             # Imported only for num_workers="auto".
             from penstock.loader.autotune import autotuner_of
 
@@ -363,7 +370,7 @@ class DataLoader(TorchDataLoader[T_co]):
         wanted = tuner.current.of(self._config)
         if wanted != self._engine.config:
             self._engine = Engine(wanted)
-            self._statistics.runs(**_what_runs(wanted))
+            self._statistics.runs(**_statistics_arguments(wanted))
         if tuner.decided:
             self._renew_states(self._engine.config)
             self._settle(wanted)
@@ -373,7 +380,10 @@ class DataLoader(TorchDataLoader[T_co]):
         """Write the setting that "auto" chose to the loader's attributes."""
         self.num_workers: int = chosen.num_workers
         plain = replace(self._config, num_workers=chosen.num_workers)
-        if _what_runs(plain) != _what_runs(chosen) or plain.light != chosen.light:
+        if (
+            _statistics_arguments(plain) != _statistics_arguments(chosen)
+            or plain.small_batch_depth != chosen.small_batch_depth
+        ):
             self.executor = chosen.executor
         if not chosen.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
@@ -386,12 +396,12 @@ class DataLoader(TorchDataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
         config = self._config
-        if config.executor not in ("thread", "ray") and not config.one_child and self._tuner is None:
+        if config.executor not in ("thread", "ray") and not config.single_process and self._tuner is None:
             super().check_worker_number_rationality()
 
     def _take_place_of(self, other: DataLoader[Any]) -> None:
         """Take over order and share of the loader from which Lightning made this one."""
-        sampler, skip = sampler_in_place_of(self, other), other._config.skip
+        sampler, skip = replacement_sampler(self, other), other._config.skip
         if sampler is None and not skip:
             return
         self._config = replace(self._config, skip=skip)
@@ -442,7 +452,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def splits(self) -> Splitter:
         """What splits the dataset among the ranks; "nobody" if every rank reads all of it."""
-        return splitter_of(self, chosen=self._chose_sampler, dealt=self.pipeline.dealt)
+        return splitter_of(self, chosen=self._has_chosen_sampler, dealt=self.pipeline.dealt)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. If it is the epoch of a state just loaded, the position is kept."""
@@ -467,7 +477,7 @@ class DataLoader(TorchDataLoader[T_co]):
         >>> [batch.tolist() for batch in loader]
         [[6, 7], [8, 9]]
         """
-        self.pipeline.position.pass_over(operator.index(batches))
+        self.pipeline.position.skip_batches(operator.index(batches))
 
     def state_dict(self) -> State:
         """Return the consumer's position as JSON-serialisable data.
@@ -499,7 +509,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 workers has changed.
             ConfigError: ``allow_growth=True``, but the order is not the dataset's own.
         """
-        unseeded = self._chose_sampler and self.seed is None and self._config.shuffle is True
+        unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
         epoch = epoch_of_other_world(self.sampler, state) if unseeded and own_order(self.dataset) is None else None
         if epoch is not None:
             self.pipeline.position.set_epoch(epoch)
@@ -523,7 +533,7 @@ class DataLoader(TorchDataLoader[T_co]):
         engine, position = self._engine, self.pipeline.position
         config, states = engine.config, position.states
         if config.split is None and not self.pipeline.dealt:
-            check_pass(self, position.plan, chosen=self._chose_sampler)
+            check_split(self, position.plan, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")
@@ -544,15 +554,15 @@ class DataLoader(TorchDataLoader[T_co]):
                 "dropped",
                 stacklevel=2,
             )
-        self._statistics.begin(**_what_runs(config))
+        self._statistics.begin(**_statistics_arguments(config))
         if self._log is not None:
             self._log.begin()
         if config.kind == "process" and not kept:
             self.check_worker_number_rationality()
-        run = Run(
+        run = EpochRun(
             position.requests(progress),
             fetcher,
-            position.told,
+            position.stream_epoch,
             worker_seed,
             states.resume,
             states.next,
@@ -565,7 +575,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 tuner.started(config)
             batches = self._tuned(run, tuner, progress.run)
         if engine.pool is not None:
-            self._iterator = _Kept(engine)  # type: ignore[assignment]
+            self._iterator = _PersistentIterator(engine)  # type: ignore[assignment]
         return self._deliver(batches, progress, config, copier)
 
     def _deliver(
@@ -587,7 +597,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._finished,
             rank=0 if self._log is None else position.rank,
             finish=finisher(config),
-            lying=self._IterableDataset_len_called if position.plan is None else None,
+            claimed_length=self._IterableDataset_len_called if position.plan is None else None,
             workers=config.workers,
             bar=_bar(statistics, position, progress) if self.progress else None,
             length=self.__len__,
@@ -597,7 +607,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(iterator)]
         return iterator
 
-    def _tuned(self, run: Run, tuner: Autotuner, batches: BatchEpochPlan | None) -> ResultIterator:
+    def _tuned(self, run: EpochRun, tuner: Autotuner, batches: BatchEpochPlan | None) -> ResultIterator:
         """Return the batches of an epoch during which settings are tried."""
         # Imported only for num_workers="auto".
         from penstock.loader.tuned import Segment, TunedBatches
@@ -702,7 +712,7 @@ class DataLoader(TorchDataLoader[T_co]):
 setattr(DataLoader, RECORD, Assignments(DataLoader._take_place_of))
 
 
-class _Kept:
+class _PersistentIterator:
     """``loader._iterator`` with persistent workers. It is private in torch, but programs end workers through it."""
 
     def __init__(self, engine: Engine) -> None:
@@ -717,7 +727,7 @@ class _Kept:
         self._engine.close()
 
 
-def _what_runs(config: LoaderConfig) -> dict[str, Any]:
+def _statistics_arguments(config: LoaderConfig) -> dict[str, Any]:
     """Return the arguments of `Statistics.runs` for a config."""
     return {
         "executor": config.kind,

@@ -15,7 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError
 from penstock.loader.failure_log import FailureLog
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
@@ -52,7 +52,7 @@ class ResultIterator(Protocol):
         """Snapshots of users' objects right after their initialization, by worker; see `Window`."""
 
     @property
-    def ready_when_asked(self) -> int:
+    def ready_on_request(self) -> int:
         """Number of finished batches at the consumer's last request."""
 
     def next(self) -> BatchResult:
@@ -85,7 +85,7 @@ class Progress:
     Attributes:
         count: number of batches delivered without a gap, including failed ones.
         ahead: numbers of the batches delivered after the first gap.
-        had_before: numbers of the batches that were delivered before this iterator, which it does not request.
+        delivered_before: numbers of the batches that were delivered before this iterator, which it does not request.
     """
 
     def __init__(self, run: BatchEpochPlan | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
@@ -94,10 +94,10 @@ class Progress:
         self.count = 0
         self.ahead = set(ahead)
         # Batches delivered by this iterator, in any order.
-        self.had = 0
+        self.num_delivered = 0
         self.held_by: weakref.ref[Any] | None = None
         """The iterator. The loader itself does not keep it alive."""
-        self.had_before = ahead
+        self.delivered_before = ahead
         self._skipped = sorted(ahead)
         self._close_gap()
 
@@ -107,7 +107,7 @@ class Progress:
 
     def delivered(self, number: int) -> None:
         """Record the delivery of a batch, by its number among the requested ones."""
-        self.had += 1
+        self.num_delivered += 1
         if number == self.count and not self._skipped and not self.ahead:
             self.count += 1
         else:
@@ -139,7 +139,7 @@ class DataLoaderIter:
         finished: called once, at the end of the epoch.
         rank: rank of the batches, for the log.
         finish: converts a batch to the requested form; None if no conversion is needed.
-        lying: length reported by an iterable dataset, beyond which torch warns; None if it was not asked.
+        claimed_length: length reported by an iterable dataset, beyond which torch warns; None if it was not asked.
         workers: number of workers, for that warning.
         bar: a progress bar.
         length: returns the loader's length.
@@ -156,7 +156,7 @@ class DataLoaderIter:
         *,
         rank: int,
         finish: Callable[[Any], Any] | None,
-        lying: int | None,
+        claimed_length: int | None,
         workers: int,
         bar: Bar | None,
         length: Callable[[], int],
@@ -171,7 +171,7 @@ class DataLoaderIter:
         self._finished: Callable[[Progress], None] | None = finished
         self._rank = rank
         self._finish = finish
-        self._lying = lying
+        self._claimed_length = claimed_length
         self._num_workers = workers
         self._bar = bar
         self._length = length
@@ -227,7 +227,7 @@ class DataLoaderIter:
         except Exception as error:
             if isinstance(error, WorkerError):
                 _wait_for_exit()
-            self._nothing_came(error, perf_counter() - start)
+            self._count_error(error, perf_counter() - start)
             raise
         # From here on a signal handler may raise. The batch then counts as undelivered, and no other may follow it.
         self._in_hand = True
@@ -245,7 +245,7 @@ class DataLoaderIter:
                 # The traceback of the exception refers to this frame.
                 del failure
         batches, wait = self._batches, perf_counter() - start
-        self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_when_asked, batches.depth)
+        self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_on_request, batches.depth)
         if batches.first_states:
             self._states.begun(batches.first_states)
         self._states.delivered(result)
@@ -260,8 +260,8 @@ class DataLoaderIter:
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
             log.add(result.metrics.failures, result.metrics.samples, epoch=epoch, rank=self._rank, number=result.number)
-        if self._lying is not None and progress.had > self._lying:
-            self._warn_of_length(progress.had, self._lying)
+        if self._claimed_length is not None and progress.num_delivered > self._claimed_length:
+            self._warn_of_length(progress.num_delivered, self._claimed_length)
         if self._bar is not None:
             self._bar.update()
 
@@ -282,7 +282,7 @@ class DataLoaderIter:
                 self._bar.close()
             finished(self.progress)
 
-    def _nothing_came(self, error: Exception, wait: float) -> None:
+    def _count_error(self, error: Exception, wait: float) -> None:
         """Record an error that belongs to no batch: a lost worker, a failed sampler or a timeout."""
         if self._closed:
             self._statistics.ended(wait)
@@ -302,9 +302,9 @@ class DataLoaderIter:
         self._states.failed(result.worker, result.state)
         self.progress.delivered(result.number)
 
-    def _warn_of_length(self, had: int, claimed: int) -> None:
+    def _warn_of_length(self, delivered: int, claimed: int) -> None:
         text = (
-            f"Length of IterableDataset was reported to be {claimed} (when accessing len(dataloader)), but {had} "
+            f"Length of IterableDataset was reported to be {claimed} (when accessing len(dataloader)), but {delivered} "
             "samples have been fetched. "
         )
         if self._num_workers:
@@ -331,7 +331,7 @@ def _finished(result: BatchResult, finish: Callable[[Any], Any]) -> BatchResult:
     try:
         batch = finish(result.batch)
     except Exception as error:
-        if is_of_signal_handler(error):
+        if raised_by_signal_handler(error):
             raise
         return result._replace(batch=None, error=error)
     result.metrics.hand_over += perf_counter() - begin

@@ -19,10 +19,11 @@ def describe(loader: Any) -> str:
     config: LoaderConfig = loader.running_config
     position = loader.pipeline.position
     seed = "" if config.seed is None else f", seed {config.seed}"
+    delivered = counted(position.num_delivered, "batch")
     return (
         f"{type(loader).__name__} of {_data(loader.dataset)}\n"
         f"  batches: {_batches(config)}, made in {_makers(config)}\n"
-        f"  state: epoch {loader.epoch}, {counted(position.had, 'batch')} delivered{seed}; split by {_splitter(loader)}"
+        f"  state: epoch {loader.epoch}, {delivered} delivered{seed}; split by {_splitter(loader)}"
     )
 
 

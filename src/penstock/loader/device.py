@@ -20,7 +20,7 @@ import torch
 
 from penstock.errors import ConfigError, WorkerError
 from penstock.loader.batches import map_batch
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import Statistics
@@ -190,7 +190,7 @@ class DevicePrefetcher:
         self._ahead: _Copied | Exception | None = None
         # Whether a batch has left the window without being stored or delivered.
         self._in_hand = False
-        self.ready_when_asked = 0
+        self.ready_on_request = 0
 
     @property
     def depth(self) -> int:
@@ -219,14 +219,14 @@ class DevicePrefetcher:
             self._in_hand = True
             ahead = self._copied(result)
         self._in_hand, self._ahead = True, None
-        self.ready_when_asked = self._batches.ready_when_asked
+        self.ready_on_request = self._batches.ready_on_request
         if isinstance(ahead, Exception):
             self._in_hand = False
             raise ahead
         result = self._wait_for(ahead)
         if self._batches.poll():
             if was_ahead:
-                self.ready_when_asked = self._batches.ready_when_asked + 1
+                self.ready_on_request = self._batches.ready_on_request + 1
             self._ahead = self._take_ahead()
         if result.error is None:
             self._statistics.copied(ahead.seconds, ahead=was_ahead)
@@ -252,7 +252,7 @@ class DevicePrefetcher:
         try:
             return self._copied(self._batches.next())
         except Exception as error:
-            if is_of_signal_handler(error):
+            if raised_by_signal_handler(error):
                 raise
             return error
 
@@ -264,7 +264,7 @@ class DevicePrefetcher:
             batch, error = self._copier.copy(result.batch), None
             mark = self._copier.record()
         except Exception as raised:
-            if is_of_signal_handler(raised):
+            if raised_by_signal_handler(raised):
                 raise
             batch, error = None, raised
         seconds = perf_counter() - begin
@@ -276,7 +276,7 @@ class DevicePrefetcher:
             try:
                 self._copier.wait(copied.mark, copied.result.batch)
             except Exception as error:
-                if is_of_signal_handler(error):
+                if raised_by_signal_handler(error):
                     raise
                 return copied.result._replace(batch=None, error=error)
         return copied.result

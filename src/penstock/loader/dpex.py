@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Sampler
 from penstock.errors import ConfigError
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.executors.ray.options import RayOptions
-from penstock.loader.remaking import own_record
+from penstock.loader.recreate import drop_base_record
 
 __all__ = ["DpexDataLoader"]
 
@@ -77,7 +77,7 @@ class DpexDataLoader(DataLoader[T_co]):
             options = {"executor": "ray", "ray_options": RayOptions(head_address)}
         elif num_workers:
             options = {"executor": "process"}
-        with own_record(self):
+        with drop_base_record(self):
             super().__init__(
                 dataset=dataset,
                 batch_size=batch_size,

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from penstock.loader.executors.ray.backend import RayBackend
     from penstock.loader.executors.thread_pool import ThreadPool
 
-__all__ = ["Engine", "Run"]
+__all__ = ["Engine", "EpochRun"]
 
 
-class Run(NamedTuple):
+class EpochRun(NamedTuple):
     """The work of one epoch iterator.
 
     Attributes:
@@ -116,7 +116,7 @@ class Engine:
         if pool is not None:
             pool.close()
 
-    def start(self, run: Run) -> Window:
+    def start(self, run: EpochRun) -> Window:
         """Return the batches of an epoch. Call `prepare` first."""
         if self.config.kind == "inline":
             return self._inline(run)
@@ -137,12 +137,12 @@ class Engine:
         """The persistent worker processes."""
         return self._pool
 
-    def _inline(self, run: Run) -> Window:
+    def _inline(self, run: EpochRun) -> Window:
         if (state := run.resume(0)) is not None:
             run.fetcher.load_state_dict(state)
         return self._window(run, InlineExecutor(run.fetcher, run.epoch), turns=isinstance(run.fetcher, StreamFetch))
 
-    def _window(self, run: Run, executor: Executor, *, turns: bool, restart: bool = False) -> Window:
+    def _window(self, run: EpochRun, executor: Executor, *, turns: bool, restart: bool = False) -> Window:
         policy = DispatchPolicy(
             turns=turns,
             stream=isinstance(run.fetcher, StreamFetch),
@@ -152,7 +152,7 @@ class Engine:
         )
         return Window(run.requests, executor, policy, first=run.first)
 
-    def _in_threads(self, run: Run) -> Window:
+    def _in_threads(self, run: EpochRun) -> Window:
         from penstock.loader.executors.thread import ThreadExecutor
         from penstock.loader.executors.thread_pool import ThreadPool
 
@@ -177,7 +177,7 @@ class Engine:
         )
         return self._window(run, executor, turns=stream)
 
-    def _in_processes(self, run: Run) -> Window:
+    def _in_processes(self, run: EpochRun) -> Window:
         from penstock.loader.executors.process.executor import ProcessExecutor
 
         plan, pool = self._plan, self._pool if self.keeps_workers else None
@@ -192,7 +192,7 @@ class Engine:
             plan,
             epoch=run.epoch,
             states={number: state for number, state in states.items() if state is not None},
-            tells_states=run.fetcher.tells_states,
+            has_states=run.fetcher.has_states,
             persistent=self.config.persistent_workers,
             release=_Release(self, pool),
         )

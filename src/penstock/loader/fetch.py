@@ -49,7 +49,7 @@ class Fetcher(Protocol):
     batched: bool
 
     @property
-    def tells_states(self) -> bool:
+    def has_states(self) -> bool:
         """Whether users' objects may have states."""
 
     def begin(self, epoch: EpochStart) -> Snapshot | None:
@@ -141,20 +141,20 @@ class Fetch:
         return not special and hasattr(self.dataset, "__getitem__") and (not self.batched or self.divisible)
 
     @cached_property
-    def tells_states(self) -> bool:
+    def has_states(self) -> bool:
         """Whether dataset or collate function has a state."""
         return has_state(self.dataset) or has_state(self.collate_fn)
 
     def begin(self, epoch: EpochStart) -> Snapshot | None:
         """Return a snapshot of users' objects. The position of a Penstock dataset is part of each request."""
-        if not self.tells_states:
+        if not self.has_states:
             return None
         self._note_generators()
         return take_first_snapshot(self.dataset, None, self.collate_fn, self._generators)
 
     def state_dict(self) -> Snapshot | None:
         """Return a snapshot of the user's dataset and collate function; None if neither has a state."""
-        return take_snapshot(self.dataset, None, self.collate_fn, self._generators) if self.tells_states else None
+        return take_snapshot(self.dataset, None, self.collate_fn, self._generators) if self.has_states else None
 
     state_after_error = state_dict
 
@@ -188,7 +188,7 @@ class Fetch:
         if not self.seed_globals or not request.indices:
             return job(request, metrics)
         if self._seeding is None:
-            self._seeding = Seeding(always=self.tells_states, keeps=self._keeps_globals)
+            self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
         return self._seeding.make(partial(job, request), metrics, request.first_key)
 
     @property

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FrameType
 
-__all__ = ["holding_back_interrupts", "is_of_signal_handler"]
+__all__ = ["holding_back_interrupts", "raised_by_signal_handler"]
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def holding_back_interrupts(method: str) -> Iterator[bool]:
             signal.raise_signal(signal.SIGINT)
 
 
-def is_of_signal_handler(error: BaseException) -> bool:
+def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised an exception. Such an exception is not the fault of a sample."""
     if threading.current_thread() is not threading.main_thread():
         # Signal handlers run in the main thread.

@@ -27,7 +27,7 @@ from penstock.loader.data_positions import (
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.history import History
 from penstock.loader.layouts import Layout, Layouts, Stretch
-from penstock.loader.source import has_own_order, sampler_of, why_unknown
+from penstock.loader.source import has_own_order, sampler_of, why_not_computable
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
@@ -116,7 +116,7 @@ class Ledger:
         plan = position.plan
         self.dataset: Any = position.samples
         """The loader's map-style dataset."""
-        if reason := why_unknown(plan, self.dataset):
+        if reason := why_not_computable(plan, self.dataset):
             raise ConfigError(reason)
         assert plan is not None
         self._plan: EpochBatchSampler = plan

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
-from penstock.loader.source import plan_requests, why_unknown
+from penstock.loader.source import plan_requests, why_not_computable
 from penstock.loader.stateful import WorkerStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, unknown_length
@@ -75,7 +75,7 @@ class Position:
         self._layout = layout
         self._warned = False
         # Epoch of the last iterator that delivered batches, for that warning.
-        self._epoch_had: int | None = None
+        self._epoch_delivered: int | None = None
         self._reader = None if plan is None else PlanReader(plan, seed=seed)
         self._stream = PlanReader(StreamPlan(dataset)) if plan is None and is_opened(dataset) else None
         """Reads the epochs of a dataset that opens streams. The workers' states have the positions in the streams."""
@@ -91,7 +91,7 @@ class Position:
         self._chosen = False
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style dataset, also inside one of our iterable ones."""
-        unknown = why_unknown(plan, self.samples)
+        unknown = why_not_computable(plan, self.samples)
         if skip and unknown:
             raise ConfigError(f"skip= counts steps as a ledger does: {unknown}")
         self._counts = unknown is None
@@ -144,7 +144,7 @@ class Position:
         return reader.run.epoch if self.running and reader.run is not None else reader.epoch
 
     @property
-    def told(self) -> EpochStart:
+    def stream_epoch(self) -> EpochStart:
         """The epoch passed to the workers, which only streams need."""
         if self._reader is not None:
             return None
@@ -175,7 +175,7 @@ class Position:
                 "the call"
             )
 
-    def skip(self, batches: int) -> None:
+    def skip_from_start(self, batches: int) -> None:
         """Start the next iterator after the first ``batches`` batches of its epoch, and drop any loaded state.
 
         The indices of those batches are drawn, but no samples are read. A stream without one of our plans cannot skip
@@ -190,7 +190,7 @@ class Position:
         self._reader.choose(Cursor(epoch=self._reader.epoch))
         self._skipped = batches
 
-    def pass_over(self, batches: int) -> None:
+    def skip_batches(self, batches: int) -> None:
         """Start the next iterator ``batches`` batches after the consumer's position.
 
         Raises:
@@ -220,7 +220,7 @@ class Position:
         reader = self._any_reader
         if reader is None or self._progress is not progress or reader.run is None:
             return True
-        return reader.continues(reader.run, delivered=progress.had > 0)
+        return reader.continues(reader.run, delivered=progress.num_delivered > 0)
 
     @property
     def running(self) -> bool:
@@ -228,7 +228,11 @@ class Position:
         progress, reader = self._progress, self._any_reader
         if progress is None:
             return False
-        return reader is None or reader.current or (reader.start_requested and progress.had > 0 and progress.is_held())
+        return (
+            reader is None
+            or reader.current
+            or (reader.start_requested and progress.num_delivered > 0 and progress.is_held())
+        )
 
     def base_seed(self, draw: Callable[[], int]) -> int:
         """Return the base seed of the next iterator: the one of a loaded state, or one drawn once."""
@@ -247,8 +251,8 @@ class Position:
             if self._ahead and not self._reader.resumes:
                 # They belong to an abandoned epoch.
                 self._ahead = frozenset()
-            if self._progress is not None and self._progress.had:
-                self._epoch_had = _epoch(self._progress)
+            if self._progress is not None and self._progress.num_delivered:
+                self._epoch_delivered = _epoch(self._progress)
             if self._under is not None:
                 self._under.start(advance=self.seeded)
             run = self._reader.start(advance=self._advances, delivered=_delivered(self._progress))
@@ -307,7 +311,7 @@ class Position:
             mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
             under=under,
         )
-        return _without(requests, progress.had_before) if progress.had_before else requests
+        return _without(requests, progress.delivered_before) if progress.delivered_before else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch.
@@ -316,7 +320,7 @@ class Position:
         complete.
         """
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
-            self._progress, self._epoch_had = None, _epoch(progress)
+            self._progress, self._epoch_delivered = None, _epoch(progress)
             self.states.finish(fresh=fresh())
             if self._reader is not None:
                 if self._under is not None:
@@ -335,7 +339,7 @@ class Position:
     def _warn_of_same_epoch(self, run: BatchEpochPlan) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
         assert self.plan is not None
-        if self._warned or self._seed is None or self.plan.advances or run.epoch != self._epoch_had:
+        if self._warned or self._seed is None or self.plan.advances or run.epoch != self._epoch_delivered:
             return
         samplers = list(layers(self.plan.source))
         if all(getattr(sampler, "shuffle", True) for sampler in samplers):
@@ -348,7 +352,7 @@ class Position:
             )
 
     @property
-    def had(self) -> int:
+    def num_delivered(self) -> int:
         """Number of batches delivered by the running iterator; 0 if none runs."""
         return self._progress.count if self._progress is not None and self.running else 0
 
@@ -458,7 +462,7 @@ class Position:
         self.states.load(state.get("workers"), workers)
         self._ahead, self._skipped, self._history = ahead, 0, history
         self._base_seed = base_seed
-        self._progress = self._epoch_had = None
+        self._progress = self._epoch_delivered = None
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of a loader with another seed or other data.

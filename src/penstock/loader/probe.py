@@ -1,6 +1,6 @@
 """`Probe`: a loader's components for measurements: its batches by any executor, without changing the loader.
 
-    probe = Probe(as_ours(loader), batches=64)
+    probe = Probe(as_penstock_loader(loader), batches=64)
     for arrival in probe.run("process", 2, probe.requests):   # Arrival: result, times of request and delivery
         ...
 
@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.dataloader_iter import Progress, ResultIterator
-from penstock.loader.engine import Engine, Run
+from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher, preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -35,7 +35,7 @@ from penstock.samplers.base import PlanSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.shares import layers
 
-__all__ = ["Arrival", "Probe", "as_ours", "kept_generators", "make"]
+__all__ = ["Arrival", "Probe", "as_penstock_loader", "make", "preserved_loader_generators"]
 
 # Base seed of the workers. The measured batches are discarded.
 _SEED = 0x70726F6265
@@ -120,7 +120,7 @@ class Probe:
         try:
             engine.prepare(fetcher, _SEED)
             plan = itertools.repeat(BatchRequest([], [])) if self.stream else iter(requests)
-            batches = engine.start(Run(plan, fetcher, None, _SEED, lambda worker: None, 0))
+            batches = engine.start(EpochRun(plan, fetcher, None, _SEED, lambda worker: None, 0))
             while True:
                 asked = time.perf_counter()
                 try:
@@ -129,7 +129,7 @@ class Probe:
                     return
                 if result.error is not None:
                     raise result.error
-                arrival = Arrival(result, asked, time.perf_counter(), batches.ready_when_asked)
+                arrival = Arrival(result, asked, time.perf_counter(), batches.ready_on_request)
                 # Drop the reference, so that the slot is free as soon as the consumer drops its own.
                 del result
                 yield arrival
@@ -184,7 +184,7 @@ def make(
     return {"fetch": spent - collate, "collate": collate}
 
 
-def as_ours(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
+def as_penstock_loader(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
     """Return a torch loader as a Penstock one; a Penstock loader unchanged.
 
     Raises:
@@ -212,7 +212,7 @@ def as_ours(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
 
 
 @contextmanager
-def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
+def preserved_loader_generators(loader: DataLoader[Any]) -> Iterator[None]:
     """Restore the global generators and those of the loader and its samplers at the end of the block."""
     samplers = [*layers(loader.batch_sampler), *layers(loader.sampler)]
     own = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
@@ -234,7 +234,7 @@ def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[Batch
     moved = [one for one in layers(position.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]
     kept = [(one, one.state_dict()) for one in moved]
     left = [(plan, plan.left) for plan in _external(position.plan)]
-    with kept_generators(loader):
+    with preserved_loader_generators(loader):
         requests = _first(position.requests(Progress(position.preview(), _SEED)), batches, samples)
     for one, state in kept:
         one.load_state_dict(state)

@@ -13,7 +13,7 @@ from penstock.samplers.identity import holds_a_share
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.shares import layers, rank_splitter
 
-__all__ = ["says_rank", "splits_by_rank", "warn_of_same_batches"]
+__all__ = ["has_rank", "splits_by_rank", "warn_of_same_batches"]
 
 _warned = False
 """Whether this process has warned."""
@@ -24,7 +24,7 @@ def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
     return holds_a_share(loader.dataset) or rank_splitter(_outermost(loader), ranks=ranks) is not None
 
 
-def says_rank(sampler: Any) -> bool:
+def has_rank(sampler: Any) -> bool:
     """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
     return _is_told(sampler) or rank_splitter(sampler, ranks=2) is not None
 

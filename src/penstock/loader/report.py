@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
     stage: str = ""
 
 
-class _Run:
+class _RunFigures:
     """Figures for the verdict, computed from ``stats()``."""
 
     def __init__(self, stats: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ class _Run:
 
 def diagnose(stats: dict[str, Any]) -> Verdict:
     """Return what limits a run with these statistics, from `Statistics.stats`."""
-    run = _Run(stats)
+    run = _RunFigures(stats)
     if run.batches < _BATCHES or stats["seconds"] < _SECONDS:
         measured = f"{counted(run.batches, 'batch')} in {_time(stats['seconds'])}"
         return Verdict(
@@ -184,13 +184,13 @@ def summarize(stats: dict[str, Any]) -> str:
     '0.00 samples/s · waiting 0%'
     """
     verdict = diagnose(stats)
-    parts = [f"{_digits(stats['samples_per_second'])} samples/s", f"waiting {_Run(stats).share:.0%}"]
+    parts = [f"{_digits(stats['samples_per_second'])} samples/s", f"waiting {_RunFigures(stats).share:.0%}"]
     if verdict.limit != "unknown":
         parts.append(f"limited by {verdict.stage or _LIMITS.get(verdict.limit, verdict.limit)}")
     return " · ".join(parts)
 
 
-def _start(run: _Run) -> str:
+def _start(run: _RunFigures) -> str:
     stats = run.stats
     text = (
         f"Starting limits this run: the first batches of its {stats['passes']:,} passes took "
@@ -201,7 +201,7 @@ def _start(run: _Run) -> str:
     return f"{text}; longer passes have fewer of them."
 
 
-def _training(run: _Run) -> str:
+def _training(run: _RunFigures) -> str:
     text = f"Training limits this run: {run.waiting}, so a faster loader would gain almost nothing"
     workers = run.stats["workers"]
     if 2 * run.needed <= workers and "tuning" not in run.stats:
@@ -209,7 +209,7 @@ def _training(run: _Run) -> str:
     return f"{text}; nothing needs to change here."
 
 
-def _tuned(run: _Run) -> str:
+def _tuned(run: _RunFigures) -> str:
     """Return advice for a run whose executor and workers were chosen by auto-tuning."""
     if run.busy < _BUSY and (why := _memory(run)):
         return f"Memory limits this run: {run.waiting}, and {why}."
@@ -219,7 +219,7 @@ def _tuned(run: _Run) -> str:
     )
 
 
-def _inline(run: _Run) -> str:
+def _inline(run: _RunFigures) -> str:
     workers = run.affordable(run.needed)
     return (
         f"Data limits this run: {run.waiting}, because each batch is made only when the training asks for it; "
@@ -227,7 +227,7 @@ def _inline(run: _Run) -> str:
     )
 
 
-def _memory(run: _Run) -> str:
+def _memory(run: _RunFigures) -> str:
     """Return how memory keeps idle workers from delivering; "" if it does not."""
     ways, queue = run.stats["ways"], run.stats["queue"]
     copied, piped = ways.get("copy", 0), ways.get("pipe", 0)
@@ -251,14 +251,14 @@ def _memory(run: _Run) -> str:
     return ""
 
 
-def _pending(run: _Run) -> str:
+def _pending(run: _RunFigures) -> str:
     return (
         f"only {run.started} of its {counted(run.stats['workers'], 'worker')} could be started on the cluster; add "
         "nodes, or request less with RayOptions(num_cpus=, resources=, label_selector=)"
     )
 
 
-def _needless(run: _Run) -> str:
+def _needless(run: _RunFigures) -> str:
     return (
         f"The hand-over limits this run: {run.waiting}, but making all batches took only {_time(run.work)}; "
         f"num_workers=0 makes them without a hand-over, which can make the run up to {run.seconds / run.alone:.1f}x "
@@ -266,7 +266,7 @@ def _needless(run: _Run) -> str:
     )
 
 
-def _too_few(run: _Run) -> str:
+def _too_few(run: _RunFigures) -> str:
     """Return advice for a run whose workers are busy."""
     workers: int = run.stats["workers"]
     processes = max(1, run.stats["processes"])
@@ -288,7 +288,7 @@ def _too_few(run: _Run) -> str:
     return text if more >= run.needed else f"{text}, and a cheaper {run.costliest} can make it even faster"
 
 
-def _idle(run: _Run) -> str:
+def _idle(run: _RunFigures) -> str:
     """Return advice for a run that waits although its workers are idle and memory is not the limit."""
     queue = run.stats["queue"]
     busy = f"its workers were busy only {run.busy:.0%} of it"
@@ -347,7 +347,7 @@ def _title(stats: dict[str, Any]) -> str:
 def _stage_rows(table: Table, stats: dict[str, Any]) -> None:
     stages = {name: seconds for name, seconds in stats["stages"].items() if seconds > 0}
     total = sum(stages.values())
-    busy = f"workers {_Run(stats).busy:.0%} busy" if stats["workers"] else ""
+    busy = f"workers {_RunFigures(stats).busy:.0%} busy" if stats["workers"] else ""
     table.add_row("work", _time(total), "", busy)
     for name, seconds in stages.items():
         each = f"{_time(seconds / stats['samples'])} a sample" if stats["samples"] else ""

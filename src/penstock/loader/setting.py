@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from penstock.loader.config import LoaderConfig
 from penstock.wording import counted
 
-__all__ = ["INLINE", "LEAVES", "Setting"]
+__all__ = ["EXECUTOR_COST", "INLINE", "Setting"]
 
-LEAVES = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
+EXECUTOR_COST = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
 """Rank of each executor: a lower one takes less time from the training in the program's own process."""
 
 

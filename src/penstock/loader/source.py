@@ -15,7 +15,7 @@ from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.identity import own_order
 from penstock.samplers.sequential import SequentialSampler
 
-__all__ = ["batch_source", "has_own_order", "plan_requests", "sampler_of", "stream_source", "why_unknown"]
+__all__ = ["batch_source", "has_own_order", "plan_requests", "sampler_of", "stream_source", "why_not_computable"]
 
 
 _EPOCHS = 1 << 62
@@ -68,7 +68,7 @@ def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
     return own_order(samples) is not None and isinstance(sampler_of(plan), SequentialSampler)
 
 
-def why_unknown(plan: EpochBatchSampler | None, samples: Any) -> str | None:
+def why_not_computable(plan: EpochBatchSampler | None, samples: Any) -> str | None:
     """Return why the order of a loader's batches cannot be computed; None if it can.
 
     Args:

@@ -51,7 +51,7 @@ from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamp
 from penstock.samplers.shares import rank_splitter
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["Asked", "Splitter", "check_pass", "choose_sampler", "epoch_of_other_world", "splitter_of"]
+__all__ = ["OrderArguments", "Splitter", "check_split", "choose_sampler", "epoch_of_other_world", "splitter_of"]
 
 Splitter = Literal["the data set", "the loader", "a sampler", "a framework", "nobody"]
 
@@ -59,7 +59,7 @@ _warned = False
 """Whether this process has warned of a loader without shuffle."""
 
 
-class Asked(NamedTuple):
+class OrderArguments(NamedTuple):
     """The arguments of a loader that determine its order and its part of the data."""
 
     shuffle: bool | str | None
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
         return bool(self.shuffle) and self.shuffle != "none"
 
 
-class Parts(NamedTuple):
+class DatasetParts(NamedTuple):
     """The datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
 
     shares: list[Any]
@@ -84,7 +84,7 @@ class Parts(NamedTuple):
     others: list[Any]
 
     @classmethod
-    def of(cls, dataset: Any) -> Parts:
+    def of(cls, dataset: Any) -> DatasetParts:
         """Return the parts of a dataset: the datasets inside torch's wrappers, or the dataset itself."""
         found = cls([], [], [])
         for part in parts_of(dataset):
@@ -98,34 +98,34 @@ class Parts(NamedTuple):
         return found
 
 
-def choose_sampler(dataset: Any, asked: Asked) -> Sampler[Any] | Iterable[Any] | None:
+def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | Iterable[Any] | None:
     """Return the sampler for a loader: the user's, or one chosen by the rule of this module.
 
     Raises:
         ConfigError: the arguments contradict each other or the dataset.
         PartitionError: both the dataset and the sampler split the samples among ranks.
     """
-    if not isinstance(asked.split, bool | None):
-        raise ConfigError(f"split takes True, False or None, got {asked.split!r}")
-    given = asked.sampler if asked.sampler is not None else asked.batch_sampler
-    parts = Parts.of(dataset)
-    _check_mixed_shares(dataset, parts, told=asked.split is False or given is not None)
+    if not isinstance(requested.split, bool | None):
+        raise ConfigError(f"split takes True, False or None, got {requested.split!r}")
+    given = requested.sampler if requested.sampler is not None else requested.batch_sampler
+    parts = DatasetParts.of(dataset)
+    _check_mixed_shares(dataset, parts, told=requested.split is False or given is not None)
     if given is not None or isinstance(dataset, IterableDataset):
-        _refuse_split(dataset, asked, given)
+        _refuse_split(dataset, requested, given)
         _refuse_double_split(dataset, given)
-        return asked.sampler
-    _check_shuffle(asked.shuffle)
+        return requested.sampler
+    _check_shuffle(requested.shuffle)
     if own_order(dataset) is not None:
-        _check_share(dataset, asked)
+        _check_share(dataset, requested)
         return _in_order(dataset)
     if parts.shares:
-        _check_inner_shares(parts.shares, asked)
-    elif asked.split:
-        return _splitting_sampler(dataset, asked)
-    elif asked.split is None and asked.shuffles and parts.whole and _ranks() > 1:
+        _check_inner_shares(parts.shares, requested)
+    elif requested.split:
+        return _splitting_sampler(dataset, requested)
+    elif requested.split is None and requested.shuffles and parts.whole and _ranks() > 1:
         _check_mixed_owners(dataset, parts)
-        return _splitting_sampler(dataset, asked)
-    return _whole_sampler(dataset, asked)
+        return _splitting_sampler(dataset, requested)
+    return _whole_sampler(dataset, requested)
 
 
 def _check_shuffle(shuffle: Any) -> None:
@@ -149,7 +149,7 @@ def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, dealt: bool) -> S
     return "a framework" if dealt else "nobody"
 
 
-def check_pass(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
+def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
     """Raise or warn if all ranks are about to read all samples without the user's consent.
 
     Args:
@@ -164,7 +164,7 @@ def check_pass(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, 
     ranks = distributed.current().world_size
     if ranks == 1:
         return
-    parts = Parts.of(loader.dataset)
+    parts = DatasetParts.of(loader.dataset)
     _check_mixed_shares(loader.dataset, parts, told=not chosen)
     if not chosen or parts.shares or not parts.whole:
         warn_of_same_batches(loader, plan, chosen=chosen)
@@ -238,70 +238,70 @@ def _ranks() -> int:
         return 1
 
 
-def _splitting_sampler(dataset: Any, asked: Asked) -> DistributedSampler:
-    if asked.generator is not None and asked.shuffles:
+def _splitting_sampler(dataset: Any, requested: OrderArguments) -> DistributedSampler:
+    if requested.generator is not None and requested.shuffles:
         raise ConfigError(
             "ranks can only split an order that all of them compute alike: pass seed= instead of generator=, or "
             "split=False to let every rank read all samples"
         )
-    if not asked.shuffles:
+    if not requested.shuffles:
         # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
-        remainder = "drop" if asked.drop_last else "uneven"
+        remainder = "drop" if requested.drop_last else "uneven"
         return DistributedSampler(dataset, shuffle=False, remainder=remainder)
     # Without a name use our order: torch's needs 8 bytes per sample, and its epochs do not advance by themselves.
-    name = asked.shuffle if isinstance(asked.shuffle, str) else "global"
-    return DistributedSampler(dataset, shuffle=name, seed=asked.seed or 0, drop_last=asked.drop_last)
+    name = requested.shuffle if isinstance(requested.shuffle, str) else "global"
+    return DistributedSampler(dataset, shuffle=name, seed=requested.seed or 0, drop_last=requested.drop_last)
 
 
-def _whole_sampler(dataset: Any, asked: Asked) -> Sampler[Any]:
+def _whole_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any]:
     """Return a sampler over all samples, with torch's order without a seed and ours with one."""
-    if not asked.shuffles:
+    if not requested.shuffles:
         return _in_order(dataset)
     random = RandomSamplerOfShare if holds_a_share(dataset) else RandomSampler
-    if isinstance(asked.shuffle, str) or asked.seed is not None:
-        name = asked.shuffle if isinstance(asked.shuffle, str) else "global"
-        return random(dataset, shuffle=name, seed=asked.seed or 0)
-    return random(dataset, generator=asked.generator)
+    if isinstance(requested.shuffle, str) or requested.seed is not None:
+        name = requested.shuffle if isinstance(requested.shuffle, str) else "global"
+        return random(dataset, shuffle=name, seed=requested.seed or 0)
+    return random(dataset, generator=requested.generator)
 
 
 def _in_order(dataset: Any) -> SequentialSampler:
     return SequentialSamplerOfShare(dataset) if holds_a_share(dataset) else SequentialSampler(dataset)
 
 
-def _check_share(dataset: Any, asked: Asked) -> None:
+def _check_share(dataset: Any, requested: OrderArguments) -> None:
     """Raise if a dataset's own order or share differs from the requested one."""
     plan, name = own_order(dataset), type(dataset).__name__
     if not isinstance(plan, SharePlan):
-        if asked.shuffles:
-            raise ConfigError(f"{name} has its own order: choose it there, and omit shuffle={asked.shuffle!r} here")
+        if requested.shuffles:
+            raise ConfigError(f"{name} has its own order: choose it there, and omit shuffle={requested.shuffle!r} here")
         return
     # Checked only with split=, since the world may not be known yet.
-    if asked.split is not None:
-        _check_world(name, plan.peek_world().world_size, asked)
+    if requested.split is not None:
+        _check_world(name, plan.peek_world().world_size, requested)
     # Frameworks pass shuffle=False even if the user requests nothing.
-    asks = asked.shuffles or isinstance(asked.shuffle, str)
-    if asks and not plan.agrees_with(asked.shuffle or False):
-        if asked.shuffle is True:
+    asks = requested.shuffles or isinstance(requested.shuffle, str)
+    if asks and not plan.agrees_with(requested.shuffle or False):
+        if requested.shuffle is True:
             raise ConfigError(
                 f"this {name} was created with shuffle='none' and determines its own order: open it with "
                 "shuffle='global', or omit shuffle=True here"
             )
         raise ConfigError(
-            f"this {name} determines its own order, which is not shuffle={asked.shuffle!r}: choose the order there "
+            f"this {name} determines its own order, which is not shuffle={requested.shuffle!r}: choose the order there "
             "(shuffle=, seed=), and omit shuffle here or pass True"
         )
 
 
-def _check_inner_shares(shares: list[Any], asked: Asked) -> None:
+def _check_inner_shares(shares: list[Any], requested: OrderArguments) -> None:
     """Raise if shares inside of torch's wrappers contradict ``split=``."""
     # Without split= nothing is checked, since the world may not be known yet.
-    if asked.split is None:
+    if requested.split is None:
         return
     for share in shares:
-        _check_world(type(share).__name__, _ranks_of(share), asked)
+        _check_world(type(share).__name__, _ranks_of(share), requested)
 
 
-def _check_mixed_shares(dataset: Any, parts: Parts, *, told: bool) -> None:
+def _check_mixed_shares(dataset: Any, parts: DatasetParts, *, told: bool) -> None:
     """Raise if every rank would read all of one part of the data, and only a share of another.
 
     Args:
@@ -320,7 +320,7 @@ def _check_mixed_shares(dataset: Any, parts: Parts, *, told: bool) -> None:
     )
 
 
-def _check_mixed_owners(dataset: Any, parts: Parts) -> None:
+def _check_mixed_owners(dataset: Any, parts: DatasetParts) -> None:
     """Raise if the rule splits one part of the data and not another."""
     if parts.others:
         raise ConfigError(
@@ -340,32 +340,32 @@ def _ranks_of(share: Any) -> int:
     return plan.peek_world().world_size if isinstance(plan, SharePlan) else _ranks()
 
 
-def _check_world(name: str, ranks: int, asked: Asked) -> None:
-    if asked.split is False and ranks > 1:
+def _check_world(name: str, ranks: int, requested: OrderArguments) -> None:
+    if requested.split is False and ranks > 1:
         raise ConfigError(
             f"split=False, but this {name} already is one rank's share of {ranks}: open it with rank=0, "
             "world_size=1 to let every rank read all of it"
         )
     # A share for fewer ranks than the job has may belong to a process group. A share for one rank is everything.
-    if asked.split and ranks == 1 and _ranks() > 1:
+    if requested.split and ranks == 1 and _ranks() > 1:
         raise ConfigError(
             f"split=True, but this {name} was opened with world_size=1, so that every rank reads all of it: omit rank "
             "and world_size there"
         )
 
 
-def _refuse_split(dataset: Any, asked: Asked, given: Any) -> None:
+def _refuse_split(dataset: Any, requested: OrderArguments, given: Any) -> None:
     """Raise if ``split=`` is used with a sampler or an iterable dataset, which split by themselves or not."""
-    if asked.split is None:
+    if requested.split is None:
         return
     if given is None:
         raise ConfigError(
-            f"split={asked.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
+            f"split={requested.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
             "not. Omit split, or make it a map-style dataset"
         )
-    argument = "batch_sampler" if asked.sampler is None else "sampler"
+    argument = "batch_sampler" if requested.sampler is None else "sampler"
     raise ConfigError(
-        f"split={asked.split} and {argument}= exclude each other: the sampler determines which samples this rank "
+        f"split={requested.split} and {argument}= exclude each other: the sampler determines which samples this rank "
         f"reads. Omit split, or pass shuffle= instead of {argument}="
     )
 

@@ -89,7 +89,7 @@ class WorkerState:
         if snapshot is not None:
             self.collate = snapshot
 
-    def failed_once(self) -> None:
+    def record_error(self) -> None:
         """Record an error in place of a batch."""
         self.failed.append(sum(self.since))
         self._count()
@@ -250,7 +250,7 @@ class WorkerStates:
             snapshot: snapshot right after the error. Batches of streams are made again instead, and fail again.
         """
         if self.stream:
-            self._workers[worker].failed_once()
+            self._workers[worker].record_error()
         elif snapshot is not None:
             self._workers[worker].keep(snapshot)
         self._turn(worker)

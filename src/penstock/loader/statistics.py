@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from penstock.cores import Ticks, cores, ticks
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 
 __all__ = ["Statistics", "size_of"]
@@ -236,7 +236,7 @@ def size_of(batch: Any) -> int:
         return _size(batch)
     except Exception as error:
         # A structure that contains itself, or a user's mapping that fails, must not lose the batch.
-        if is_of_signal_handler(error):
+        if raised_by_signal_handler(error):
             raise
         return 0
 

@@ -57,7 +57,7 @@ class StreamFetch:
     """
 
     divisible = False
-    tells_states = True
+    has_states = True
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class StreamFetch:
                 failed = {question - first for question in resume.failed}
                 told = _before(epoch, later)
                 self._reopen(None if number else snapshot, told, failed=0 in failed)
-                self._make_again(asked, failed, over=later > 0)
+                self._remake(asked, failed, over=later > 0)
                 first += asked
         if not resume.in_iterator:
             self._reopen(None if again else snapshot, epoch)
@@ -162,7 +162,7 @@ class StreamFetch:
             self._items, self._ended = iter(()), True
         restore(snapshot, self._own)
 
-    def _make_again(self, count: int, failed: set[int], *, over: bool) -> None:
+    def _remake(self, count: int, failed: set[int], *, over: bool) -> None:
         """Make already delivered batches again and drop them.
 
         Args:

@@ -117,10 +117,10 @@ class ThroughputMeter:
     def begin(self, now: float) -> None:
         """Start an iterator, at the time right before its workers get the first request."""
         self._began = self._last = now
-        self._number, self._trained = 0, 0.0
+        self._number, self._train_seconds = 0, 0.0
         # Whether a round of this iterator has counted.
         self._counts = False
-        self._put_aside(self._round, math.inf)
+        self._ignore(self._round, math.inf)
         self._early, self._part = Throughput(), Throughput()
 
     def add(self, metrics: BatchMetrics, asked: float, had: float) -> bool:
@@ -131,12 +131,12 @@ class ThroughputMeter:
             wait, train = had - self._began, 0.0
             self.first = self.first or wait
             self._start, self._warm_until = wait, had + self._warm
-        elif self._number > 2 and train > max(_PAUSE, _LONGER * self._trained / self._number):
+        elif self._number > 2 and train > max(_PAUSE, _LONGER * self._train_seconds / self._number):
             # A pause of the program: more batches are ready now than usual.
-            self._put_aside(self._depth + self._round, had + self._warm)
+            self._ignore(self._depth + self._round, had + self._warm)
             self._part, train = Throughput(), 0.0
         self._number += 1
-        self._trained += train
+        self._train_seconds += train
         if self._skip > 0 or had < self._warm_until:
             self._skip -= 1
             self._early.count(metrics, wait, train)
@@ -167,6 +167,6 @@ class ThroughputMeter:
         rounds = 1 if found.seconds >= _LONG * self._seconds else 2
         return found.seconds >= self._seconds and found.batches >= rounds * self._round
 
-    def _put_aside(self, batches: int, until: float) -> None:
+    def _ignore(self, batches: int, until: float) -> None:
         """Ignore the next ``batches`` batches, and all until a time."""
         self._skip, self._warm_until = batches, until

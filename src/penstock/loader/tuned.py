@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Protocol
 from penstock.errors import WorkerError
 from penstock.loader.autotune import Autotuner
 from penstock.loader.dataloader_iter import ResultIterator
-from penstock.loader.engine import Engine, Run
+from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.fetch import Fetcher
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.memory import available_memory, private_memory
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.setting import Setting
@@ -51,7 +51,7 @@ class Segment(NamedTuple):
     fetcher: Fetcher
 
 
-class _View:
+class _StoppableRequests:
     """The requests of an epoch, up to a point that is chosen during iteration."""
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
@@ -59,7 +59,7 @@ class _View:
         self.taken = 0
         self.stopped = False
 
-    def __iter__(self) -> _View:
+    def __iter__(self) -> _StoppableRequests:
         return self
 
     def __next__(self) -> BatchRequest:
@@ -87,7 +87,7 @@ class TunedBatches:
 
     def __init__(
         self,
-        run: Run,
+        run: EpochRun,
         first: Segment,
         tuner: Autotuner,
         follow: Follow,
@@ -104,16 +104,16 @@ class TunedBatches:
         self._before = 0
         self._closed = threading.Event()
         # Whether a signal handler raised where the state may be inconsistent.
-        self._broken = False
+        self._interrupted = False
         self._begin(first)
 
     def _begin(self, segment: Segment) -> None:
         self._segment = segment
-        self._view = _View(self._run.requests)
+        self._view = _StoppableRequests(self._run.requests)
         run = self._run._replace(requests=self._view, fetcher=segment.fetcher)
         self._meter: ThroughputMeter | None = None
         now = perf_counter()
-        if not self._tuner.decided or self._tuner.look_again(now):
+        if not self._tuner.decided or self._tuner.search_again(now):
             self._measure(now)
         self._batches: ResultIterator = segment.engine.start(run)
 
@@ -135,9 +135,9 @@ class TunedBatches:
         return {}
 
     @property
-    def ready_when_asked(self) -> int:
+    def ready_on_request(self) -> int:
         """Number of finished batches at the consumer's last request."""
-        return self._batches.ready_when_asked
+        return self._batches.ready_on_request
 
     @property
     def processes(self) -> list[Any] | None:
@@ -147,10 +147,10 @@ class TunedBatches:
     def next(self) -> BatchResult:
         """Return the next batch, or its error, numbered within the whole epoch."""
         while True:
-            if self._broken:
+            if self._interrupted:
                 raise WorkerError(INTERRUPTED)
             batches, asked = self._batches, perf_counter()
-            if self._meter is None and self._tuner.look_again(asked):
+            if self._meter is None and self._tuner.search_again(asked):
                 self._measure(asked)
             result: BatchResult | None
             try:
@@ -163,18 +163,18 @@ class TunedBatches:
                     return self._note(result, asked)
                 # Not in the except block above: the end of the segment would be in all tracebacks of workers forked
                 # here.
-                if not self._go_on():
+                if not self._next_segment():
                     raise StopIteration
             except StopIteration:
                 raise
             except BaseException:
-                self._broken = True
+                self._interrupted = True
                 self.close()
                 raise
 
     def poll(self) -> bool:
         """Return whether `next` would return at once."""
-        return not self._broken and self._batches.poll()
+        return not self._interrupted and self._batches.poll()
 
     def _note(self, result: BatchResult, asked: float) -> BatchResult:
         """Measure a batch and number it."""
@@ -191,7 +191,7 @@ class TunedBatches:
         """Stop: the consumer wants no more batches. Idempotent."""
         self._closed.set()
         self._view.stopped = True
-        self._keep(ended=False)
+        self._save_measurement(ended=False)
         self._batches.close()
         self._drop_next()
 
@@ -253,19 +253,19 @@ class TunedBatches:
                 self._next = self._follow(start=True)
                 return
             except Exception as error:
-                if is_of_signal_handler(error):
+                if raised_by_signal_handler(error):
                     raise
                 if self._tuner.decided:
                     # The error is raised when the workers are needed.
                     return
                 self._tuner.note(Throughput(), f"{type(error).__name__}: {error}")
 
-    def _go_on(self) -> bool:
+    def _next_segment(self) -> bool:
         """Start the next segment. Return False if there is none."""
         if self._closed.is_set():
             raise WorkerError(CLOSED)
         if not self._view.stopped:
-            self._keep(ended=True)
+            self._save_measurement(ended=True)
             return False
         segment = self._segment
         self._batches.close()
@@ -284,7 +284,7 @@ class TunedBatches:
             self._batches.end(0.5)
         return True
 
-    def _keep(self, *, ended: bool) -> None:
+    def _save_measurement(self, *, ended: bool) -> None:
         """Save the measurement for the next iterator, at the end of this one or when it is left."""
         meter, self._meter = self._meter, None
         if meter is None or self._tuner.decided or self._tuner.current != self._segment.setting:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, WorkerError
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.lookahead import Lookahead
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
@@ -69,7 +69,7 @@ class Window:
     Attributes:
         first_states: snapshots of users' objects right after their initialization, by worker, for workers with a state.
             Complete when a batch is delivered; its reader removes the entries.
-        ready_when_asked: number of finished batches at the consumer's last request.
+        ready_on_request: number of finished batches at the consumer's last request.
 
     `close` and `end` may be called from any thread, even while another one waits for a batch.
     """
@@ -96,9 +96,9 @@ class Window:
         self._why: str | None = None
         # First snapshots by worker, until a batch is delivered.
         self._begun: dict[int, Snapshot | None] = {}
-        self._waits_for_begun = executor.tells_begin
+        self._waits_for_first_states = executor.tells_begin
         self.first_states: dict[int, Snapshot] = {}
-        self.ready_when_asked = 0
+        self.ready_on_request = 0
         with executor.turn():
             if executor.depth:
                 self._fill()
@@ -231,7 +231,7 @@ class Window:
         """Take in results that arrived while the consumer was busy. After the last batch, workers may end normally."""
         if (self._open or not self._requests.over) and not self.executor.over:
             self._take_in(self.executor.arrived())
-        self.ready_when_asked = self._ready
+        self.ready_on_request = self._ready
 
     def _end_early(self) -> WorkerError:
         """Stop delivering, because a worker has died or another thread has ended all workers."""
@@ -259,7 +259,7 @@ class Window:
             WorkerError: the loader was closed meanwhile, perhaps by a signal handler in this thread, which caused the
                 error.
         """
-        closed = self._why is not None and isinstance(error, Exception) and not is_of_signal_handler(error)
+        closed = self._why is not None and isinstance(error, Exception) and not raised_by_signal_handler(error)
         self._why = self._why or (str(error) if isinstance(error, PenstockError) else INTERRUPTED)
         self.executor.abort()
         self.close()
@@ -386,12 +386,12 @@ class Window:
         """Return the next batch to deliver, if it is done."""
         for batch in self._open.values():
             if batch.done:
-                return batch if not self._waits_for_begun or self._all_begun(batch) else None
+                return batch if not self._waits_for_first_states or self._may_deliver(batch) else None
             if self._policy.in_order:
                 break
         return None
 
-    def _all_begun(self, batch: PendingBatch) -> bool:
+    def _may_deliver(self, batch: PendingBatch) -> bool:
         """Return whether a batch may be delivered.
 
         The first batch of a worker with a state waits for the first snapshots of all workers, because a state must
@@ -405,7 +405,7 @@ class Window:
         return True
 
     def _note_first_states(self) -> None:
-        self._waits_for_begun = False
+        self._waits_for_first_states = False
         self.first_states = {worker: first for worker, first in self._begun.items() if first is not None}
 
     def _collect_head(self) -> BatchResult | None:

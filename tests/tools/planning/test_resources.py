@@ -61,9 +61,9 @@ def test_the_ring_is_as_large_as_planned(size: int, workers: int, prefetch: int)
 
 def test_small_batches_are_made_ahead_as_the_loader_does() -> None:
     config = LoaderConfig(executor="process", num_workers=3)
-    assert (config.depth, config.light) == (3 * 2, 3 * 2 * LIGHT_FACTOR)
+    assert (config.depth, config.small_batch_depth) == (3 * 2, 3 * 2 * LIGHT_FACTOR)
     small = memory_of(Job(samples=10**6, sample_bytes=10, batch_size=64, workers=3), Assumptions())
-    assert small.slots == config.light + 3
+    assert small.slots == config.small_batch_depth + 3
     assert memory_of(Job(samples=10**6, sample_bytes=10**6, workers=3), Assumptions()).slots == config.depth + 3
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.loader.executors.base import Began, Event, Executor, PendingBatch
 from penstock.loader.fetch import Fetcher
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.plan.stream_plan import EpochStart
@@ -70,7 +70,7 @@ class InlineExecutor(Executor):
             batch.ended = self._stream
             return BatchResult(None, metrics, 0, error=error)
         except BaseException as error:  # also Ctrl-C: then the batch is missing, and the next call continues after it
-            if isinstance(error, Exception) and is_of_signal_handler(error):
+            if isinstance(error, Exception) and raised_by_signal_handler(error):
                 raise
             try:
                 return BatchResult(None, metrics, 0, state=self._fetcher.state_after_error(), error=error)

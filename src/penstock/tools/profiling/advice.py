@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.loader.setting import LEAVES
+from penstock.loader.setting import EXECUTOR_COST
 from penstock.loader.throughput import ENOUGH
 from penstock.tools.profiling.result import Profile, Setting, Stage, Trial, Verdict
 from penstock.wording import counted, rate_text
@@ -34,7 +34,7 @@ def choose(trials: Sequence[Trial], *, needed: float | None) -> Trial:
         best = max(trial.rate for trial in good)
         enough = [trial for trial in good if trial.rate >= _AS_GOOD * best]
         enough = [trial for trial in enough if trial.setting.workers] or enough  # inline batches are all waited for
-    return min(enough, key=lambda trial: (trial.setting.workers, LEAVES[trial.setting.executor]))
+    return min(enough, key=lambda trial: (trial.setting.workers, EXECUTOR_COST[trial.setting.executor]))
 
 
 def _wanted(trial: Trial, needed: float) -> float:

@@ -15,7 +15,7 @@ from penstock.cores import cores, ticks
 from penstock.errors import ConfigError
 from penstock.loader.config import EXECUTORS, LoaderConfig
 from penstock.loader.messages import BatchRequest
-from penstock.loader.probe import Probe, as_ours, kept_generators
+from penstock.loader.probe import Probe, as_penstock_loader, preserved_loader_generators
 from penstock.tools.profiling.advice import choose, judge, restated, storage_matters
 from penstock.tools.profiling.alone import Account, account, drop_from_page_cache, one_thread
 from penstock.tools.profiling.result import Profile, Setting, Stage, Trial
@@ -62,8 +62,8 @@ def profile(
     if unknown:
         raise ConfigError(f"unknown executor {unknown[0]!r}: use 'auto', 'process' or 'thread'")
     start = time.perf_counter()
-    ours = as_ours(loader)
-    with kept_generators(ours), one_thread():
+    ours = as_penstock_loader(loader)
+    with preserved_loader_generators(ours), one_thread():
         session = _Session(
             Probe(ours, batches=_PLANNED * _SAMPLES, samples=_PLANNED * _SAMPLES), seconds, step, executors, progress
         )

@@ -17,7 +17,7 @@ from penstock.loader.executors.process.pack import SMALL, unpack
 from penstock.loader.executors.process.pool import Pool
 from penstock.loader.executors.process.ring import LIGHT, Slot
 from penstock.loader.executors.process.rows import Layout, join, join_texts, layout_of, unflatten
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.sizes import RecentSizes
 
@@ -140,7 +140,7 @@ class Assembly:
                 if self._join(batch):
                     return True
             except Exception as error:  # an object that does not unpickle: to be raised in this batch's place
-                if is_of_signal_handler(error):
+                if raised_by_signal_handler(error):
                     raise
                 batch.parts[0].answer = "unsent", error
                 return True

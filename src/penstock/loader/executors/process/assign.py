@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.loader.executors.process.assembly import Assembly, Part, Plan, ProcessBatch
 from penstock.loader.executors.process.pool import Pool
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 
 __all__ = ["Assigner"]
 
@@ -58,7 +58,7 @@ class Assigner:
         try:
             message = pickle.dumps(("group", [self.message(batch, 0) for batch in batches]), protocol=5)
         except Exception as error:  # sending them one by one shows which batch it is
-            if is_of_signal_handler(error):
+            if raised_by_signal_handler(error):
                 raise
             for batch in batches:
                 self._give(batch)
@@ -103,7 +103,7 @@ class Assigner:
         try:
             messages = [pickle.dumps(self.message(batch, number), protocol=5) for number in range(len(batch.parts))]
         except Exception as error:
-            if is_of_signal_handler(error):
+            if raised_by_signal_handler(error):
                 raise
             batch.parts, batch.missing = batch.parts[:1], 0
             batch.parts[0].answer = "unsent", error

@@ -21,7 +21,7 @@ from penstock.loader.executors.process.assign import Assigner
 from penstock.loader.executors.process.pack import SMALL
 from penstock.loader.executors.process.pool import Pool
 from penstock.loader.executors.process.ring import AHEAD
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.plan.stream_plan import EpochStart
 
@@ -39,7 +39,7 @@ class ProcessExecutor(Executor):
         plan: the dispatch policy; it keeps measurements between epoch iterators.
         epoch: passed to stream datasets; None for none.
         states: states of users' objects to resume from, by worker.
-        tells_states: whether users' objects may have states.
+        has_states: whether users' objects may have states.
         persistent: whether the workers stay after this epoch iterator.
         release: called when this executor no longer needs the pool.
     """
@@ -51,14 +51,14 @@ class ProcessExecutor(Executor):
         *,
         epoch: EpochStart,
         states: dict[int, Any],
-        tells_states: bool,
+        has_states: bool,
         persistent: bool,
         release: Callable[[], None],
     ) -> None:
         super().__init__()
         self.pool = pool
         self.workers = pool.config.workers
-        self.tells_begin = tells_states
+        self.tells_begin = has_states
         self._plan = plan
         self._persistent = persistent
         self._release: Callable[[], None] | None = release
@@ -113,10 +113,10 @@ class ProcessExecutor(Executor):
         if config.max_bytes_in_flight is not None and not self._plan.sized:
             return 1  # until their size is known
         light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the consumer waits for the first batch
-        begun = config.light if light else config.depth
+        begun = config.small_batch_depth if light else config.depth
         limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
         if self.ahead and self._plan.ahead:
-            begun = max(begun, min(config.depth + self.ahead, config.light))
+            begun = max(begun, min(config.depth + self.ahead, config.small_batch_depth))
         if limit is None and begun > config.depth:
             begun = max(config.depth, min(begun, AHEAD // max(1, ring.slot_bytes + beside)))
         most = min(begun, ring.in_flight) if ring.slot_bytes else begun
@@ -267,7 +267,7 @@ class ProcessExecutor(Executor):
         except RingError:
             raise
         except Exception as error:  # an object that cannot be unpickled
-            if self.over or is_of_signal_handler(error):
+            if self.over or raised_by_signal_handler(error):
                 raise
             return BatchResult(None, BatchMetrics(), number, worker, error=error)
 

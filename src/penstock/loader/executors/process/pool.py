@@ -172,7 +172,9 @@ class Pool:
         self._base_seed = base_seed
         self.pid = os.getpid()
         head = board_bytes(config.workers, config.threads)
-        self.ring = ring or Ring(config.depth, config.light, head=head, max_bytes=config.max_bytes_in_flight)
+        self.ring = ring or Ring(
+            config.depth, config.small_batch_depth, head=head, max_bytes=config.max_bytes_in_flight
+        )
         self.batches: dict[tuple[int, int], Any] = {}
         """Batches in progress, of all epoch iterators: their slots are not free."""
         self.load = [0] * config.workers

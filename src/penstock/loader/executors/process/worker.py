@@ -192,7 +192,7 @@ class _Worker:
                 first = self._fetcher.begin(epoch)
             except Exception as error:
                 self._broken = error
-        if not self._fetcher.tells_states:
+        if not self._fetcher.has_states:
             return
         try:
             self._send("begun", run, 0, 0, first, BatchMetrics())

@@ -30,7 +30,7 @@ from penstock.loader.executors.ray.cluster import check_attached, nodes, resourc
 from penstock.loader.executors.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import Actor, versions
-from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Actors"]
@@ -272,7 +272,7 @@ class Actors:
         except SystemError as error:
             # Ray raises this if a signal handler has raised.
             cause = error.__cause__
-            if cause is None or not (isinstance(cause, KeyboardInterrupt) or is_of_signal_handler(cause)):
+            if cause is None or not (isinstance(cause, KeyboardInterrupt) or raised_by_signal_handler(cause)):
                 raise
             raise cause from None
         if found and rest:

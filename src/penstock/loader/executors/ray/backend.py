@@ -127,7 +127,7 @@ class RayBackend:
         self._run += 1
         fresh = turns and (self._anew or not config.persistent_workers)
         actors.begin(Pass(self._run, run.epoch, states, run.base_seed, fresh))
-        prefetch, light = (max(1, most // config.workers) for most in (config.depth, config.light))
+        prefetch, light = (max(1, most // config.workers) for most in (config.depth, config.small_batch_depth))
         return RayExecutor(run.fetcher, self._state, turns=turns, prefetch=prefetch, light=light), turns
 
     def stats(self) -> dict[str, Any]:

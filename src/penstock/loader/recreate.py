@@ -1,9 +1,10 @@
 """Cooperation with libraries that recreate our loader from its attributes, without patching them.
 
-Accelerate reads the attributes of a loader and creates a torch loader from them: `AskedByAccelerate` refuses that.
+Accelerate reads the attributes of a loader and creates a torch loader from them: `AccelerateGuard` refuses that.
 Lightning calls ``type(loader)`` again, with a sampler for the rank, and gets the arguments in one of two ways::
 
-    loader created in a hook      the arguments that Lightning recorded        `own_record`, `name_arguments`
+    loader created in a hook      the arguments that Lightning recorded, made usable by `drop_base_record` and
+                                  `convert_positional_arguments`
     loader created before         the attributes of the same names
 
     new = type(loader)(**arguments, sampler=torch's DistributedSampler)
@@ -31,7 +32,14 @@ from penstock.samplers.random import RandomSampler
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
 
-__all__ = ["RECORD", "AskedByAccelerate", "Assignments", "name_arguments", "own_record", "sampler_in_place_of"]
+__all__ = [
+    "RECORD",
+    "AccelerateGuard",
+    "Assignments",
+    "convert_positional_arguments",
+    "drop_base_record",
+    "replacement_sampler",
+]
 
 RECORD = "__pl_attrs_record"
 """Attribute in which Lightning looks for operations on a recreated loader."""
@@ -39,7 +47,7 @@ RECORD = "__pl_attrs_record"
 _ARGS, _KWARGS, _NAMES = "__pl_saved_args", "__pl_saved_kwargs", "__pl_saved_arg_names"
 
 
-class AskedByAccelerate:
+class AccelerateGuard:
     """The attribute ``_is_accelerate_prepared``, which ``Accelerator.prepare`` tests before it creates a torch loader.
 
     Only that truth test raises, because tools read every attribute of a loader and must not fail. A program that sets
@@ -59,7 +67,7 @@ class AskedByAccelerate:
 
 
 @contextmanager
-def own_record(loader: Any) -> Iterator[None]:
+def drop_base_record(loader: Any) -> Iterator[None]:
     """Context manager that drops a record of arguments created inside: it belongs to a base class with other arguments.
 
     Lightning records arguments of the loader classes that are imported before a hook such as ``train_dataloader``. For
@@ -74,7 +82,7 @@ def own_record(loader: Any) -> Iterator[None]:
             del vars(loader)[name]
 
 
-def name_arguments(loader: Any) -> None:
+def convert_positional_arguments(loader: Any) -> None:
     """Convert positional arguments in Lightning's record to keyword arguments, since it adds others by keyword.
 
     Positional-only arguments and ``*args`` of a subclass stay. ``split`` is removed, because Lightning's sampler
@@ -122,7 +130,7 @@ def _is_assignment(args: tuple[Any, ...], function: Any) -> bool:
     return isinstance(name, str) and name != "pipeline" and not name.startswith("_")
 
 
-def sampler_in_place_of(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
+def replacement_sampler(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
     """Return the sampler that keeps the old loader's order and share in a loader that Lightning created from it.
 
     None keeps Lightning's sampler, for data without one of our orders that is not split yet.
