@@ -73,7 +73,7 @@ def test_a_seed_is_refused_until_the_old_one_is_back() -> None:
     expected = rows(ps.DataLoader(Numbers(), 4, shuffle=True, seed=1))
     loader.seed = 2
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"seed=2 was assigned.*have seed=1.*make another one"):
+        with pytest.raises(ConfigError, match=r"seed=2 was assigned.*use seed=1.*create another one"):
             iter(loader)
     loader.seed = 1
     assert rows(loader) == expected

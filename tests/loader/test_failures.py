@@ -278,7 +278,7 @@ class TestOnError:
 
     @pytest.mark.parametrize("options", [{"max_failures": 0}, {"max_rate": 0.0}, {"report": "bad.jsonl"}], ids=str)
     def test_limits_of_nothing(self, options: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match="make no sense for action='raise'"):
+        with pytest.raises(ConfigError, match="have no effect with action='raise'"):
             OnError("raise", **options)
 
     def test_arguments_are_attributes(self) -> None:

@@ -257,7 +257,7 @@ def test_a_damaged_state(layouts: Any) -> None:
 
 def test_a_state_that_is_no_answer() -> None:
     state = recorded(sampler, [Leg(2, 8, 1)]).state
-    with pytest.raises(ConfigError, match="leave world_size= out"):
+    with pytest.raises(ConfigError, match="omit world_size="):
         Ledger(sampler(0, 2, 8), state=state, world_size=3)
     with pytest.raises(StateError, match="does not belong"):
         Ledger(rank_dataset(0, 2, 8), state=state)

@@ -200,7 +200,7 @@ class TestRefusals:
             ({"executor": "ray"}, "needs num_workers of 1 or more"),
             ({"executor": "quantum"}, "'inline', 'thread', 'process'"),
             ({"executor": "process"}, "needs num_workers of 1 or more"),
-            ({"executor": "inline", "num_workers": 2}, "leave num_workers=2 out"),
+            ({"executor": "inline", "num_workers": 2}, "omit num_workers=2"),
             ({"executor": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),
             ({"shuffle": "everything"}, "'block'"),
             ({"seed": 1 << 64}, "64-bit"),

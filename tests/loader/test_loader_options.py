@@ -98,7 +98,7 @@ def test_counts_are_integers_of_one_or_more(name: str, value: Any) -> None:
 
 def test_batches_that_are_never_begun_are_refused_where_torch_does() -> None:
     loader = ps.DataLoader(Loads(), num_workers=1, prefetch_factor=0)
-    with pytest.raises(AssertionError, match="begins no batch"):
+    with pytest.raises(AssertionError, match="prefetches no batch"):
         iter(loader)
 
 

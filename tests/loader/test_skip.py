@@ -226,7 +226,7 @@ def test_a_resumed_epoch_that_was_dealt_anew_has_its_length() -> None:
 
 @pytest.mark.parametrize("skip", [3, (5, 3), [(1, 2, 3)], "ab", (-1, 4), [(1, 2), 3], (1.5, 2)])
 def test_what_is_no_range(skip: Any) -> None:
-    with pytest.raises(ConfigError, match="no range of steps"):
+    with pytest.raises(ConfigError, match="not a range of steps"):
         make(skip)
 
 

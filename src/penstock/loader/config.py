@@ -113,7 +113,7 @@ def ranges_of(skip: Any) -> Ranges:
         found = [(0, -1)]
     if any(not 0 <= begin <= end for begin, end in found):
         raise ConfigError(
-            f"skip={skip!r} is no range of steps: give (a, b) for the steps a to b - 1, or a sequence of such pairs"
+            f"skip={skip!r} is not a range of steps: pass (a, b) for the steps a to b - 1, or a sequence of such pairs"
         )
     return merged(found)
 
@@ -240,7 +240,9 @@ def check(config: LoaderConfig) -> None:
     _check_executor(config)
     shuffle, generator = config.shuffle, config.generator
     if generator is not None and (config.seed is not None or isinstance(shuffle, str)):
-        raise ConfigError("generator= is torch's way to choose an order, seed= and a named shuffle are ours: give one")
+        raise ConfigError(
+            "generator= is for torch's orders, seed= and a named shuffle are for Penstock's: pass only one of them"
+        )
     if isinstance(shuffle, str) and shuffle not in SHUFFLES:
         raise ConfigError(f"unknown shuffle {shuffle!r}: use True, False, or one of {', '.join(map(repr, SHUFFLES))}")
     if config.dispatch not in _DISPATCHES:
@@ -298,26 +300,24 @@ def _check_executor(config: LoaderConfig) -> None:
     if executor not in EXECUTORS:
         raise ConfigError(f"unknown executor {executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
     if executor in ("process", "ray") and num_workers == 0:
-        raise ConfigError(
-            f"executor={executor!r} needs num_workers of 1 or more: give it, or leave executor out for inline"
-        )
+        raise ConfigError(f"executor={executor!r} needs num_workers of 1 or more: pass it, or omit executor for inline")
     if executor == "inline" and num_workers:
-        raise ConfigError(f"executor='inline' has no workers: leave num_workers={num_workers} out")
+        raise ConfigError(f"executor='inline' has no workers: omit num_workers={num_workers}")
     if executor in ("thread", "ray") and config.multiprocessing_context is not None:
-        raise ConfigError(f"multiprocessing_context makes no sense for executor={executor!r}")
+        raise ConfigError(f"multiprocessing_context has no effect with executor={executor!r}")
     if executor == "ray":
         _check_ray(config)
     elif config.ray_options is not None:
         raise ConfigError(f"ray_options is for executor='ray', not {executor!r}")
     if executor == "process" and not PROCESSES:
-        raise ConfigError("there are no worker processes on this platform in this version: use executor='thread'")
+        raise ConfigError("worker processes are not supported on this platform: use executor='thread'")
     _check_count("threads_per_worker", config.threads_per_worker)
     _check_processes(config)
     limit = config.max_bytes_in_flight
     if limit is not None:
         _check_count("max_bytes_in_flight", limit)
         if num_workers == 0:
-            raise ConfigError(f"max_bytes_in_flight={limit} is for loaders with workers: leave it out")
+            raise ConfigError(f"max_bytes_in_flight={limit} is for loaders with workers: omit it")
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -337,7 +337,7 @@ def _check_processes(config: LoaderConfig) -> None:
     }
     for text, given in needs_processes.items():
         if given:
-            raise ConfigError(f"{text} is for worker processes: give num_workers, and executor 'process' or 'auto'")
+            raise ConfigError(f"{text} is for worker processes: pass num_workers, and executor 'process' or 'auto'")
 
 
 def _check_ray(config: LoaderConfig) -> None:
@@ -349,7 +349,7 @@ def _check_ray(config: LoaderConfig) -> None:
     given.limits(config.num_workers)
     given.threads(config.threads_per_worker)
     if config.on_worker_death == "restart":
-        raise ConfigError("executor='ray' replaces lost workers in any case: leave on_worker_death='restart' out")
+        raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")
 
 
 def _ray_threads(config: LoaderConfig) -> int:
@@ -392,6 +392,6 @@ def check_stream(dataset: Any, config: LoaderConfig, *, tolerant: bool) -> None:
         raise ConfigError(f"{name} has a state, and threads share one dataset: use executor='process', or one thread")
     threads = _ray_threads(config) if config.executor == "ray" else config.threads_per_worker
     if threads > 1:
-        raise ConfigError(f"threads_per_worker makes no sense for {name}: each worker has one iterator of it")
+        raise ConfigError(f"threads_per_worker has no effect on {name}: each worker has one iterator of it")
     if config.dispatch == "chunk":
-        raise ConfigError(f"dispatch='chunk' makes no sense for {name}: its iterators make batches one by one")
+        raise ConfigError(f"dispatch='chunk' is not possible for {name}: its iterators yield items one by one")

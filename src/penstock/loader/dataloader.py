@@ -318,8 +318,8 @@ class DataLoader(TorchDataLoader[T_co]):
         config = self.config
         if config.seed != before.seed:
             raise ConfigError(
-                f"seed={config.seed!r} was assigned, but samplers and states have seed={before.seed!r} since this "
-                "DataLoader was made: make another one with that seed"
+                f"seed={config.seed!r} was assigned, but samplers and states use seed={before.seed!r} since this "
+                "DataLoader was created: create another one with the new seed"
             )
         check_assigned(config)
         check(config)
@@ -466,8 +466,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 ranks must skip equally many.
 
         The samples of skipped batches are not read, and later batches do not change. A running iterator is detached, as
-        by
-        `load_state_dict`.
+        by `load_state_dict`.
 
         Raises:
             ConfigError: the epoch has fewer batches left, or the dataset is a stream.
@@ -503,9 +502,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises:
             StateError: the state belongs to other data, another order or another seed; the message names the
-                difference.
-                Also, without a seed, in the middle of an epoch that began on one rank, moved to several and moved
-                back. It is an AssertionError too if the dataset has a state for each worker and the number of
+                difference. Also, without a seed, in the middle of an epoch that began on one rank, moved to several and
+                moved back. It is an AssertionError too if the dataset has a state for each worker and the number of
                 workers has changed.
             ConfigError: ``allow_growth=True``, but the order is not the dataset's own.
         """
@@ -536,9 +534,9 @@ class DataLoader(TorchDataLoader[T_co]):
             check_split(self, position.plan, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:
-            raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")
+            raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
         if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
-            raise AssertionError(f"prefetch_factor={config.prefetch_factor} begins no batch: give 1 or more")
+            raise AssertionError(f"prefetch_factor={config.prefetch_factor} prefetches no batch: pass 1 or more")
         copier = _copier_of(config)
         kept = engine.keeps_workers and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
@@ -550,7 +548,7 @@ class DataLoader(TorchDataLoader[T_co]):
         states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
         if resumed := states.dropped:
             warnings.warn(
-                f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are made again and "
+                f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
                 "dropped",
                 stacklevel=2,
             )
@@ -668,8 +666,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return the report as one short line for progress bars.
 
         It shows samples/s, the share of time spent waiting and, after 20 batches and one second, what limits the run.
-        It
-        counts from the first batch or from `reset_stats`, and costs about 0.2 ms.
+        It counts from the first batch or from `reset_stats`, and costs about 0.2 ms.
 
         >>> DataLoader(range(10), batch_size=2).summary()
         '0.00 samples/s · waiting 0%'

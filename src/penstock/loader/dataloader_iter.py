@@ -62,7 +62,7 @@ class ResultIterator(Protocol):
         """Return whether `next` would return at once."""
 
     def close(self) -> None:
-        """Stop: the consumer wants no more batches."""
+        """Stop making batches."""
 
     def end(self, patience: float) -> None:
         """End everything that makes batches within ``patience`` seconds, including persistent workers.

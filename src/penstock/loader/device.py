@@ -238,7 +238,7 @@ class DevicePrefetcher:
         return self._ahead is not None or self._batches.poll()
 
     def close(self) -> None:
-        """Stop: the consumer wants no more batches. Idempotent."""
+        """Stop making batches. Idempotent."""
         self._ahead = None
         self._batches.close()
 

@@ -218,7 +218,7 @@ class Engine:
         if context.get_start_method() == "fork":
             raise ConfigError(
                 f"{type(dataset).__name__} cannot be forked: it uses a library whose threads a fork loses, so workers "
-                "would hang. Use multiprocessing_context='forkserver' or 'spawn', or leave it out"
+                "would hang. Use multiprocessing_context='forkserver' or 'spawn', or omit it"
             )
         return context
 

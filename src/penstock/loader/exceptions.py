@@ -53,8 +53,7 @@ def rebuild(remote: RemoteError) -> BaseException:
     """Return the exception with its own type if it can be created from a message, otherwise as a RuntimeError.
 
     The message is torch's: type, worker, and the worker's traceback. It is added as a note if the type does not show
-    its
-    message.
+    its message.
     """
     message = f"Caught {remote.name} {remote.where}.\nOriginal {remote.text}"
     error: BaseException | None = None

@@ -163,7 +163,7 @@ class OnError:
             raise ConfigError(f"max_rate must be a share of the samples, from 0 to 1; got {self.max_rate}")
         if not self.tolerant and any(value is not None for value in (self.max_failures, self.max_rate, self.report)):
             raise ConfigError(
-                "max_failures, max_rate and report make no sense for action='raise': the first one raises"
+                "max_failures, max_rate and report have no effect with action='raise': the first failure raises"
             )
 
     @classmethod
@@ -192,8 +192,7 @@ class OnError:
 
         Raises:
             Exception: the error of ``load_one``, if the policy raises it. After replacements it is the error of the
-                last
-                one, with a note that names all of them.
+                last one, with a note that names all of them.
         """
         if not self.tolerant:
             return load_one(index, key)

@@ -88,12 +88,10 @@ class Ledger:
         StateError: a state of other data or another order.
 
     A state without layouts (from an older version), or a loader without a loaded state, counts as a job that always had
-    the
-    loader's layout. Steps after the state have its last layout.
+    the loader's layout. Steps after the state have its last layout.
 
     Some questions raise ConfigError: about steps with other rows, because other rows were excluded or the data has
-    grown
-    (use a loader over the rows of that time), and about epochs that were read in windows of shards, see
+    grown (use a loader over the rows of that time), and about epochs that were read in windows of shards, see
     `penstock.ShardDataset`.
 
     Cost: the arithmetic of one batch per question, for any number of rows or ranks; `seen` pays it for each epoch. To
@@ -143,7 +141,7 @@ class Ledger:
             always = Layouts([first._replace(ranks=ranks)], self._now.parts)
             self._history = replace(self._history, layouts=always)
         elif world_size is not None:
-            raise ConfigError("the state says how many ranks the job had in each step: leave world_size= out")
+            raise ConfigError("the state says how many ranks the job had in each step: omit world_size=")
 
     def _cursor_of(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
@@ -307,8 +305,7 @@ class Ledger:
         """Return the occurrences of a row in an epoch.
 
         There may be several: padding or a mixture repeats rows, and a document may be cut into several packs. Skipped
-        steps
-        are included, see `skipped`.
+        steps are included, see `skipped`.
 
         Args:
             row: row of the data as in `rows`; for packs, the row of a document.

@@ -71,8 +71,7 @@ def drop_base_record(loader: Any) -> Iterator[None]:
     """Context manager that drops a record of arguments created inside: it belongs to a base class with other arguments.
 
     Lightning records arguments of the loader classes that are imported before a hook such as ``train_dataloader``. For
-    a
-    class imported in the hook, only the base class's constructor is recorded. Without a record, Lightning reads the
+    a class imported in the hook, only the base class's constructor is recorded. Without a record, Lightning reads the
     attributes of the same names.
     """
     recorded = _ARGS in vars(loader)
@@ -86,9 +85,8 @@ def convert_positional_arguments(loader: Any) -> None:
     """Convert positional arguments in Lightning's record to keyword arguments, since it adds others by keyword.
 
     Positional-only arguments and ``*args`` of a subclass stay. ``split`` is removed, because Lightning's sampler
-    replaces
-    it, and so is ``skip``, because Lightning's sampler has no step numbers: the new loader takes it from the old one,
-    together with the order.
+    replaces it, and so is ``skip``, because Lightning's sampler has no step numbers: the new loader takes it from the
+    old one, together with the order.
     """
     record = vars(loader)
     if _ARGS not in record:

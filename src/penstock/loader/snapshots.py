@@ -125,8 +125,7 @@ def state_before(dataset: Any) -> Frozen | None:
     """Return the state of an iterable dataset right before ``iter()``; None if it has none.
 
     ``iter()`` may change a dataset, such as one that counts epochs. If its iterator has a state too, the dataset
-    resumes
-    from here.
+    resumes from here.
     """
     if isinstance(dataset, ResumableDataset):
         return None
@@ -201,8 +200,7 @@ def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], 
         StateError: an object with a state has no ``load_state_dict``.
 
     The iterator is opened once. It is opened again, from the dataset's earlier state, if both have a state and
-    ``iter()``
-    changed the dataset.
+    ``iter()`` changed the dataset.
     """
     states = {} if snapshot is None else thaw(snapshot.states)
     _load(states, "stream", dataset)

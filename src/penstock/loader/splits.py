@@ -181,8 +181,7 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     """Return the epoch to start for an unseeded state from one rank on several ranks, or the reverse.
 
     Without a seed the loader uses torch's order on one rank, and an order that all ranks can compute on several.
-    Neither
-    can continue in the middle of the other. At the start or end of an epoch nothing has to continue.
+    Neither can continue in the middle of the other. At the start or end of an epoch nothing has to continue.
 
     Args:
         sampler: the unseeded sampler that the loader chose.
@@ -233,8 +232,7 @@ def _ranks() -> int:
         return distributed.current().world_size
     except PartitionError:
         # Lightning's child processes have WORLD_SIZE without RANK until the process group exists. The first iter()
-        # checks
-        # again, and raises any error that remains.
+        # checks again, and raises any error that remains.
         return 1
 
 

@@ -34,8 +34,8 @@ class WorkerState:
     Args:
         snapshot: snapshot of the user's objects; None if none has a state, or nothing was delivered.
         since: number of requests to each iterator of the dataset since the snapshot. [2, 0] means: the snapshot's
-            iterator
-            got two requests and was then left or ended, and the next one got none yet. Empty if none has started.
+            iterator got two requests and was then left or ended, and the next one got none yet. Empty if none has
+            started.
         failed: numbers of the requests that were answered by an error, counted over all of ``since``.
         collate: snapshot after the last delivered batch, if the dataset has no state. ``snapshot`` is then from the
             start of the iterator, whose batches are made again.
@@ -156,11 +156,9 @@ class WorkerStates:
             their own copies: only those are asked, and a worker that delivered nothing starts fresh.
 
     ``next`` is the worker of the next batch, if a stream's workers take turns. A resumed epoch asks all workers, also
-    those
-    that had ended; they end again. ``number`` counts iterators and loaded states. ``resumes`` is True after a state was
-    loaded, until the next iterator. ``base_seed`` is the seed of workers that outlive an iterator; None if the seed is
-    the
-    iterator's own.
+    those that had ended; they end again. ``number`` counts iterators and loaded states. ``resumes`` is True after a
+    state was loaded, until the next iterator. ``base_seed`` is the seed of workers that outlive an iterator; None if
+    the seed is the iterator's own.
     """
 
     def __init__(self, num_workers: int, *, stream: bool, initial: Callable[[], Snapshot | None] | None = None) -> None:

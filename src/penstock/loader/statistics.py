@@ -53,9 +53,12 @@ class Statistics:
         self.copy = 0.0
         self.stages: dict[str, float] = {}
         self.ways: dict[str, int] = {}
-        self._ticks: Ticks | None = None  # of the cores when the first pass began
-        self._last = 0.0  # when the consumer got its last batch; 0 at the start of a pass
-        self._first = True  # whether the next batch is the first one of its pass
+        # Ticks of the cores at the start of the first iterator.
+        self._ticks: Ticks | None = None
+        # Time of the last delivery; 0 at the start of an iterator.
+        self._last = 0.0
+        # Whether the next batch is the first one of its iterator.
+        self._first = True
 
     def begin(
         self,

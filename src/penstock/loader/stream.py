@@ -52,8 +52,7 @@ class StreamFetch:
         last: contains the Penstock stream that the loader's previous iterator read here, so the next may continue it.
 
     Picklable before `begin`, if the dataset and the collate function are. Errors of the dataset's iterator are raised,
-    and
-    the items of that batch are lost. The next call continues if the iterator can; a generator ends.
+    and the items of that batch are lost. The next call continues if the iterator can; a generator ends.
     """
 
     divisible = False
@@ -104,8 +103,7 @@ class StreamFetch:
 
         Args:
             epoch: for a Penstock dataset its opening; otherwise passed to ``set_epoch``, if the dataset has it. None
-                leaves
-                the epoch to the dataset.
+                leaves the epoch to the dataset.
 
         Raises:
             StateError: the loaded state belongs to another dataset.
@@ -255,8 +253,7 @@ class StreamFetch:
         """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch.
 
         None if none of them has a state, or none is due. At the end of the iterator none is due, because a resume
-        repeats
-        the end. But if only the collate function has a state, the next iterator starts with its last one.
+        repeats the end. But if only the collate function has a state, the next iterator starts with its last one.
         """
         places = has_state(self.dataset) or has_state(self._items)
         if places and self._ended:

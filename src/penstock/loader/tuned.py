@@ -5,8 +5,7 @@
                               its batches in flight and ends; the next one's workers start meanwhile
 
 Invariant: every batch is made once, with the current setting, and delivered in order. There are no separate
-measurements
-and no discarded batches, so the data cannot change.
+measurements and no discarded batches, so the data cannot change.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class TunedBatches:
         length: number of batches of this iterator; None if unknown.
 
     A segment is the part of the epoch made with one setting. A setting that does not work, for example because no
-    process
-    can be started, counts as the worst.
+    process can be started, counts as the worst.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class TunedBatches:
         )
 
     def close(self) -> None:
-        """Stop: the consumer wants no more batches. Idempotent."""
+        """Stop making batches. Idempotent."""
         self._closed.set()
         self._view.stopped = True
         self._save_measurement(ended=False)

@@ -162,7 +162,7 @@ class Window:
         return self.executor.processes
 
     def close(self) -> None:
-        """Stop: the consumer wants no more batches. Idempotent."""
+        """Stop making batches. Idempotent."""
         with self.executor.turn():
             self._close()
 
@@ -395,8 +395,7 @@ class Window:
         """Return whether a batch may be delivered.
 
         The first batch of a worker with a state waits for the first snapshots of all workers, because a state must
-        include
-        workers that have delivered nothing yet.
+        include workers that have delivered nothing yet.
         """
         begun = self._begun
         if batch.worker not in begun or (begun[batch.worker] is not None and len(begun) < self.executor.workers):

@@ -85,7 +85,7 @@ def test_a_state_says_how_the_job_changed(program: str, tmp_path: Path) -> None:
     found = ask(program, "--row", row, "--epoch", "0", "--until", "9", "--state", "run.json", "--json").stdout
     assert [json.loads(found)[name] for name in ("steps", "skipped", "seen")] == [[2], [2], 0]
     refused = ask(program, "--step", "2", "--state", "run.json", "--world-size", "3")
-    assert "leave world_size= out" in str(refused.exception)
+    assert "omit world_size=" in str(refused.exception)
 
 
 def test_what_makes_no_sense(program: str, tmp_path: Path) -> None:
