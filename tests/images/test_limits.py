@@ -17,7 +17,7 @@ from busy_support import HANG
 from interpreter_support import run
 from PIL import Image
 
-from penstock.datasets.loading import Encoded
+from penstock.datasets.loading import EncodedImage
 from penstock.errors import ImageError
 from penstock.images import native
 from penstock.images.backends import BACKENDS, installed
@@ -145,11 +145,11 @@ class TestJpeg:
 
     def test_what_transforms_draw_from_is_what_is_decoded(self) -> None:
         for data in (large_for_libjpeg(), small_for_libjpeg()):
-            source = Encoded(data, "a.jpg", 1 << 20)
+            source = EncodedImage(data, "a.jpg", 1 << 20)
             height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
             assert source.size == (height, width)
         with pytest.raises(ImageError, match=r"'a\.jpg'.* more than the limit"):
-            Encoded(large_for_libjpeg(), "a.jpg", 1 << 20).draw(View((0, 0, 9, 9), (9, 9)), None)
+            EncodedImage(large_for_libjpeg(), "a.jpg", 1 << 20).draw(View((0, 0, 9, 9), (9, 9)), None)
 
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
     def test_the_extension_refuses_another_size_than_the_caller_s(self) -> None:

@@ -340,8 +340,8 @@ class TestCost:
         most = 0
         for i in range(0, len(served), 20):
             served.__getitems__(range(i, i + 20))
-            if served._pages._ahead is not None:
-                most = max(most, served._pages._ahead._bytes)
+            if served._server_reader._ahead is not None:
+                most = max(most, served._server_reader._ahead._bytes)
         page_bytes = service.many.nbytes / MANY * page_rows * 1.5
         assert cache_bytes / 2 < most <= cache_bytes + page_bytes
 

@@ -100,7 +100,7 @@ class TestServerDataset:
             before = seen.messages
             assert [served[i][2] for i in range(8000)] == list(range(8000))
             assert seen.messages - before < 12, "pages"
-            ahead = served._pages._ahead
+            ahead = served._server_reader._ahead
             assert ahead is not None
             assert ahead._bytes <= 100_000 + 3 * 1000 * 30
             served.close()

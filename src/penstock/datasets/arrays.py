@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from penstock.datasets.raw import item_of
-from penstock.datasets.row_cache import RowsAhead
+from penstock.datasets.row_cache import RowCache
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.manifest import Record
@@ -88,7 +88,7 @@ class ArrayDataset(SourceDataset):
             )
         self._files = self.arrays if self.labels is None else LabelledArrays(self.arrays, self.labels)
         super().__init__(self._files, SharePlan(self._files, **share), load)
-        self._ahead = RowsAhead()
+        self._row_cache = RowCache()
         self.makes_batches = load is None and type(self).makes_batches
 
     def fetch_batch(
@@ -97,7 +97,7 @@ class ArrayDataset(SourceDataset):
         """Return the rows at several indices, in tensors that ``empty(shape, dtype)`` allocates; with labels, a list of
         both tensors. See `penstock.sources.batched.BatchedDataset`.
         """
-        rows = self._ahead.rows(self.plan.view(place), indices)
+        rows = self._row_cache.rows(self.plan.view(place), indices)
         with stage("read"):
             found = self._files.gather(rows, empty)
         return found[0] if self.labels is None else found

@@ -5,23 +5,23 @@ from __future__ import annotations
 import copy
 from typing import Any, Self
 
-__all__ = ["OF_THE_SOURCE", "Around"]
+__all__ = ["FORWARDED_ATTRIBUTES", "SourceWrapper"]
 
 
-class Around:
+class SourceWrapper:
     """A dataset that converts the items of another dataset, in the order of that dataset."""
 
     source: Any
     """The wrapped dataset."""
 
-    def around(self, source: Any) -> Self:
+    def with_source(self, source: Any) -> Self:
         """Return a copy that wraps another dataset."""
         made = copy.copy(self)
         made.source = source
         return made
 
 
-OF_THE_SOURCE = frozenset(
+FORWARDED_ATTRIBUTES = frozenset(
     {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch"}
     | {
         "plan",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.datasets.delegation import Around
+from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.packed import PackedDataset
 from penstock.datasets.rows import rows_behind
 from penstock.datasets.source_dataset import SourceDataset
@@ -24,7 +24,7 @@ __all__ = ["documents_in", "file_row_count", "file_rows", "filters_in", "kept_pl
 
 def with_an_order(dataset: Any) -> SourceDataset | None:
     """Return the dataset with its own order that this dataset is or wraps; None if there is none."""
-    while isinstance(dataset, Around):
+    while isinstance(dataset, SourceWrapper):
         dataset = dataset.source
     return dataset if isinstance(dataset, SourceDataset) else None
 
@@ -38,7 +38,7 @@ def file_row_count(dataset: Any) -> int:
     """Return the number of rows of a dataset before filters; for packs, of documents."""
     if isinstance(dataset, PackedDataset | Subset):
         return file_row_count(dataset.dataset)
-    if isinstance(dataset, Around):
+    if isinstance(dataset, SourceWrapper):
         return file_row_count(dataset.source)
     return len(dataset.plan.source) if isinstance(dataset, SourceDataset) else len(dataset)
 
@@ -66,5 +66,5 @@ def filters_in(dataset: Any) -> Iterator[KeptRows]:
         yield dataset.kept
     if isinstance(dataset, PackedDataset | Subset):
         yield from filters_in(dataset.dataset)
-    if isinstance(dataset, Around):
+    if isinstance(dataset, SourceWrapper):
         yield from filters_in(dataset.source)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from penstock.datasets.delegation import OF_THE_SOURCE, Around
+from penstock.datasets.delegation import FORWARDED_ATTRIBUTES, SourceWrapper
 from penstock.datasets.loading import Item, LoadImage
 from penstock.datasets.rank import RankDataset
 from penstock.datasets.source_dataset import SourceDataset
@@ -48,7 +48,7 @@ class _Records(Protocol):
     def records(self, indices: Any) -> list[Record]: ...
 
 
-class ImageDataset(Around, HasClasses, BatchedDataset):
+class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     """Images and labels of a manifest, or of any other source of image records. `penstock.open` creates one for a
     folder.
 
@@ -138,9 +138,9 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         made._mds = _mds_images(made.source)
         return made
 
-    def around(self, source: Any) -> Self:
+    def with_source(self, source: Any) -> Self:
         """Return a dataset with the same image options over another dataset of records."""
-        made = super().around(source)
+        made = super().with_source(source)
         made._mds = _mds_images(source)
         return made
 
@@ -227,7 +227,7 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         return images, *default_collate([item[1:] for item in items])
 
     def __getattr__(self, name: str) -> Any:
-        if name in OF_THE_SOURCE:
+        if name in FORWARDED_ATTRIBUTES:
             return getattr(self.source, name)
         if name in ("classes", "class_to_idx"):
             # Python calls __getattr__ when the property itself raised an AttributeError.
@@ -291,7 +291,7 @@ class _ImageStream(HasClasses, StreamDataset):
             yield call_in_scope(key, self.load, record)
 
     def __getattr__(self, name: str) -> Any:
-        if name in OF_THE_SOURCE:
+        if name in FORWARDED_ATTRIBUTES:
             return getattr(self.source, name)
         if name in ("classes", "class_to_idx"):
             # Python calls __getattr__ when the property itself raised an AttributeError.

@@ -22,7 +22,7 @@ from penstock.storage import file_lock, kept_path, write_kept
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SomeLengths", "column_lengths", "document_lengths", "last_filter"]
+__all__ = ["FilteredLengths", "column_lengths", "document_lengths", "last_filter"]
 
 _ROWS = 1 << 16  # rows of a column in memory at once
 
@@ -45,13 +45,13 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
     if isinstance(given, SampleLengths) and len(given) == count:
         return given
     if isinstance(dataset, Subset):
-        return _known(given, count) or SomeLengths(document_lengths(dataset.dataset, given), dataset.kept)
+        return _known(given, count) or FilteredLengths(document_lengths(dataset.dataset, given), dataset.kept)
     kept = rows_behind(dataset)
     found = _known(given, count) if kept is not None else None
     if found is not None:
         return found
     every = _given(dataset, given)
-    return every if kept is None else SomeLengths(every, kept, count)
+    return every if kept is None else FilteredLengths(every, kept, count)
 
 
 def _known(given: Any, count: int) -> SampleLengths | None:
@@ -87,7 +87,7 @@ def last_filter(dataset: Any) -> KeptRows:
     return found
 
 
-class SomeLengths(SummarisedLengths):
+class FilteredLengths(SummarisedLengths):
     """The lengths of the rows that a filter keeps."""
 
     def __init__(

@@ -35,12 +35,12 @@ from penstock.stages import spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
-__all__ = ["Encoded", "Item", "LoadImage"]
+__all__ = ["EncodedImage", "Item", "LoadImage"]
 
 Item = tuple[Any, ...]
 
 
-class Encoded:
+class EncodedImage:
     """An encoded image as the source of a canvas; only the parts that are drawn are decoded.
 
     Args:
@@ -266,7 +266,7 @@ class LoadImage:
     ) -> tuple[torch.Tensor, Any]:
         with stage("decode"):
             encoded = read_bytes(record.path, storage=self.storage, data=data)
-            source = Encoded(encoded, record.path, self.max_pixels, self._entries(record, encoded))
+            source = EncodedImage(encoded, record.path, self.max_pixels, self._entries(record, encoded))
         belongs = {} if self.target is None else self.target(record)
         if not isinstance(belongs, dict):
             raise ConfigError(

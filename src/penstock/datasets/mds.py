@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from penstock.datasets.shards_ahead import ShardsAhead
+from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
@@ -71,7 +71,7 @@ class MDSDataset(SourceDataset):
         self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
         """The samples, in the order of the shards."""
         if self.folder.stored():
-            plan = SharePlan(self.folder, ahead=ShardsAhead(self.folder), by_shards=True, **share)
+            plan = SharePlan(self.folder, ahead=ShardPrefetcher(self.folder), by_shards=True, **share)
         else:
             plan = SharePlan(self.folder, by_shards=True, **share)
         super().__init__(self.folder, plan, load)

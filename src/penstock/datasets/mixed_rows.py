@@ -19,7 +19,7 @@ import xxhash
 
 from penstock.datasets.mixing import Proportions, SourceStatistics
 from penstock.datasets.rows import has_rows, load_rows, row_count
-from penstock.datasets.source_dataset import Redealt
+from penstock.datasets.source_dataset import EpochVaryingDataset
 from penstock.errors import ConfigError, PartitionError
 from penstock.hashing import mix
 from penstock.order import make_order
@@ -182,8 +182,8 @@ class MixedRows:
     def _together(self, turns: list[Turn]) -> list[Turn]:
         found: dict[tuple[int, int], list[Turn]] = {}
         for turn in turns:
-            redealt = isinstance(self.datasets[turn.source], Redealt)
-            found.setdefault((turn.source, turn.turn if redealt else 0), []).append(turn)
+            varies = isinstance(self.datasets[turn.source], EpochVaryingDataset)
+            found.setdefault((turn.source, turn.turn if varies else 0), []).append(turn)
         return [
             Turn(*key, *(np.concatenate(parts) for parts in zip(*(part[2:] for part in group), strict=True)))
             if len(group) > 1
@@ -193,8 +193,8 @@ class MixedRows:
 
     def _load(self, number: int, turn: int, rows: list[int], keys: Sequence[int] | None) -> list[Any]:
         dataset = self.datasets[number]
-        if isinstance(dataset, Redealt):
-            return dataset.load_turn(turn, rows, keys)
+        if isinstance(dataset, EpochVaryingDataset):
+            return dataset.load_pass(turn, rows, keys)
         if has_rows(dataset):
             return load_rows(dataset, rows, keys)
         if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ from penstock.datasets.mixing import (
 )
 from penstock.datasets.mixture_stream import MixtureStream
 from penstock.datasets.rows import excluded_rows, row_count
-from penstock.datasets.source_dataset import Redealt, SourceDataset
+from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.datasets.subset import filter_rows, filtered_parts
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
@@ -445,7 +445,7 @@ def _without(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[st
     for dataset, rows, name in zip(datasets, exclude, names, strict=True):
         with _naming(name):
             # The documents in a pack change with each pass, so packs exclude documents themselves.
-            inside = rows is not None and isinstance(dataset, Redealt)
+            inside = rows is not None and isinstance(dataset, EpochVaryingDataset)
             without.append(dataset.excluding(rows) if inside else dataset)
             excluded.append(excluded_rows(dataset, None if inside else rows))
     return without, excluded

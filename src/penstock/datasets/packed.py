@@ -27,11 +27,11 @@ import numpy.typing as npt
 import torch
 
 from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
-from penstock.datasets.lengths import SomeLengths, document_lengths, last_filter
+from penstock.datasets.lengths import FilteredLengths, document_lengths, last_filter
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
 from penstock.datasets.rows import check_rows, excluded_rows, load_rows
-from penstock.datasets.source_dataset import Redealt, SourceDataset
+from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileError, PartitionError
 from penstock.hashing import mix
@@ -51,7 +51,7 @@ IGNORED = -100
 _OPTIONS = PartitionOptions.__annotations__.keys()
 
 
-class PackedDataset(SourceDataset, Redealt):
+class PackedDataset(SourceDataset, EpochVaryingDataset):
     """Packs of documents, split across ranks. A map-style dataset of one rank's packs in one mini-epoch.
 
     Args:
@@ -228,9 +228,9 @@ class PackedDataset(SourceDataset, Redealt):
     ) -> list[Any]:
         """Return the packs at several indices, each made in the scope of its key."""
         view = self.plan.view(place)
-        return self.load_turn(view.epoch, view.rows(normalise(indices, len(view))).tolist(), keys)
+        return self.load_pass(view.epoch, view.rows(normalise(indices, len(view))).tolist(), keys)
 
-    def load_turn(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+    def load_pass(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return packs by number, with their documents of epoch ``turn``, each made in the scope of its key."""
         found = self.documents(np.asarray(rows, dtype=np.int64), turn)
         tokens = self._tokens(found, keys)
@@ -288,7 +288,7 @@ class PackedDataset(SourceDataset, Redealt):
         kept = last_filter(documents)
         excluded = self._packs.excluded
         exclude = None if excluded is None else excluded.among(kept).rows
-        lengths = SomeLengths(self._packs.lengths, kept)
+        lengths = FilteredLengths(self._packs.lengths, kept)
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:
@@ -354,7 +354,7 @@ def _check(dataset: Any) -> None:
             f"a PackedDataset takes documents with __len__ and __getitem__, got a {type(dataset).__name__}"
         )
     check_rows(dataset)
-    if isinstance(dataset, Redealt):
+    if isinstance(dataset, EpochVaryingDataset):
         raise ConfigError(f"a {type(dataset).__name__} is already packed: give the documents")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:

@@ -39,13 +39,13 @@ from penstock.plan.share import EpochView, MiniEpoch
 from penstock.progress import progress_bar
 from penstock.threads import Daemon
 
-__all__ = ["Gathered", "Preload"]
+__all__ = ["Preload", "PreloadedRows"]
 
 _CHUNK = 1 << 18  # rows between two updates of the progress bar
 _AT, _ROW = "__at__", "__row__"
 
 
-class Gathered(NamedTuple):
+class PreloadedRows(NamedTuple):
     """A slice in memory: ``at[i]`` is the index of the slice's i-th sample in the columns, which are in file order."""
 
     batch: pa.RecordBatch
@@ -70,7 +70,7 @@ class Preload:
         self._manifest = manifest
         self._progress = progress
         self._publish()
-        self._open: tuple[int, Gathered] | None = None
+        self._open: tuple[int, PreloadedRows] | None = None
         self._own()
 
     def _publish(self) -> None:
@@ -84,7 +84,7 @@ class Preload:
         """Create the state that belongs to this process alone: descriptors by slot, and the background threads."""
         self._pid = os.getpid()
         self._files: dict[int, int] = {}
-        self._threads: dict[int, _Gathering] = {}
+        self._threads: dict[int, _PreloadThread] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close_all, self._files, self._pid)
 
@@ -111,7 +111,7 @@ class Preload:
         self.get(view)
         self.prefetch(following)
 
-    def get(self, view: EpochView) -> Gathered:
+    def get(self, view: EpochView) -> PreloadedRows:
         """Return the rows of a view's whole mini-epoch: mapped if a process has loaded them, else loaded now."""
         key = self._key(view.place.whole)
         opened = self._open
@@ -123,7 +123,7 @@ class Preload:
                 thread.result()
             found = self._map(key)
             if found is None:
-                found = self._gather(view, lambda: False)
+                found = self._preload(view, lambda: False)
             self._open = opened = key, found
         return opened[1]
 
@@ -140,9 +140,9 @@ class Preload:
         """Start to load another slice in the background; it replaces the slice that is not in use."""
         key = self._key(view.place.whole)
         if key not in self._threads and not bool((self._slots[:, 0] == key).any()):
-            self._threads = {key: _Gathering(lambda stopping: self._gather(view, stopping))}
+            self._threads = {key: _PreloadThread(lambda stopping: self._preload(view, stopping))}
 
-    def _gather(self, view: EpochView, stopping: Callable[[], bool]) -> Gathered:
+    def _preload(self, view: EpochView, stopping: Callable[[], bool]) -> PreloadedRows:
         """Load a slice and publish it; return it mapped.
 
         It is mapped here, because until a later lookup other threads might have replaced it.
@@ -158,20 +158,20 @@ class Preload:
             _write(file, self._manifest, view.whole_rows(), key, self._progress, stopping)
             size = file.tell()
             file.flush()
-            gathered = _read(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), key)
-            if gathered is None:
+            preloaded = _read(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), key)
+            if preloaded is None:
                 raise ManifestIOError(f"the rows preloaded for {view.place} could not be mapped")
             old = self._files.get(slot)
             self._files[slot] = os.dup(file.fileno())
             self._slots[slot] = torch.tensor([key, self._pid, self._files[slot], size])
             if old is not None:
                 os.close(old)
-            return gathered
+            return preloaded
 
     def _key(self, place: MiniEpoch) -> int:
         return mix(self._nonce, *place.numbers) >> 1 or 1
 
-    def _map(self, key: int) -> Gathered | None:
+    def _map(self, key: int) -> PreloadedRows | None:
         for published, pid, descriptor, size in self._slots.tolist():
             if published != key:
                 continue
@@ -193,7 +193,7 @@ class Preload:
         return None
 
 
-class _Gathering:
+class _PreloadThread:
     """A slice that a background thread loads; `result` raises the thread's exception."""
 
     def __init__(self, work: Callable[[Callable[[], bool]], object]) -> None:
@@ -241,7 +241,7 @@ def _write(
         writer.write_table(table, max_chunksize=max(1, len(rows)))
 
 
-def _read(mapped: mmap.mmap, key: int) -> Gathered | None:
+def _read(mapped: mmap.mmap, key: int) -> PreloadedRows | None:
     try:
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
     except pa.ArrowInvalid:
@@ -251,9 +251,9 @@ def _read(mapped: mmap.mmap, key: int) -> Gathered | None:
         return None
     if reader.num_record_batches == 0:
         empty = np.empty(0, dtype=np.int64)
-        return Gathered(pa.RecordBatch.from_pylist([], schema=reader.schema), empty, empty)
+        return PreloadedRows(pa.RecordBatch.from_pylist([], schema=reader.schema), empty, empty)
     batch = reader.get_batch(0)
-    return Gathered(batch.drop_columns([_AT, _ROW]), as_numpy(batch.column(_AT)), as_numpy(batch.column(_ROW)))
+    return PreloadedRows(batch.drop_columns([_AT, _ROW]), as_numpy(batch.column(_AT)), as_numpy(batch.column(_ROW)))
 
 
 def _anonymous_file() -> BinaryIO:

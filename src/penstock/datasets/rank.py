@@ -83,9 +83,9 @@ class RankDataset(HasClasses, SourceDataset):
                 "progress= is for indexing a file or preloading rows (preload=True), and this call does neither"
             )
         manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
-        gathered = Preload(manifest, progress=progress) if preload else None
-        prepare = None if gathered is None else gathered.prepare
-        super().__init__(manifest, SharePlan(manifest, prepare=prepare, **share), load, reader=gathered)
+        preloaded = Preload(manifest, progress=progress) if preload else None
+        prepare = None if preloaded is None else preloaded.prepare
+        super().__init__(manifest, SharePlan(manifest, prepare=prepare, **share), load, reader=preloaded)
 
     @property
     def manifest(self) -> Manifest:

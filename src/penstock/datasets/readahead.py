@@ -48,7 +48,7 @@ class Slices(Protocol):
         ...
 
 
-class _Leg(NamedTuple):
+class _Segment(NamedTuple):
     """The part of one slice that is read: its page k has the number ``number + k``."""
 
     place: MiniEpoch
@@ -86,7 +86,7 @@ class ReadAhead:
         whole: bool = False,
     ) -> None:
         self._slices, self._page_rows, self._cache_bytes, self._page_bytes = slices, page_rows, cache_bytes, page_bytes
-        self._legs = [self._leg(place, first, 0)]
+        self._segments = [self._segment(place, first, 0)]
         self._pages: dict[int, pa.RecordBatch] = {}
         self._bytes = self._oldest = self._next = self._mark = 0
         self._run = 1  # pages in the next request; doubled with each request
@@ -95,9 +95,9 @@ class ReadAhead:
         self._changed = threading.Condition()
         self._thread = Daemon(self._work, name="penstock-pages", wake=self._wake)
 
-    def _leg(self, place: MiniEpoch, first: int, number: int) -> _Leg:
+    def _segment(self, place: MiniEpoch, first: int, number: int) -> _Segment:
         size = self._slices.size(place)
-        return _Leg(place, first, size, number, -(-max(0, size - first) // self._page_rows))
+        return _Segment(place, first, size, number, -(-max(0, size - first) // self._page_rows))
 
     # The consumer's side.
 
@@ -108,12 +108,12 @@ class ReadAhead:
         directly, and gets the error, or the rows if the server is back.
         """
         with self._changed:
-            leg = self._find(place) or self._next_leg(place)
-            if leg is None or self._thread.stopping:
+            segment = self._find(place) or self._next_segment(place)
+            if segment is None or self._thread.stopping:
                 return None
             begin, end = (int(at[0]), int(at[-1])) if is_run(at) else (int(at.min()), int(at.max()))
-            first, last = (leg.number + (row - leg.first) // self._page_rows for row in (begin, end))
-            if begin < leg.first or first < self._oldest:
+            first, last = (segment.number + (row - segment.first) // self._page_rows for row in (begin, end))
+            if begin < segment.first or first < self._oldest:
                 return None
             if last >= self._next and last > min(self._next, first) + 1:
                 # Too far ahead, or not in memory together with the first page.
@@ -126,13 +126,13 @@ class ReadAhead:
                     return None
                 raise self._error
             pages = [self._pages[number] for number in range(first, last + 1)]
-        return _pick(pages, at - (leg.first + (first - leg.number) * self._page_rows), self._page_rows)
+        return _pick(pages, at - (segment.first + (first - segment.number) * self._page_rows), self._page_rows)
 
     def covers(self, place: MiniEpoch, row: int) -> bool:
         """Return whether the thread has read, or will read, this row of a slice."""
         with self._changed:
-            leg = None if self._thread.stopping or self._error is not None else self._find(place)
-            return leg is not None and leg.number + (row - leg.first) // self._page_rows >= self._oldest
+            segment = None if self._thread.stopping or self._error is not None else self._find(place)
+            return segment is not None and segment.number + (row - segment.first) // self._page_rows >= self._oldest
 
     @property
     def useful(self) -> bool:
@@ -147,17 +147,18 @@ class ReadAhead:
         """Tell the thread to end, and wake waiting callers. Does not wait for the thread."""
         self._thread.stop()
 
-    def _find(self, place: MiniEpoch) -> _Leg | None:
-        return next((leg for leg in reversed(self._legs) if leg.place == place), None)
+    def _find(self, place: MiniEpoch) -> _Segment | None:
+        return next((segment for segment in reversed(self._segments) if segment.place == place), None)
 
-    def _next_leg(self, place: MiniEpoch) -> _Leg | None:
+    def _next_segment(self, place: MiniEpoch) -> _Segment | None:
         """Start a slice if it follows the last one, and most of that has been read; return None otherwise."""
-        last = self._legs[-1]
+        last = self._segments[-1]
         if place == last.place or last.end > self._next + 1 or place != self._slices.after(last.place):
             return None
-        self._legs = [leg for leg in self._legs if leg.end > self._oldest] + [self._leg(place, 0, last.end)]
+        in_memory = [segment for segment in self._segments if segment.end > self._oldest]
+        self._segments = [*in_memory, self._segment(place, 0, last.end)]
         self._changed.notify_all()
-        return self._legs[-1]
+        return self._segments[-1]
 
     def _count(self, first: int, rows: int) -> None:
         if self._asked is not None:
@@ -191,12 +192,13 @@ class ReadAhead:
         """Return the next request, once there is memory for it: a place, and rows of its slice. None to end."""
         with self._changed:
             while not thread.stopping:
-                leg = next((leg for leg in self._legs if self._next < leg.end), None)
-                if leg is not None and (count := self._room()) > 0:
-                    begin = leg.first + (self._next - leg.number) * self._page_rows
-                    return leg.place, begin, min(begin + count * self._page_rows, leg.size)
-                last = self._legs[-1]
-                if leg is not None or self._mark < last.number or not self._next_leg(self._slices.after(last.place)):
+                segment = next((segment for segment in self._segments if self._next < segment.end), None)
+                if segment is not None and (count := self._room()) > 0:
+                    begin = segment.first + (self._next - segment.number) * self._page_rows
+                    return segment.place, begin, min(begin + count * self._page_rows, segment.size)
+                last = self._segments[-1]
+                wait = segment is not None or self._mark < last.number
+                if wait or not self._next_segment(self._slices.after(last.place)):
                     self._changed.wait()
             return None
 
@@ -215,7 +217,7 @@ class ReadAhead:
         """Return the first page that may be requested again: the page before the mark, or the first of the slice."""
         if self._asked is not None:
             return self._mark - 1
-        return next(leg.number for leg in reversed(self._legs) if leg.number <= self._mark)
+        return next(segment.number for segment in reversed(self._segments) if segment.number <= self._mark)
 
     def _add(self, page: pa.RecordBatch) -> None:
         with self._changed:

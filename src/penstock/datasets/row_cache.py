@@ -15,12 +15,12 @@ import numpy as np
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import EpochView
 
-__all__ = ["RowsAhead"]
+__all__ = ["RowCache"]
 
 _BLOCK = 4096  # rows, 32 KiB
 
 
-class RowsAhead:
+class RowCache:
     """``rows(view, indices)`` returns the rows of the source at local indices. Thread-safe."""
 
     def __init__(self) -> None:
@@ -43,5 +43,5 @@ class RowsAhead:
             self._kept = kept = view, begin, rows
         return kept[2][begin - kept[1] : begin - kept[1] + len(local)]
 
-    def __reduce__(self) -> tuple[type[RowsAhead], tuple[()]]:
-        return RowsAhead, ()
+    def __reduce__(self) -> tuple[type[RowCache], tuple[()]]:
+        return RowCache, ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.datasets.delegation import Around
+from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
@@ -21,7 +21,7 @@ __all__ = ["check_rows", "excluded_rows", "has_rows", "load_rows", "row_count", 
 
 def has_rows(dataset: Any) -> bool:
     """Return whether a dataset with its own order can load items by row of its source."""
-    return isinstance(dataset, SourceDataset | Around) and bool(getattr(dataset, "has_rows", False))
+    return isinstance(dataset, SourceDataset | SourceWrapper) and bool(getattr(dataset, "has_rows", False))
 
 
 def check_rows(dataset: Any) -> None:

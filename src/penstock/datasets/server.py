@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from penstock.datasets.pages import Pages
+from penstock.datasets.server_reader import ServerReader
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
@@ -70,7 +70,7 @@ class ServerDataset(BatchedDataset):
     ) -> None:
         client, name, manifest = _connect(address, name)
         self._plan = SharePlan(manifest, rank=0, world_size=1, shuffle="none", remainder="uneven")
-        self._pages = Pages(client, name, self._plan, cache_bytes=cache_bytes, page_rows=page_rows)
+        self._server_reader = ServerReader(client, name, self._plan, cache_bytes=cache_bytes, page_rows=page_rows)
         self.load = load
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
         """Whether items depend only on the manifest and `penstock.generator`, see `RankDataset`."""
@@ -89,7 +89,7 @@ class ServerDataset(BatchedDataset):
     def __getitem__(self, index: int) -> Any:
         view = self._plan.view()
         position, row = view.locate(operator.index(index))
-        record = self._pages.record(view, position, row)
+        record = self._server_reader.record(view, position, row)
         return (record.path, record.label, record.row) if self.load is None else self.load(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -105,11 +105,11 @@ class ServerDataset(BatchedDataset):
 
     def records(self, indices: Sequence[int]) -> list[Record]:
         """Return the manifest's records at several indices, before ``load``."""
-        return self._pages.records(self._plan.view(), normalise(indices, len(self)))
+        return self._server_reader.records(self._plan.view(), normalise(indices, len(self)))
 
     def close(self) -> None:
         """Stop the read-ahead. Also runs when the dataset is deleted. Further use starts the read-ahead again."""
-        self._pages.close()
+        self._server_reader.close()
 
 
 class RankServerDataset(SourceDataset):
@@ -151,8 +151,8 @@ class RankServerDataset(SourceDataset):
             )
         client, name, manifest = _connect(address, name)
         plan = SharePlan(manifest, **share)
-        self._pages = Pages(client, name, plan, cache_bytes=cache_bytes, page_rows=page_rows)
-        super().__init__(manifest, plan, load, reader=self._pages)
+        self._server_reader = ServerReader(client, name, plan, cache_bytes=cache_bytes, page_rows=page_rows)
+        super().__init__(manifest, plan, load, reader=self._server_reader)
 
     @property
     def manifest(self) -> Manifest:
@@ -160,14 +160,14 @@ class RankServerDataset(SourceDataset):
         return cast(Manifest, self.source)
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Record:
-        return self._pages.record(view, local, row)
+        return self._server_reader.record(view, local, row)
 
     def _items(self, records: list[Any]) -> list[Any]:
         return [(record.path, record.label, record.row) for record in records]
 
     def close(self) -> None:
         """Stop the read-ahead. Also runs when the dataset is deleted. Further use starts the read-ahead again."""
-        self._pages.close()
+        self._server_reader.close()
 
 
 def _connect(address: str | Sequence[str] | Client, name: str | None) -> tuple[Client, str, Manifest]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, cast
 
-from penstock.datasets.shards_ahead import ShardsAhead
+from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.distributed import current
 from penstock.errors import ConfigError
@@ -104,7 +104,7 @@ class ShardDataset(SourceDataset):
         """The samples, in the order of the shards."""
         plan: SharePlan
         if any(is_remote(url) for url in self.shards.urls):
-            plan = WindowPlan(self.shards, window_shards=window_shards, ahead=ShardsAhead(self.shards), **share)
+            plan = WindowPlan(self.shards, window_shards=window_shards, ahead=ShardPrefetcher(self.shards), **share)
         else:
             plan = SharePlan(self.shards, by_shards=True, **share)
         super().__init__(self.shards, plan, chained(decode, load))

@@ -23,7 +23,7 @@ from penstock.plan.source import Source
 from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["Redealt", "SourceDataset", "ViewReader"]
+__all__ = ["EpochVaryingDataset", "SourceDataset", "ViewReader"]
 
 
 class ViewReader(Protocol):
@@ -33,15 +33,15 @@ class ViewReader(Protocol):
         """Return the records of some samples of a view, in the order of ``local``."""
 
 
-class Redealt(abc.ABC):
-    """A map-style dataset whose rows hold different samples each time that they are iterated over."""
+class EpochVaryingDataset(abc.ABC):
+    """A map-style dataset whose rows hold different samples in each pass, such as packs of documents."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def load_turn(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
-        """Return the items of rows in iteration number ``turn``, each made in the scope of its key."""
+    def load_pass(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+        """Return the items of rows in pass number ``turn``, each made in the scope of its key."""
 
     @abc.abstractmethod
     def excluding(self, exclude: Any) -> Self:

@@ -24,7 +24,7 @@ import xxhash
 from torch.utils.data import IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
-from penstock.datasets.delegation import Around
+from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.keep import Filterable, kept_rows
 from penstock.datasets.rows import load_rows
 from penstock.datasets.source_dataset import SourceDataset
@@ -71,8 +71,12 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         """Return a filtered view of a dataset that has its own order, else a plain subset."""
         if cls is Subset and isinstance(dataset, SourceDataset):
             return cast(Subset, dataset.filtered(keep))
-        if cls is Subset and isinstance(dataset, Around) and isinstance(dataset.source, SourceDataset | Around):
-            return cast(Subset, dataset.around(Subset(dataset.source, keep)))
+        if (
+            cls is Subset
+            and isinstance(dataset, SourceWrapper)
+            and isinstance(dataset.source, SourceDataset | SourceWrapper)
+        ):
+            return cast(Subset, dataset.with_source(Subset(dataset.source, keep)))
         _refuse_shares(dataset)
         return super().__new__(cls)
 

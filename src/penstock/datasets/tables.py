@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from penstock.datasets.row_cache import RowsAhead
-from penstock.datasets.shards_ahead import ShardsAhead
+from penstock.datasets.row_cache import RowCache
+from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest.classes import HasClasses
@@ -105,7 +105,7 @@ class TableDataset(HasClasses, SourceDataset):
         self.table = _table(source, {name: value for name, value in given.items() if value is not None})
         """The samples, in the order of the files."""
         super().__init__(self.table, _plan(self.table, window_shards, share), load)
-        self._ahead = RowsAhead()
+        self._row_cache = RowCache()
         self.releases_gil = load is None
         """Whether threads of one process can make batches. For Parquet, the threads share the decoded row groups."""
         if not isinstance(self.table, TableFiles):
@@ -127,7 +127,7 @@ class TableDataset(HasClasses, SourceDataset):
         Numeric columns are tensors that ``empty(shape, dtype)`` allocates, text columns are lists, and other columns go
         through torch's default collate function. See `penstock.sources.batched.BatchedDataset`.
         """
-        rows = self._ahead.rows(self.plan.view(place), indices)
+        rows = self._row_cache.rows(self.plan.view(place), indices)
         table, batch = self._columns(), dict[str, Any]()
 
         def room(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -180,7 +180,7 @@ def _plan(table: _Table, window_shards: int, share: ShareOptions) -> SharePlan:
         if blocks is not None:
             share["block_size"], share["window"] = blocks
     is_stored = isinstance(table, ArrivingLines) or bool(table.stored())
-    ahead = ShardsAhead(table) if is_stored else None
+    ahead = ShardPrefetcher(table) if is_stored else None
     if is_stored and not isinstance(table, TableFiles):
         return WindowPlan(table, window_shards=window_shards, ahead=ahead, **share)
     return SharePlan(table, ahead=ahead, **share)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from penstock.datasets.delegation import OF_THE_SOURCE, Around
+from penstock.datasets.delegation import FORWARDED_ATTRIBUTES, SourceWrapper
 from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
@@ -27,7 +27,7 @@ from penstock.tokens.tokenizer import IdsOf, TextTokenizer
 __all__ = ["TokenizedDataset"]
 
 
-class TokenizedDataset(Around, BatchedDataset):
+class TokenizedDataset(SourceWrapper, BatchedDataset):
     """The samples of a text dataset, as tokens.
 
     Args:
@@ -176,6 +176,6 @@ class TokenizedDataset(Around, BatchedDataset):
         return {**others, "input_ids": ids}
 
     def __getattr__(self, name: str) -> Any:
-        if name in OF_THE_SOURCE:
+        if name in FORWARDED_ATTRIBUTES:
             return getattr(self.source, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

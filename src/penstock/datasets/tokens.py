@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.row_cache import RowsAhead
+from penstock.datasets.row_cache import RowCache
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
@@ -99,7 +99,7 @@ class TokenDataset(SourceDataset):
         )
         """The sequences, in file order."""
         super().__init__(self.tokens, SharePlan(self.tokens, **share), load)
-        self._ahead = RowsAhead()
+        self._row_cache = RowCache()
         self.makes_batches = load is None and type(self).makes_batches
 
     makes_batches = True
@@ -115,7 +115,7 @@ class TokenDataset(SourceDataset):
         """Return the sequences at several indices: a tensor (indices, sequence_length) that ``empty(shape, dtype)``
         allocates. See `penstock.sources.batched.BatchedDataset`.
         """
-        rows = self._ahead.rows(self.plan.view(place), indices)
+        rows = self._row_cache.rows(self.plan.view(place), indices)
         out = empty((len(rows), self.tokens.length), self._type)
         with stage("read"):
             self.tokens.read_into(out.numpy(), rows)

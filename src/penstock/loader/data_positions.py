@@ -15,7 +15,7 @@ from penstock.datasets.mixed_rows import MixedOrder, MixedRows, Turn
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packed import PackedDataset
 from penstock.datasets.packs import PackPlan
-from penstock.datasets.source_dataset import Redealt, SourceDataset
+from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.errors import ConfigError
 from penstock.order import Partition
 from penstock.order.permutation import Indices
@@ -184,7 +184,7 @@ class _Mixed:
         """Return the source's samples that contain a row of the data."""
         if isinstance(dataset, PackedDataset):
             return dataset.packs_of(row, turn).tolist() if 0 <= row < len(dataset.lengths) else []
-        if isinstance(dataset, Redealt):
+        if isinstance(dataset, EpochVaryingDataset):
             raise ConfigError(
                 f"a ledger does not know the rows of a {type(dataset).__name__}: use a source with its own order"
             )

@@ -9,14 +9,14 @@ from itertools import islice
 from penstock.images.files import is_image
 from penstock.wording import counted
 
-__all__ = ["contents", "count_images"]
+__all__ = ["count_images", "describe_folder"]
 
 _SHOWN = 3
 _MOST = 10_000
 """The most entries to read, so that an error message does not take long."""
 
 
-def contents(path: str) -> str:
+def describe_folder(path: str) -> str:
     """Return a description of a folder and of its subfolders; hidden files are left out."""
     files, folders = _look(path)
     parts = [f"{counted(len(folders), 'folder')} ({_names(folders)})"] if folders else []

@@ -11,7 +11,7 @@ from penstock.clips.discovery import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS,
 from penstock.errors import ConfigError
 from penstock.images.files import is_image
 from penstock.manifest.formats import EXTENSIONS, format_of
-from penstock.opening.contents import contents, count_images
+from penstock.opening.contents import count_images, describe_folder
 from penstock.opening.options import READS_MANIFESTS, check_types
 from penstock.shards.urls import expand, local_path
 from penstock.storage.urls import scheme, shown
@@ -22,7 +22,7 @@ from penstock.tokens.megatron import is_index
 if TYPE_CHECKING:
     from penstock.storage import Storage
 
-__all__ = ["Found", "folder_manifest", "kind_of", "look_at", "said", "shards_in"]
+__all__ = ["SourceKind", "display_names", "folder_manifest", "identify", "kind_of", "shards_in"]
 
 _TAR = (".tar",)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -33,7 +33,7 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "te
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceKind:
     """The kind of a source, and its files.
 
     Attributes:
@@ -53,7 +53,7 @@ def kind_of(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *
     Raises:
         ConfigError: the kind is unknown.
     """
-    return look_at(expand(source, options.get("storage")), options).kind
+    return identify(expand(source, options.get("storage")), options).kind
 
 
 def folder_manifest(path: str) -> dict[str, Any] | None:
@@ -80,7 +80,7 @@ def shards_in(path: str, endings: tuple[str, ...] = _TAR) -> list[str]:
     return sorted(entry.path for entry in entries if entry.name.endswith(endings) and entry.is_file())
 
 
-def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
+def identify(names: list[str], options: Mapping[str, Any]) -> SourceKind:
     """Return the kind and the files of a source.
 
     Args:
@@ -97,11 +97,11 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
     if "manifests" in kinds and kinds <= {"manifests", "tables"}:
         kinds = {"tables"} if _hold_samples([name for name in names if _kind(name) == "manifests"], options) else kinds
     if len(kinds) > 1:
-        raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} in one source; open them one by one")
-    return Found(kinds.pop(), names)
+        raise ConfigError(f"{display_names(names)}: {' and '.join(sorted(kinds))} in one source; open them one by one")
+    return SourceKind(kinds.pop(), names)
 
 
-def said(names: list[str]) -> str:
+def display_names(names: list[str]) -> str:
     """Return the names of a source for error messages."""
     return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -205,12 +205,12 @@ def _first_keys(names: list[str], storage: Storage | None) -> set[str]:
     return set()
 
 
-def _folder(path: str, options: Mapping[str, Any]) -> Found:
+def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
     split = options.get("split")
     if os.path.exists(os.path.join(path, split or "", "index.json")):
-        return Found("MDS folders", [path])
+        return SourceKind("MDS folders", [path])
     if is_lerobot_folder(path):
-        return Found("LeRobot folders", [path])
+        return SourceKind("LeRobot folders", [path])
     shards, compressed = shards_in(path), shards_in(path, _COMPRESSED)
     if shards and compressed:
         raise ConfigError(
@@ -218,27 +218,29 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
             f"kind, such as {os.path.join(path, '*.tar')!r}"
         )
     if shards or compressed:
-        return Found("shards" if shards else "compressed shards", shards or compressed)
+        return SourceKind("shards" if shards else "compressed shards", shards or compressed)
     if os.path.exists(whole := os.path.join(path, NAME)):
         if "sequence_length" not in options:
-            return Found("documents", [path])
-        return Found("tokens", [os.path.join(path, f"{each.name}.bin") for each in TokenFolder.whole(whole).shards])
+            return SourceKind("documents", [path])
+        return SourceKind(
+            "tokens", [os.path.join(path, f"{each.name}.bin") for each in TokenFolder.whole(whole).shards]
+        )
     if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
-        return Found("tokens", files)
+        return SourceKind("tokens", files)
     if is_table_folder(path):
-        return Found("tables", [path])
+        return SourceKind("tables", [path])
     listed = folder_manifest(path)
     if listed is None:
         if (kind := _kind_of_clips(path)) is not None:
-            return Found(kind, [path])
+            return SourceKind(kind, [path])
         raise ConfigError(
-            f"{path}: {contents(path)}. `open` needs a folder with index.json (MDS), {NAME}, {LEROBOT_INFO} (LeRobot), "
-            "*.tar, *.arrow, *.parquet, *.npy, videos or recordings, or with one subfolder of images per "
+            f"{path}: {describe_folder(path)}. `open` needs a folder with index.json (MDS), {NAME}, {LEROBOT_INFO} "
+            "(LeRobot), *.tar, *.arrow, *.parquet, *.npy, videos or recordings, or with one subfolder of images per "
             f"class.{_instead(path)}"
         )
     if "classes" in listed:
         _check_splits(path, listed["classes"])
-    return Found("a folder of images" if "classes" in listed else "a folder of arrays", [path], listed)
+    return SourceKind("a folder of images" if "classes" in listed else "a folder of arrays", [path], listed)
 
 
 def _kind_of_clips(path: str) -> str | None:

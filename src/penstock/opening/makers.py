@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StorageNotFoundError
-from penstock.opening.kinds import Found, said
+from penstock.opening.kinds import SourceKind, display_names
 from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES
 from penstock.shards.urls import local_path
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
     from penstock.datasets import ImageDataset
 
-__all__ = ["make"]
+__all__ = ["make_dataset"]
 
 _OF_MANIFEST = ACCEPTED["manifests"] - ACCEPTED["a folder of images"] | {"progress"}
 
 
-def make(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def make_dataset(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     """Return the dataset of a source; with any of the options in `IMAGES`, an `ImageDataset` over it."""
     how = {name: options.pop(name) for name in IMAGES & options.keys()} if found.kind in OF_IMAGES else {}
     return _images(found, options, how) if how else _MAKERS[found.kind](found, options)
 
 
-def _images(found: Found, options: dict[str, Any], how: dict[str, Any]) -> ImageDataset:
+def _images(found: SourceKind, options: dict[str, Any], how: dict[str, Any]) -> ImageDataset:
     from penstock.datasets import ImageDataset
 
     if found.kind == "shards" and how.get("row"):
         raise ConfigError(
-            f"{said(found.names)}: row= needs row numbers, but samples of shards have keys: leave row= out"
+            f"{display_names(found.names)}: row= needs row numbers, but samples of shards have keys: leave row= out"
         )
     if found.kind == "MDS folders":
         options["images"] = "bytes"
@@ -42,7 +42,7 @@ def _images(found: Found, options: dict[str, Any], how: dict[str, Any]) -> Image
     return ImageDataset(source, **how)
 
 
-def _check_columns(table: Any, found: Found, how: Collection[str]) -> None:
+def _check_columns(table: Any, found: SourceKind, how: Collection[str]) -> None:
     """Raise ConfigError now, not at the first batch, for a table without an image column, or with an unclear label
     column.
     """
@@ -51,14 +51,14 @@ def _check_columns(table: Any, found: Found, how: Collection[str]) -> None:
     if not getattr(table, "image_columns", None):
         columns, options = ", ".join(table.columns), ", ".join(f"{name}=" for name in how)
         raise ConfigError(
-            f"{said(found.names)}: {options} decode images, but these tables have no image column. The columns are "
-            f"{columns}. An image column has the type Image of `datasets`, or is a struct of bytes and path. Leave "
-            f"{options} out, and give load= to decode the images yourself"
+            f"{display_names(found.names)}: {options} decode images, but these tables have no image column. The "
+            f"columns are {columns}. An image column has the type Image of `datasets`, or is a struct of bytes and "
+            f"path. Leave {options} out, and give load= to decode the images yourself"
         )
     label_column(table.columns, table.image_columns[0])
 
 
-def _listed(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _listed(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import LoadArray, RankDataset
     from penstock.manifest import Manifest
 
@@ -68,7 +68,7 @@ def _listed(found: Found, options: dict[str, Any]) -> Dataset[Any]:
     return RankDataset(Manifest.open(**found.listed), **options)
 
 
-def _manifests(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _manifests(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import RankDataset
     from penstock.manifest import Manifest
 
@@ -77,73 +77,73 @@ def _manifests(found: Found, options: dict[str, Any]) -> Dataset[Any]:
     return RankDataset(Manifest.open(names[0] if len(names) == 1 else names, **how), **options)
 
 
-def _tables(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _tables(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import TableDataset
 
     return TableDataset(_folder_or_files(found.names), **options)
 
 
-def _shards(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _shards(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import ShardDataset
 
     return ShardDataset(_as_they_are(found.names), **options)
 
 
-def _streams(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _streams(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.shards import StreamShards
 
     return StreamShards(_as_they_are(found.names), **options)
 
 
-def _mds(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _mds(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import MDSDataset
 
     if len(found.names) > 1:
         raise ConfigError(
-            f"{said(found.names)}: several MDS folders; open them one by one, and combine them in a Mixture"
+            f"{display_names(found.names)}: several MDS folders; open them one by one, and combine them in a Mixture"
         )
     try:
         return MDSDataset(found.names[0], **options)
     except StorageNotFoundError as error:
         raise StorageNotFoundError(
-            f"{said(found.names)}: an address without a file extension is opened as an MDS folder, but it has no "
-            "index.json. Folders with one subfolder of images per class must be on a local disk. For images in a store "
-            "give a list of their paths, ps.open('train.txt', root=..., size=...), or shards. LeRobot datasets must be "
-            f"in a local folder ({error})"
+            f"{display_names(found.names)}: an address without a file extension is opened as an MDS folder, but it has "
+            "no index.json. Folders with one subfolder of images per class must be on a local disk. For images in a "
+            "store give a list of their paths, ps.open('train.txt', root=..., size=...), or shards. LeRobot datasets "
+            f"must be in a local folder ({error})"
         ) from error
 
 
-def _lerobot(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _lerobot(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import LeRobotDataset
 
     return LeRobotDataset(found.names[0], **options)
 
 
-def _arrays(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _arrays(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import ArrayDataset
 
     return ArrayDataset(_as_they_are(found.names), **options)
 
 
-def _tokens(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _tokens(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import TokenDataset
 
     return TokenDataset(_as_they_are(found.names), **options)
 
 
-def _documents(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _documents(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import DocumentDataset
 
     return DocumentDataset(_as_they_are(found.names), **options)
 
 
-def _videos(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _videos(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import VideoDataset
 
     return VideoDataset(_folder_or_files(found.names), **options)
 
 
-def _recordings(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+def _recordings(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import AudioDataset
 
     return AudioDataset(_folder_or_files(found.names), **options)

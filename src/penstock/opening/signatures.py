@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from penstock.opening.kinds import look_at, said
-from penstock.opening.makers import make
+from penstock.opening.kinds import display_names, identify
+from penstock.opening.makers import make_dataset
 from penstock.opening.options import check_options
 from penstock.shards.urls import expand
 
@@ -96,6 +96,6 @@ def open(source: Source, **options: Any) -> Any:
     For a folder of images, videos or recordings by class, a label is the index of the class folder in the sorted list
     of class folders. Hidden folders and hidden image files are ignored.
     """
-    found = look_at(expand(source, options.get("storage")), options)
-    check_options(found.kind, said(found.names), options)
-    return make(found, options)
+    found = identify(expand(source, options.get("storage")), options)
+    check_options(found.kind, display_names(found.names), options)
+    return make_dataset(found, options)

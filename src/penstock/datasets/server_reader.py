@@ -1,4 +1,4 @@
-"""`Pages`: read records from a metadata server, with as few round trips as the access pattern allows.
+"""`ServerReader`: read records from a metadata server, with as few round trips as the access pattern allows.
 
 ==========================  ============================================================================================
 access pattern              reads
@@ -34,14 +34,14 @@ from penstock.server.protocol import Slice
 if TYPE_CHECKING:
     from penstock.server import Client
 
-__all__ = ["Pages"]
+__all__ = ["ServerReader"]
 
 _ROUND_TRIP = 2048  # rows that could be streamed in the time of one round trip
 # Seconds without a server after which the read-ahead stops. Direct requests for rows wait longer.
 _PATIENCE = 1.0
 
 
-class Pages:
+class ServerReader:
     """The records of one rank's slices. Thread-safe; a copy in another process reads independently.
 
     Args:
@@ -180,7 +180,9 @@ def _stop(ahead: ReadAhead, pid: int) -> None:
 
 
 class _ServedSlices:
-    """The slices of a rank, read from a server. Does not refer to `Pages`, so the thread does not keep it alive."""
+    """The slices of a rank, read from a server. Has no reference to its `ServerReader`, so the thread does not keep
+    that alive.
+    """
 
     def __init__(self, client: Client, name: str, plan: SharePlan, page_rows: int) -> None:
         self._client, self._name, self._plan, self._page_rows = copy.copy(client), name, plan, page_rows

@@ -17,7 +17,7 @@ from mds_writer import write_mds
 from store_server import Store
 
 import penstock as ps
-from penstock.datasets.shards_ahead import spans
+from penstock.datasets.shard_prefetch import spans
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
 from penstock.storage.futures import NEVER

@@ -1,4 +1,4 @@
-"""`ShardsAhead`: copy shards from a store into the cache before they are needed, by the epoch's order.
+"""`ShardPrefetcher`: copy shards from a store into the cache before they are needed, by the epoch's order.
 
     view.rows -> shard of each row -> first and last position of each shard; first position in the next epoch
     the shards in use at a time fit the cache:   copies are made and evicted; those needed last are evicted first
@@ -26,7 +26,7 @@ from penstock.storage.futures import NEVER, object_name
 from penstock.storage.prefetch import CopiesAhead, Use
 from penstock.threads import Daemon
 
-__all__ = ["ShardsAhead", "ShardsInStores", "spans"]
+__all__ = ["ShardPrefetcher", "ShardsInStores", "spans"]
 
 _CHUNK = 1 << 18  # rows examined between two checks for a stop
 _AT_ONCE = 1 << 21  # rows examined before the first sample; the others are examined in the background
@@ -45,7 +45,7 @@ class ShardsInStores(Protocol):
         """Return the shards in a store that are copied into the cache."""
 
 
-class ShardsAhead:
+class ShardPrefetcher:
     """Prefetch the shards of one rank, see the module. It implements a share's ``prepare`` and ``advance``.
 
     Args:
