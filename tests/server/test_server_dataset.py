@@ -261,7 +261,7 @@ class TestLoaders:
                     for source, workers in ((local, 0), (served, 2))
                 )
                 assert got == expected
-            with pytest.raises(ConfigError, match="this ServerDataset has a load="):
+            with pytest.raises(ConfigError, match="this ServerDataset has its own load="):
                 ImageDataset(ServerDataset(server.address, load=draw_load))
 
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
