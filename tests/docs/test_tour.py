@@ -41,6 +41,6 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = [output for cell in code(notebook) for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     said = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    for words in ("five batches, bit for bit", "'replaced': 1", "This machine wants", "epoch 1: limited by storage"):
+    for words in ("five batches, bit for bit", "'replaced': 1", "Best on this machine", "epoch 1: limited by storage"):
         assert words in said
     assert sorted(NOTEBOOK.parent.iterdir()) == before

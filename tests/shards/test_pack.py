@@ -242,7 +242,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "24" in run("pack", folder, out, "--maxcount", 10, "--workers", 2)
     pattern = f"{out}/train-{{000000..000002}}.tar"
-    assert "all up to date" in run("index", pattern)
+    assert "all are up to date" in run("index", pattern)
     assert "B/s" in run("index", pattern, "--force")
     text = run("info", pattern)
     for part in ("24; 4 to 10 in a shard", ".jpg", "000000000 to 000000023"):
@@ -263,7 +263,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     for command in (["merge", str(tmp_path / "part-*.tar")], ["split", str(tmp_path / "all.tar")]):
         target = {"merge": "part-03.tar", "split": "part-%02d.tar"}[command[0]]
         refused = CliRunner().invoke(app, ["shards", *command, str(tmp_path / target)]).exception
-        assert "is there already" in str(refused)
+        assert "exists already" in str(refused)
     assert (tmp_path / "part-03.tar").read_bytes() == before
     assert "one field" in run("split", tmp_path / "all.tar", "same.tar", code=2)
     for wrong, why in {"big": "is not a size", "inf": "is not a size", "0": "too small"}.items():

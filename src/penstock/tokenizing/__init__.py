@@ -1,6 +1,6 @@
-"""`tokenize`: a whole data set of text into files of tokens, once, by all cores or a Ray cluster.
+"""`tokenize`: tokenize a text dataset once into files of tokens, on all cores or a Ray cluster.
 
-The names are imported when they are first used: workers need no torch, whose import takes longer than many a task.
+Names are imported at first use. So workers do not import torch, which takes longer than many tasks.
 """
 
 from __future__ import annotations

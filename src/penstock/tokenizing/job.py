@@ -1,13 +1,13 @@
-"""Tokenizing a data set once: parallel, atomic, and going on where it was killed.
+"""Tokenize a dataset once, in parallel; a killed job continues after its last finished shard.
 
     report = tokenize(ps.open("fineweb-*.parquet"), "tokens", "tokenizer.json", append_eos="<|endoftext|>")
 
-    tokens/tokens.json          what was tokenized and how, and the shards that are finished
-    tokens/tokens-00000.bin     tokens, and beside it where its documents are: see `penstock.tokens.folder`
+    tokens/tokens.json          the source, the tokenizer, the options and the finished shards
+    tokens/tokens-00000.bin     tokens; the index of documents lies beside it, see `penstock.tokens.folder`
 
-Workers tokenize spans of rows; this process writes what they give, in the order of the rows. So where a shard ends
-follows from the documents and ``shard_tokens`` alone, files are the same bytes for any number of workers, and a job
-that was killed goes on behind the last shard that ``tokens.json`` names.
+Workers tokenize spans of rows. This process writes the results in row order. So the end of a shard depends only on the
+documents and ``shard_tokens``, and files have the same bytes for any number of workers. A killed job continues after
+the last shard in ``tokens.json``.
 """
 
 from __future__ import annotations
@@ -40,16 +40,24 @@ __all__ = ["FORMATS", "TokenizeReport", "tokenize"]
 
 FORMATS = tuple(INDEX)
 
-_SPAN = 1 << 19  # characters of a task: a fraction of a second
-_FIRST = 16  # rows of the first tasks, before it is known how long texts are
-_SAMPLED = 16  # texts that tell a source that says nothing of itself
+_SPAN = 1 << 19  # characters of a task, which take a fraction of a second
+_FIRST = 16  # rows of the first tasks, before the lengths of texts are known
+_SAMPLED = 16  # texts in the fingerprint of a source without one
 _OF_MEGATRON = 65_500
-"""Megatron itself takes uint16 for vocabularies that are smaller than this."""
+"""Megatron uses uint16 for vocabularies below this size."""
 
 
 @dataclass(frozen=True)
 class TokenizeReport:
-    """What a folder holds now, and how many of its documents were there before."""
+    """The contents of a folder after `tokenize`.
+
+    Attributes:
+        shards: names of the shards.
+        documents: number of all documents.
+        tokens: number of all tokens.
+        dtype: NumPy name of the tokens' type.
+        kept: documents that an earlier job had finished.
+    """
 
     shards: list[str]
     documents: int
@@ -74,35 +82,35 @@ def tokenize(
     address: str | None = None,
     progress: bool | None = None,
 ) -> TokenizeReport:
-    """Tokenize all rows of a source into a folder, which `penstock.DocumentDataset` opens.
+    """Tokenize all rows of a source into a folder that `penstock.DocumentDataset` opens.
 
     Args:
-        source: a data set of ours whose samples are dicts with a column of text (`penstock.open`), its rows in their
-            own order; or any map-style data set of text or such dicts, which pickles.
-        out: the folder; made if it is not there.
-        tokenizer, column, append_eos, add_special_tokens: see `penstock.TokenizedDataset`. A function of text must say
-            which one it is, by an attribute ``fingerprint``, since a job that goes on must not mix two of them.
-        dtype: of the tokens in the files; ``"auto"`` takes the smallest of uint16 and uint32 (in Megatron's format
-            uint16 and int32) that holds the vocabulary.
+        source: a dataset from `penstock.open` whose samples are dicts with a text column, read in row order; or any
+            picklable map-style dataset of texts or such dicts.
+        out: the output folder; created if missing.
+        tokenizer, column, append_eos, add_special_tokens: see `penstock.TokenizedDataset`. A function needs an
+            attribute ``fingerprint``, so that a resumed job does not mix two functions.
+        dtype: type of the stored tokens. ``"auto"`` is the smaller of uint16 and uint32 (for Megatron uint16 and int32)
+            that holds the vocabulary.
         format: ``"penstock"``, or ``"megatron"`` for pairs of ``.bin`` and ``.idx``.
-        shard_tokens: a shard ends before it has more tokens; one document always fits. A job that was killed loses what
-            it had of one shard.
-        workers: processes, or tasks at a time on the cluster; by default all cores. More than one process need the
-            ``if __name__ == "__main__":`` of a program.
+        shard_tokens: most tokens of a shard; a longer document gets its own shard. A killed job loses its
+            unfinished shard.
+        workers: number of processes, or of concurrent tasks on the cluster; by default all cores. With more than one
+            process a program needs ``if __name__ == "__main__":``.
         executor: ``"process"`` or ``"ray"``.
-        address: of the Ray cluster, see `penstock.RayOptions`. Its machines read the source, this one writes.
-        progress: show a bar: True, False, or None on a terminal.
+        address: of the Ray cluster, see `penstock.RayOptions`. Its nodes read the source; this machine writes.
+        progress: whether to show a progress bar. None: on a terminal only.
 
     Raises:
-        ConfigError: arguments that make no sense, a folder that holds something else, or that another process
-            tokenizes into now.
+        ConfigError: invalid arguments, a folder with other contents, or a folder into which another process
+            tokenizes now.
         DataFileError: a row without text, a token that ``dtype`` cannot hold, a damaged ``tokens.json``.
-        DataFileIOError: a file that cannot be written. Shards that are finished stay.
+        DataFileIOError: a file that cannot be written. Finished shards stay.
         WorkerError: a worker was killed.
         ClusterError: no Ray cluster.
 
-    Document i is row i of the source; empty texts are documents, too. This process holds a bounded number of spans of
-    half a megabyte of text, and eight bytes for each document of the shard at hand.
+    Document i is row i of the source; an empty text is a document, too. Memory of this process: a bounded number of
+    spans of half a megabyte of text, and eight bytes for each document of the current shard.
     """
     _check(format, shard_tokens)
     check_executor(executor, workers, address)
@@ -148,24 +156,24 @@ def _write(folder: TokenFolder, where: Path, run: Any, spans: _Spans, most: int,
 
 
 class _Spans:
-    """Spans of rows that are about equal work. What they are does not show in the files.
+    """Yields spans of rows that take about equal time. The files do not depend on the spans.
 
     Args:
         source: the rows.
-        first: row that is not done.
-        workers: who share them.
+        first: first row to tokenize.
+        workers: number of workers.
     """
 
     def __init__(self, source: Any, first: int, workers: int) -> None:
         self._total, self._at, self._size = len(source), first, _FIRST
         blocks = source.blocks() if hasattr(source, "blocks") else None
-        # A worker decodes a row group of Parquet whole, whatever it needs of it.
+        # A worker decodes a whole Parquet row group, even for a few of its rows.
         self._least = 1 if blocks is None else max(1, min(blocks[0] // 8, self._total // (4 * workers)))
 
     def learn(self, rows: int, characters: int) -> None:
-        """Take note of how long texts are."""
+        """Adapt the span size to the lengths of the last texts."""
         wanted = int(_SPAN * rows / max(1, characters))
-        # Texts of one place need not be like those of the next.
+        # The next texts may be of other lengths, so the size grows step by step.
         self._size = min(max(wanted, 1), 4 * self._size)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -175,13 +183,17 @@ class _Spans:
 
 
 def _rows(source: Any) -> Any:
-    """Return what gives the rows in their own order."""
+    """Return the object that reads the rows in stored order."""
     if isinstance(source, SourceDataset):
         if source.load is not None:
-            raise ConfigError(f"this {type(source).__name__} has a load= of its own: leave it out, and name the column")
+            raise ConfigError(
+                f"this {type(source).__name__} has its own load=: leave it out, and name the text column with column="
+            )
         return source.source
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-        raise ConfigError(f"tokenize needs a data set with a length and samples by number, got {type(source).__name__}")
+        raise ConfigError(
+            f"tokenize needs a map-style dataset (with __len__ and __getitem__), got {type(source).__name__}"
+        )
     return source
 
 
@@ -193,18 +205,18 @@ def _dtype(dtype: str, format: str, encoder: TextTokenizer) -> str:
             kind = np.dtype(float)
         known = [np.dtype(name) for name in CODES.values()] if format == "megatron" else [kind]
         if kind.kind not in "iu" or kind not in known:
-            raise ConfigError(f"dtype={dtype!r} is no type of integers that files in the format {format!r} have")
+            raise ConfigError(f"dtype={dtype!r} is not an integer type that the format {format!r} can store")
         return str(kind)
     largest = encoder.largest
     if largest is None:
-        raise ConfigError("dtype='auto' needs to know the vocabulary, which a function does not say: give dtype=")
+        raise ConfigError("dtype='auto' needs the size of the vocabulary, which is unknown for a function: pass dtype=")
     if format == "megatron":
         return "uint16" if largest + 1 < _OF_MEGATRON else "int32"
     return "uint16" if largest < 1 << 16 else "uint32"
 
 
 def _fingerprint(rows: Any, work: Work) -> str:
-    """Return the identity of a source: its own, or its length and some of its texts."""
+    """Return the fingerprint of a source, or a hash of its length and some of its texts."""
     own = getattr(rows, "fingerprint", None)
     if isinstance(own, str):
         return own
@@ -220,17 +232,17 @@ def _tokenizer_fingerprint(encoder: TextTokenizer, given: Any) -> str:
     found = encoder.fingerprint or getattr(given, "fingerprint", None)
     if not isinstance(found, str):
         raise ConfigError(
-            "a function does not say which one it is, and a job that goes on must not mix two: give it an attribute "
-            "fingerprint = 'its name and version'"
+            "a tokenizer that is a function cannot be identified, and a resumed job must not mix two: give the "
+            "function an attribute fingerprint = 'its name and version'"
         )
     if encoder.fingerprint is not None and not encoder.is_pure:
-        raise ConfigError("this tokenizer draws at random (dropout): files would differ from job to job")
+        raise ConfigError("this tokenizer is random, so each job would write other files: turn its dropout off")
     return found
 
 
 @contextlib.contextmanager
 def _own(where: Path, wanted: TokenFolder) -> Iterator[tuple[Path, TokenFolder]]:
-    """Make the folder, and have it alone: it, and what is in it of the wanted one."""
+    """Create and lock the folder; yield it with the finished part of the wanted contents."""
     with _reported(where):
         where.mkdir(parents=True, exist_ok=True)
         with _alone(where):
@@ -239,7 +251,7 @@ def _own(where: Path, wanted: TokenFolder) -> Iterator[tuple[Path, TokenFolder]]
 
 @contextlib.contextmanager
 def _reported(where: Path) -> Iterator[None]:
-    """Say which folder the system's errors are about."""
+    """Turn the system's errors about this folder into `DataFileIOError`."""
     try:
         yield
     except OSError as error:
@@ -250,12 +262,12 @@ def _reported(where: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(where: Path) -> Iterator[None]:
-    """Nobody else on this machine tokenizes into the folder meanwhile."""
+    """Lock the folder against other jobs on this machine."""
     lock = file_lock(where / NAME)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(f"another process tokenizes into {where}: wait for its end, or name another folder") from None
+        raise ConfigError(f"another process tokenizes into {where}: wait for it, or name another folder") from None
     try:
         yield
     finally:
@@ -263,28 +275,28 @@ def _alone(where: Path) -> Iterator[None]:
 
 
 def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
-    """Return what is in the folder: finished shards of the same job, or nothing."""
+    """Return the contents of the folder: the finished shards of the same job, or none."""
     _remove_unfinished(where)
     if not (where / NAME).exists():
         if any(where.glob("tokens-*")):
-            raise ConfigError(f"{where} holds files tokens-* of something else: name another folder, or remove them")
+            raise ConfigError(f"{where} holds other files named tokens-*: name another folder, or remove them")
         wanted.write(where)
         return wanted
     found = TokenFolder.read(str(where / NAME))
     if not found.shards and not found.complete:
-        # Nothing is lost by other options: the first ones may have been a mistake.
+        # Nothing is finished yet, so other options may replace the first ones.
         wanted.write(where)
         return wanted
     differ = [name for name in ("format", "dtype", "rows") if getattr(found, name) != getattr(wanted, name)]
     differ += [name for name, value in wanted.options.items() if found.options.get(name) != value]
     if differ:
         raise ConfigError(
-            f"{where} holds tokens that were made otherwise ({', '.join(differ)} differ): name another folder, or "
-            "remove them first"
+            f"{where} holds tokens of another job ({', '.join(differ)} differ): name another folder, or "
+            "remove its files first"
         )
     there = [_is_there(where, found, shard) for shard in found.shards]
     if not all(there):
-        # Cut before the first one that is missing: the others are made again, to the same bytes.
+        # Continue at the first missing shard: later ones are written again, with the same bytes.
         found.shards = found.shards[: there.index(False)]
         found.complete = False
     return found
@@ -297,7 +309,7 @@ def _is_there(where: Path, folder: TokenFolder, shard: Shard) -> bool:
 
 
 def _remove_unfinished(where: Path) -> None:
-    """Remove what a job that was killed has left of files."""
+    """Remove the temporary files of a killed job."""
     unfinished = re.compile(r"\.(tokens-\d{5,}\.(bin|idx|idx\.npy)|tokens\.json)\.[0-9a-f]{8}\.tmp")
     for name in os.listdir(where):
         if unfinished.fullmatch(name):

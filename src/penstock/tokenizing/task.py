@@ -1,4 +1,4 @@
-"""What a worker does: rows of the source to tokens. It is the same in this process, in others and on a cluster."""
+"""The work of a tokenizing worker: rows of the source to tokens, in this process, in others or on a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Encoded", "Work"]
 
 
 class Encoded(NamedTuple):
-    """Some documents: their tokens one behind the other, how many each has, and how many characters they had."""
+    """Documents: their concatenated tokens, the number of tokens of each, and the characters of all."""
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[np.int64]
@@ -28,10 +28,10 @@ class Work:
     """Tokenizes rows of a source; picklable if the source is.
 
     Args:
-        source: a `Source`, or a map-style data set.
-        column: of text.
-        tokenizer: what makes the ids.
-        dtype: NumPy's name of the tokens' type.
+        source: a `Source`, or a map-style dataset.
+        column: name of the text column.
+        tokenizer: encodes the texts.
+        dtype: NumPy name of the tokens' type.
     """
 
     def __init__(self, source: Any, column: str, tokenizer: TextTokenizer, dtype: str) -> None:
@@ -41,7 +41,7 @@ class Work:
         self._dtype = np.dtype(dtype).newbyteorder("<")
 
     def texts(self, rows: Sequence[int]) -> list[str]:
-        """Return the texts of some rows."""
+        """Return the texts of these rows."""
         if isinstance(self._source, Source):
             samples = self._source.records(np.asarray(rows))
         elif callable(getitems := getattr(self._source, "__getitems__", None)):
@@ -51,13 +51,13 @@ class Work:
         return [text_of(sample, self._column, row) for sample, row in zip(samples, rows, strict=True)]
 
     def encode(self, start: int, stop: int) -> Encoded:
-        """Return the documents of the rows from one to another.
+        """Return the tokens of rows ``start`` to ``stop - 1``.
 
         Raises:
             DataFileError: a token that the type cannot hold.
         """
         texts = self.texts(range(start, stop))
-        # Without threads of tokenizers: these workers are as many as there are cores.
+        # There is a worker for each core already, so the tokenizer starts no threads.
         documents = self._tokenizer.encode(texts, threads=False)
         lengths = np.array([len(document) for document in documents], np.int64)
         tokens = np.concatenate([np.empty(0, np.int64), *documents])
@@ -65,5 +65,7 @@ class Work:
         if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
             k = int(((tokens < limits.min) | (tokens > limits.max)).argmax())
             row = start + int(np.cumsum(lengths).searchsorted(k, "right"))
-            raise DataFileError(f"row {row} has the token {tokens[k]}, which {self._dtype} cannot hold: see dtype=")
+            raise DataFileError(
+                f"row {row} has the token {tokens[k]}, which {self._dtype} cannot hold: use a larger dtype="
+            )
         return Encoded(tokens.astype(self._dtype), lengths, sum(map(len, texts)))

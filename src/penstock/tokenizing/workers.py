@@ -1,4 +1,4 @@
-"""Who tokenizes: this process, processes of this machine, or a Ray cluster. Results come in the order of the rows."""
+"""Workers that tokenize: this process, processes of this machine, or a Ray cluster. Results are in row order."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ __all__ = ["Run", "check_executor", "start"]
 
 _EXECUTORS = ("process", "ray")
 
-_AHEAD = 3  # tasks for each worker: one that takes long must not have the others wait
+_AHEAD = 3  # tasks in flight for each worker, so that a long task does not idle the others
 
 Span = tuple[int, int]
 Run = Callable[[Iterator[Span]], Iterator[Encoded]]
-"""Spans of rows in, their documents out, in the same order; spans are taken when there is room for them."""
+"""Maps spans of rows to their documents, in the same order. It consumes spans lazily."""
 
 
 def check_executor(executor: str, workers: int | None, address: str | None) -> None:
-    """Refuse what makes no sense of `start`'s arguments.
+    """Check the arguments of `start`.
 
     Raises:
-        ConfigError: an unknown executor, no workers, an address that nobody uses.
+        ConfigError: an unknown executor, no workers, or an address without Ray.
     """
     if executor not in _EXECUTORS:
         raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, _EXECUTORS))}")
     if workers is not None and workers < 1:
         raise ConfigError("workers must be positive")
     if address is not None and executor != "ray":
-        raise ConfigError("address= is that of a Ray cluster, for executor='ray'")
+        raise ConfigError("address= is the address of a Ray cluster: use it with executor='ray', or leave it out")
 
 
 @contextmanager
 def start(work: Work, executor: str, workers: int | None, address: str | None) -> Iterator[tuple[Run, int]]:
-    """Give what runs tasks, and how many workers it has, until the block ends.
+    """Start the workers; yield a function that runs tasks on them, and their number. They stop with the block.
 
     Raises:
         ConfigError: Ray is missing.
@@ -68,7 +68,7 @@ _work: Work | None = None
 
 
 def _begin(work: Work) -> None:
-    """Keep what a worker process is to do. It does nothing else, so threads may be turned off in it."""
+    """Store the work of a worker process, and turn off the tokenizer's threads in it."""
     global _work
     _work = work
     os.environ[NO_THREADS] = "false"
@@ -83,13 +83,13 @@ def _processes(pool: Any, spans: Iterator[Span], workers: int) -> Iterator[Encod
     try:
         yield from _in_order(spans, lambda span: pool.submit(_encode, span), lambda task: task.result(), workers)
     except BrokenProcessPool as error:
-        raise WorkerError("a worker was killed (out of memory?); tokenize again to go on") from error
+        raise WorkerError("a worker was killed (out of memory?): run the same job again, and it continues") from error
 
 
 def _in_order(
     spans: Iterator[Span], submit: Callable[[Span], Any], result: Callable[[Any], Encoded], workers: int
 ) -> Iterator[Encoded]:
-    """Yield results in the order of their spans, a bounded number of them ahead."""
+    """Yield results in the order of their spans, with a bounded number of tasks in flight."""
     waiting: deque[Any] = deque()
     for span in spans:
         waiting.append(submit(span))
@@ -99,7 +99,7 @@ def _in_order(
         yield result(waiting.popleft())
 
 
-# On a cluster a task may run in any process there: each keeps what it was told to do last.
+# On a cluster a task may run in any process. Each process caches the last work that it received.
 _told: dict[str, Work] = {}
 
 
@@ -115,7 +115,7 @@ def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, 
 
     ray = load_ray()
     attach(address)
-    # Unpickled by Ray, it would be opened again for each task.
+    # Ray would unpickle the work itself, and so open the source, for each task.
     pickled = ray.put(pickle.dumps(work))
     key = secrets.token_hex(8)
     task = ray.remote(num_cpus=1)(_encode_there)
@@ -127,7 +127,9 @@ def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, 
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except ray.exceptions.RayError as error:
-            raise WorkerError(f"a task on the Ray cluster was lost: {error}. Tokenize again to go on") from error
+            raise WorkerError(
+                f"a task on the Ray cluster was lost: {error}. Run the same job again, and it continues"
+            ) from error
         return found
 
     def run(spans: Iterator[Span]) -> Iterator[Encoded]:

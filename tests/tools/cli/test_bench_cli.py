@@ -165,7 +165,7 @@ def test_clips(tmp_path: Path) -> None:
     assert all(len(values) == 2 for values in said["clips_per_second"].values())
     shown = CliRunner().invoke(app, command).stdout
     assert "1 file, clips of 8 frames" in shown
-    assert "left out: 1 file without frames enough" in shown
+    assert "left out: 1 file with too few frames" in shown
     result = CliRunner().invoke(app, ["bench", "clips", str(tmp_path / "b.mp4"), "--frames", "8"])
     assert isinstance(result.exception, ClipError)
 

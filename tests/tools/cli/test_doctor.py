@@ -70,7 +70,7 @@ class TestCommand:
         assert result.exit_code == 0, result.output
         for title in ("Installed", "Optional", "This machine", "Paths", "Could be better"):
             assert title in result.stdout
-        assert "crops decode the whole image" in result.stdout
+        assert "crops need the whole image decoded" in result.stdout
         assert "-> install a C compiler" in result.stdout
         assert "Does not work" not in result.stdout
         assert max(map(len, result.stdout.splitlines())) < 400  # text, not padding
@@ -107,7 +107,7 @@ class TestCommand:
             [sys.executable, "-m", "penstock", "doctor", "--token-file", "token"], capture_output=True, text=True
         )
         assert done.returncode == 1
-        assert done.stderr == "error: --token-file and --tls-roots are for --server: give that too\n"
+        assert done.stderr == "error: --token-file and --tls-roots need --server: add it\n"
 
 
 class TestPackages:
@@ -200,7 +200,7 @@ class TestMachine:
         (group / "memory.stat").write_text("active_file 0\n")
         found, advice = machine.memory(tmp_path)
         assert found == machine.Memory(16_000_000 * 1024, 8_000_000 * 1024, 1 << 30)
-        assert "1.1 GB can be had" in advice[0].what
+        assert "1.1 GB can be used" in advice[0].what
 
     def test_few_open_files(self) -> None:
         """What a process may have, asked for in one that may have few."""

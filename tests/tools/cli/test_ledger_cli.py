@@ -45,7 +45,7 @@ def test_rows_of_a_step_and_steps_of_a_row(program: str) -> None:
     found = json.loads(ask(program, "--row", str(one["rows"][0]), "--epoch", "1", "--until", "8", "--json").stdout)
     assert (found["steps"], found["ranks"], found["seen"]) == ([7], [1], 2)
     text = ask(program, "--step", "7").stdout
-    assert "20 in all" in text
+    assert "20 in total" in text
 
 
 @pytest.mark.parametrize("kind", ["json", "pt"])

@@ -97,14 +97,14 @@ def test_the_report() -> None:
     result = CliRunner().invoke(app, ["lengths", str(write()), "--out", "lengths.npy"])
     text = re.sub(r"[ \t]+", " ", result.stdout)
     assert re.search(r" documents 12 in .*", text)
-    assert re.search(r" length 135 in all, 11.2 on average, 40 at most", text)
+    assert re.search(r" length 135 in total, 11.2 on average, 40 at most", text)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--append-eos", "0"), "belong to --tokenizer"),
-        (("--tokenizer", "t.json", "--end-token", "0"), "give one of them"),
+        (("--append-eos", "0"), "need --tokenizer"),
+        (("--tokenizer", "t.json", "--end-token", "0"), "use one of them"),
         (("--end-token", "0", "--column", "n"), "--column is for tables"),
     ],
 )

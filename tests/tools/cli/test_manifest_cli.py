@@ -176,7 +176,7 @@ class TestBuild:
         assert re.search(r" built 25 B in [\d.]+ ms: [\d.]+ k?B/s", run("build", images))
         os.utime(index, (1, 1))
         inode = index.stat().st_ino
-        assert "nothing, all up to date" in run("build", images)
+        assert "nothing: all are up to date" in run("build", images)
         assert index.stat().st_ino == inode
         assert " built 25 B" in run("build", images, "--force")
         assert index.stat().st_mtime > 1
@@ -211,7 +211,9 @@ class TestSizes:
     ) -> None:
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
-        with pytest.raises(ImageError, match=r"nothing is written; the first of 3: .*--root"):
+        with pytest.raises(
+            ImageError, match=r"none of 3 images can be read, so nothing is written; the first one: .*--root"
+        ):
             run("sizes", images)
         assert not Path(f"{images}.sizes.arrow").exists()
 
@@ -239,7 +241,7 @@ class TestWarm:
         (tmp_path / "1.jpg").unlink()
         text = run("warm", images, "--files", "--root", tmp_path, "--workers", 1, code=1)
         assert "row 1: " in text
-        assert "1 of 3 files could not be read" in text
+        assert "1 of 3 files cannot be read" in text
 
     def test_pages_are_in_the_cache_afterwards(self, tmp_path: Path) -> None:
         """Asks the system which pages of the file are in memory, before and after."""

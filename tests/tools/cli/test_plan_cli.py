@@ -71,22 +71,22 @@ def test_the_tables() -> None:
     text = invoke(*SMALL, "--cache", "64GB", "--classes", 1000)
     for line in (
         r"^1,280,000 samples of 110 kB \(141 GB\), 16 ranks on 2 nodes, global shuffle",
-        r" batches of a rank 313, the last of each with 128 samples",
+        r" batches per rank 313, the last one with 128 samples",
         r" checked 16 ranks, 128 rows of the real order: disjoint, complete, equal counts",
-        r" the ring 310 MB a rank: 11 slots of 28.2 MB",
-        r" index on disk 10.2 MB beside 48.6 MB of manifest",
-        r" cores 25.6, so 4 workers a rank",
+        r" ring 310 MB per rank: 11 slots of 28.2 MB",
+        r" index on disk 10.2 MB beside a manifest of 48.6 MB",
+        r" cores 25.6, so 4 workers per rank",
         r" epoch cache hits read storage CPU hand-over step limit time waiting ",
         r" 1 0.0% 70.4 GB 9,091 12,800 453,097 10,240 storage 70.4 s 11% ",
         r" 2 24.8% 53 GB 12,0\d\d 12,800 453,097 10,240 step 62.5 s 0% ",
         r" global 0.3\d+ 22\d\.\d 0.0% 24.8% ",
-        r"^training waits for data in 11% of the first epoch: storage limits",
-        r"^from epoch 2 on the cache makes up for it",
+        r"^training waits for data in 11% of the first epoch: storage is the limit",
+        r"^from epoch 2 on, the cache removes this wait",
     ):
         assert re.search(line, text, re.MULTILINE), line
     plain = invoke("--samples", 1000, "--bytes", 100)
-    assert "What training asks for" not in plain
-    assert "classes a batch" not in plain
+    assert "Needs of training" not in plain
+    assert "classes per batch" not in plain
 
 
 @pytest.mark.parametrize("columns", ["80", "40"])
@@ -98,28 +98,25 @@ def test_no_figure_is_cut_on_a_narrow_terminal(columns: str) -> None:
     assert "…" not in text
     assert re.search(r" 1 +0.0% +70.4 GB +9,091 +12,800 +453,097 +10,240 +storage +70.4 s +11% ", text)
     assert re.search(r" global +0.3\d+ +22\d\.\d +0.0% +24.8% +[\d,]+ in 65,536 rows", text)
-    assert (
-        columns == "40"
-        or max(map(len, text.split("Samples a second")[1].split("training waits")[0].splitlines())) <= 80
-    )
+    assert columns == "40" or max(map(len, text.split("Samples/s")[1].split("training waits")[0].splitlines())) <= 80
 
 
 def test_what_stands_out_is_said() -> None:
     few = invoke("--samples", 100, "--bytes", 100, "--ranks", 3, "--remainder", "uneven", "--batch-size", 33)
-    assert "fewest of a rank" in few
-    assert "for evaluation only" in few
+    assert "fewest per rank" in few
+    assert "only for evaluation" in few
     assert "counts differ by one at most" in few
     padded = invoke("--samples", 100, "--bytes", 100, "--ranks", 32, "--mini-epochs", 2, "--batch-size", 3)
-    assert "28% of the samples come twice in an epoch: fewer mini-epochs" in padded
-    assert " come twice 28 samples" in padded
+    assert "28% of the samples repeat in an epoch: use fewer mini-epochs" in padded
+    assert " repeated 28 samples" in padded
     assert ": disjoint before padding, complete" in padded
     often = invoke("--samples", 10, "--bytes", "1kB", "--ranks", 1000)
-    assert " come again each sample, 100.0 times in all" in often
-    assert "each sample comes 100.0 times in an epoch: fewer ranks pad less" in often
+    assert " repeated each sample, 100.0 times in total" in often
+    assert "each sample occurs 100.0 times in an epoch: use fewer ranks for less padding" in often
     pages = invoke("--samples", "1M", "--bytes", "10kB", "--ranks", 64, "--read-rows", 100)
-    assert "times the bytes that it trains on" in pages
+    assert "times the bytes of its samples" in pages
     cores = invoke("--samples", "1M", "--bytes", "10kB", "--step-ms", 10, "--workers", 1, "--cores", 8)
-    assert "the step needs 64 workers for each rank, and 64 cores a node" in cores
+    assert "the step needs 64 workers for each rank, and 64 cores per node" in cores
 
 
 @pytest.mark.clock
@@ -173,7 +170,10 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = cv2.imread(str(path))
     assert picture is not None
     assert picture.shape[1] > 1200
-    for name, why in (("nowhere/plan.png", "there is no folder"), ("plan.xyz", "its extension must be one of")):
+    for name, why in (
+        ("nowhere/plan.png", "the folder 'nowhere' does not exist"),
+        ("plan.xyz", "its extension must be one of"),
+    ):
         result = CliRunner().invoke(app, ["plan", *SMALL, "--plot", str(tmp_path / name)])
         assert isinstance(result.exception, ConfigError)
         assert f"{name!r}: {why}" in str(result.exception).replace(f"{tmp_path}/", "")
@@ -203,7 +203,7 @@ def test_sizes(text: str, value: int) -> None:
 
 def test_what_makes_no_sense() -> None:
     for text in ("", "x", "-3", "12x", "5iB", "1.2.3"):
-        with pytest.raises(typer.BadParameter, match="write it as in"):
+        with pytest.raises(typer.BadParameter, match="write it like"):
             size(text)
     with pytest.raises(typer.BadParameter):
         count("5kB")
@@ -230,7 +230,7 @@ def test_what_makes_no_sense() -> None:
         ("--index-rate", "0"): "--index-rate must be positive",
         ("--step-ms", "inf"): "--step-ms must be positive",
         ("--line-bytes", "nan"): "--line-bytes must be positive",
-        ("--epochs", "1000000"): "1,000 at most",
+        ("--epochs", "1000000"): "use 1 to 1,000",
     }.items():
         done = CliRunner().invoke(app, ["plan", "--samples", "1000", "--bytes", "10", *options])
         assert (done.exit_code, done.stdout) == (2, "")
@@ -251,16 +251,16 @@ def test_batches_of_tokens(tmp_path: Path) -> None:
     assert 0 < 1 - found["tokens"] / padded <= found["padding"] < 0.03
     assert found["use"] == pytest.approx(found["tokens"] / sampler.total / 4_000)
     text = invoke(*options, "--max-tokens", 4_000)
-    assert f"batches of a rank {len(sampler)} of {sampler.total}, with" in text
-    assert "too long 1 sample, which are left out here" in text
+    assert f"batches per rank {len(sampler)} of {sampler.total}, with" in text
+    assert "too long 1 sample, left out of this plan" in text
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--max-tokens", 10), "--lengths FILE and --max-tokens N belong together"),
-        (("--lengths", "lengths.npy"), "--lengths FILE and --max-tokens N belong together"),
-        (("--lengths", "lengths.npy", "--max-tokens", 10), "has 2 lengths, and --samples says 3"),
+        (("--max-tokens", 10), "--lengths FILE and --max-tokens N need each other"),
+        (("--lengths", "lengths.npy"), "--lengths FILE and --max-tokens N need each other"),
+        (("--lengths", "lengths.npy", "--max-tokens", 10), "has 2 lengths, but --samples is 3"),
     ],
 )
 def test_batches_of_tokens_that_make_no_sense(
@@ -296,13 +296,13 @@ def test_packs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--packing", "lengths.npy"), "--packing FILE and --capacity N belong together"),
-        (("--capacity", 10), "--packing FILE and --capacity N belong together"),
-        (("--html", "a.html"), "belong to --packing FILE"),
+        (("--packing", "lengths.npy"), "--packing FILE and --capacity N need each other"),
+        (("--capacity", 10), "--packing FILE and --capacity N need each other"),
+        (("--html", "a.html"), "needs --packing FILE"),
         (("--packing", "lengths.npy", "--capacity", 10, "--samples", 3), "leave out --samples, or plan"),
         (("--packing", "lengths.npy", "--capacity", 10, "--workers", 4), "leave out --workers, or plan"),
-        (("--packs", 8), "give --packing FILE, too"),
-        (("--packing", "lengths.npy", "--capacity", 10, "--max-tokens", 3), "belong to the plan of a job"),
+        (("--packs", 8), "need --packing FILE"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--max-tokens", 3), "are for the plan of a job"),
     ],
 )
 def test_packs_that_make_no_sense(

@@ -83,21 +83,21 @@ def test_shards_that_are_there(tmp_path: Path) -> None:
     )
     assert report["store"]["ways"] == planned(np.array([30, 50, 40]), np.array(sizes))
     (tmp_path / "rows.csv").write_text("path,label\na.jpg,1\n")
-    with pytest.raises(ConfigError, match=r"rows.csv is no set of tar shards and no MDS folder"):
+    with pytest.raises(ConfigError, match=r"rows.csv has neither tar shards nor MDS shards"):
         invoke("--shards", tmp_path / "rows.csv")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--nodes", 2), "options of a store: give --shards"),
-        (("--shards", 10), "give --samples N and --bytes SIZE"),
+        (("--nodes", 2), "need --shards"),
+        (("--shards", 10), "add --samples N and --bytes SIZE"),
         (("--shards", 10, "--samples", 5, "--bytes", 1), "1 shard or more"),
-        (("--shards", "x.tar", "--samples", 5), "the shards say it"),
-        ((*SMALL, "--ranks", 3), "equally many on each node"),
-        ((*SMALL, "--step-ms", 3), "--step-ms: not for a plan with --shards"),
+        (("--shards", "x.tar", "--samples", 5), "the shards define them"),
+        ((*SMALL, "--ranks", 3), "each node must have equally many ranks"),
+        ((*SMALL, "--step-ms", 3), "--step-ms: a plan with --shards does not use them"),
         ((*SMALL, "--source", "web=10"), "leave other data out"),
-        (("--shards", 10, "--samples", 50, "--bytes", 1, "--shuffle", "none"), "not for 'none'"),
+        (("--shards", 10, "--samples", 50, "--bytes", 1, "--shuffle", "none"), "not 'none'"),
     ],
 )
 def test_refusals(options: Any, words: str) -> None:

@@ -103,7 +103,7 @@ class TestPrograms:
         page = tmp_path / "report.html"
         result = invoke("slowly:theirs", "--seconds", "0.5", "--step-ms", "0.5", "--html", str(page))
         assert result.exit_code == 0, (result.output, result.exception)
-        for text in ("read <", "one core", "1 process", "'read' is the slowest", "This machine wants", "keep up"):
+        for text in ("read <", "one core", "1 process", "'read' is the slowest", "Best on this machine", "keep up"):
             assert text in result.output
         assert str(page) in result.output
         assert page.read_text().count("<svg") == 4
@@ -114,15 +114,15 @@ class TestPrograms:
 
     def test_errors_say_what_to_do(self, program: Path) -> None:
         assert "it has theirs" in failure("slowly:their")
-        assert "is a int: give a torch" in failure("slowly:number")
+        assert "is a int: name a torch" in failure("slowly:number")
         assert "cannot be called without arguments" in failure("slowly:needs")
         assert "NoneType" in failure("slowly:returns_none")
         assert "no module 'slowli'" in failure("slowli:theirs")
         assert "no file 'slowli.py'" in failure("slowli.py:theirs")
         program.with_name("slowly.v2.py").write_text(PROGRAM)
-        assert "rename it, as to slowly_v2.py" in failure("slowly.v2.py:theirs")
+        assert "rename it, for example to slowly_v2.py" in failure("slowly.v2.py:theirs")
         assert "name the file ./slowly.py" in failure("./slowly:theirs")
-        assert "Write slowly.py:NAME" in failure("slowly.py")
+        assert "write slowly.py:NAME" in failure("slowly.py")
         program.with_name("train.txt").write_text("a.jpg 1\n")
         assert "for a path leave ':NAME' out: 'train.txt'" in failure("train.txt:theirs")
         program.with_name("json.py").write_text("loader = 1")
@@ -130,11 +130,11 @@ class TestPrograms:
         assert "leave them out" in failure("slowly:theirs", "--root", ".")
         assert "leave them out" in failure("slowly:theirs", "--batch-size", "64")
         assert "leave them out" in failure("slowly:theirs", "--size", "32")
-        assert "no such folder" in failure("slowly:theirs", "--html", "nowhere/report.html")
-        assert "that is a folder" in failure("slowly:theirs", "--html", ".")
+        assert "its folder does not exist" in failure("slowly:theirs", "--html", "nowhere/report.html")
+        assert "this is a folder" in failure("slowly:theirs", "--html", ".")
         assert "no such file" in failure("nowhere.txt")
         program.with_name("empty.txt").write_text("")
-        assert "empty.txt: there is nothing in it" in failure("empty.txt")
+        assert "empty.txt is empty" in failure("empty.txt")
         assert invoke("slowly:theirs", "--executor", "fast").exit_code == 2
 
     def test_a_program_with_an_error_of_its_own_keeps_it(self, program: Path) -> None:

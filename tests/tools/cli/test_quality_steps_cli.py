@@ -48,7 +48,7 @@ def test_of_a_program(program: str) -> None:
     steps = report["steps"]
     assert (steps["ranks"], steps["batch_size"], steps["epochs"], steps["steps"]) == (4, 32, 2, 40)
     text = invoke(f"{program}:loader", *options)
-    assert "40 steps of 4 ranks x 32 looked at, in 2 epochs" in text
+    assert "40 steps of 4 ranks x 32 measured, in 2 epochs" in text
     web = steps["sources"][0]
     assert f" web 9,000 100.0% {web['looked_at']:,} {web['distance']:.4f} ({web['distance_random']:.4f}) " in text
     assert " books 4,000 66.6% " in text
@@ -75,20 +75,20 @@ def test_plain_numbers_are_a_mixture() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("{}:mixture", "--seed", 3), "--seed: .* says it by itself"),
-        (("{}:mixture", "--seed", 0), "--seed: .* says it by itself"),
-        (("{}:mixture", "--window", 64), "--window: .* says it by itself"),
-        (("{}:mixture", "--kind", "none"), "--kind: .* says it by itself"),
-        (("{}:mixture", "--buffer", 3), "--buffer: for manifests alone"),
-        (("{}:mixture", "--label", "str"), "--label: for manifests alone"),
-        (("{}:mixture", "--label", "int"), "--label: for manifests alone"),
-        (("{}:mixture", "--source", "a=3"), "give one of the two"),
-        (("{}:mixture", "train.txt"), "one data set or loader, and no files"),
+        (("{}:mixture", "--seed", 3), "--seed: .* defines them"),
+        (("{}:mixture", "--seed", 0), "--seed: .* defines them"),
+        (("{}:mixture", "--window", 64), "--window: .* defines them"),
+        (("{}:mixture", "--kind", "none"), "--kind: .* defines them"),
+        (("{}:mixture", "--buffer", 3), "--buffer: only for manifests"),
+        (("{}:mixture", "--label", "str"), "--label: only for manifests"),
+        (("{}:mixture", "--label", "int"), "--label: only for manifests"),
+        (("{}:mixture", "--source", "a=3"), "use one of them"),
+        (("{}:mixture", "train.txt"), "one dataset or loader, without files"),
         (("{}:loader", "--batch-size", 9), "has batches of 32"),
         (("{}:loader", "--batch-size", 256), "has batches of 32"),
-        (("--source", "a=10k", "--kind", "torch"), "one order: none, block or global"),
-        (("--weights", "a=3"), "give --source NAME=ROWS"),
-        ((), "give FILE, MODULE:NAME or --source"),
+        (("--source", "a=10k", "--kind", "torch"), "one order: use one of none, block and global"),
+        (("--weights", "a=3"), "add --source NAME=ROWS"),
+        ((), "add FILE, MODULE:NAME or --source"),
     ],
 )
 def test_what_makes_no_sense(options: tuple[object, ...], message: str, program: str) -> None:

@@ -63,8 +63,8 @@ def test_json_is_what_the_order_is(manifest: Path) -> None:
 
 def test_the_table(manifest: Path) -> None:
     text = re.sub(r"[ \t]+", " ", invoke(manifest, "--batch-size", 60, "--kind", "global", "--kind", "torch"))
-    assert "6,000 rows, 60 in a batch, 100 batches looked at in each epoch" in text
-    assert re.search(r" order displacement classes a batch 5th percentile pairs again overlap window ", text)
+    assert "6,000 rows, 60 in a batch, 100 batches measured in each epoch" in text
+    assert re.search(r" order displacement classes per batch 5th percentile repeated pairs overlap window ", text)
     assert re.search(r" global 0\.3\d+ 2\d\.\d 2\d ", text)
     assert re.search(r" torch 0\.3\d+ 2\d\.\d 2\d ", text)
     assert re.search(r" expected at random 0\.3333 2\d\.\d ", text)
@@ -78,13 +78,13 @@ def test_labels_of_other_types(tmp_path: Path) -> None:
     assert {entry["order"]: entry["classes"] for entry in report["orders"]}["none"] == 1
     text = invoke(path, "--label", "none", "--batch-size", 10)
     assert "no classes" in text
-    assert "classes a batch" not in text
+    assert "classes per batch" not in text
     with pytest.raises(ManifestError, match="not an integer"):
         invoke(path, "--batch-size", 10)
 
 
 def test_one_epoch_has_no_repeats(manifest: Path) -> None:
-    assert "pairs again" not in invoke(manifest, "--epochs", 1)
+    assert "repeated pairs" not in invoke(manifest, "--epochs", 1)
     report = json.loads(invoke(manifest, "--epochs", 1, "--json"))
     assert all(entry["pairs_again"] is None for entry in report["orders"])
 
@@ -106,4 +106,4 @@ def test_orders_by_node_stand_beside_the_others(manifest: Path) -> None:
     assert 1.5 * plain["pairs_again"] < local["pairs_again"] < 2.5 * plain["pairs_again"]
     assert local["displacement"] == pytest.approx(1 / 3, abs=0.02)
     told = refusal("shuffle-quality", manifest, "--ranks", 4, "--nodes", 3)
-    assert "--nodes 3: give a number of --ranks that is a multiple of it" in told
+    assert "--nodes 3: --ranks must be a multiple of it, not 4" in told

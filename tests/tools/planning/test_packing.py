@@ -66,8 +66,8 @@ def test_ways_get_better(tmp_path: Path) -> None:
         ([1, 2], 4, {"ranks": 0}, ConfigError, "ranks must be positive"),
         ([1, -2], 4, {}, ConfigError, "document 1 has a length of -2"),
         ([0, 0], 4, {}, ConfigError, "no document with a token"),
-        ([[1]], 4, {}, ConfigError, "one integer a document"),
-        ([0.5], 4, {}, ConfigError, "one integer a document"),
+        ([[1]], 4, {}, ConfigError, "one integer for each document"),
+        ([0.5], 4, {}, ConfigError, "one integer for each document"),
         (None, 4, {}, DataFileError, "lengths.npy"),
     ],
 )

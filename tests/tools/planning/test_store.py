@@ -122,10 +122,10 @@ def test_eviction() -> None:
 def test_refusals() -> None:
     for options, words in (
         ({"nodes": 0}, "nodes must be positive"),
-        ({"ranks": 6}, "equally many on each node"),
+        ({"ranks": 6}, "each node must have equally many ranks"),
         ({"cache_bytes": -1}, "cache_bytes must be 0 or more"),
-        ({"shuffle": "none"}, "not for 'none'"),
-        ({"sizes": np.ones(3, np.int64)}, "numbers for each"),
+        ({"shuffle": "none"}, "not 'none'"),
+        ({"sizes": np.ones(3, np.int64)}, "a number, 0 or more, for each"),
     ):
         with pytest.raises(ConfigError, match=words):
             plan_store(job(**options))

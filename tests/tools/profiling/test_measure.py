@@ -83,7 +83,7 @@ class TestStages:
         assert new
         assert found.verdict.rate in [trial.rate for trial in new]
         assert not found.rehearsal.cached
-        assert "The first time" in found.verdict.sentences[0]
+        assert "The first read" in found.verdict.sentences[0]
 
     @full_only("measures for seconds")
     def test_inline_is_not_chosen_for_what_storage_makes_slow(self) -> None:
@@ -120,9 +120,9 @@ class TestStages:
         assert found.rehearsal.step == pytest.approx(2.0 * found.share)
         told = " ".join(found.verdict.sentences)
         assert "A step of 2.00 s needs 128 samples/s" in told
-        assert f"a rehearsal of {len(found.rehearsal.moments)} parts of batches" in told
+        assert f"a step, over {len(found.rehearsal.moments)} parts of batches" in told
         waited = found.rehearsal.waiting / found.share
-        assert f"{waited * 1000:,.3g} ms a step was waited" in told or f"{waited:,.2f} s a step was waited" in told
+        assert f"waited {waited * 1000:,.3g} ms a step" in told or f"waited {waited:,.2f} s a step" in told
 
 
 class TestStep:

@@ -63,7 +63,7 @@ def test_nothing_is_fetched_and_names_are_escaped() -> None:
 def test_bars_are_as_long_as_their_logarithms() -> None:
     found = made_up()
     boxes = [part for part in ElementTree.fromstring(ceilings(found)) if part.attrib.get("class") == "one"]
-    assert len(boxes) == 4  # "nothing" has no ceiling; "all of it" has
+    assert len(boxes) == 4  # "nothing" has no ceiling; "all stages" has
     widths = [float(box.attrib["width"]) for box in boxes]
     rates = [stage.ceiling() for stage in found.stages if stage.name != "nothing"] + [found.rate_alone()]
     scale = (widths[0] - widths[1]) / np.log10(rates[0] / rates[1])

@@ -164,5 +164,5 @@ def test_what_makes_no_sense(arrays: Path) -> None:
             measure_steps(loader, **arguments)
     with pytest.raises(ConfigError, match="has no step"):
         measure_steps(DataLoader(filtered(arrays), batch_size=100_000, drop_last=True))
-    with pytest.raises(ConfigError, match="each rank has a position"):
+    with pytest.raises(ConfigError, match="each rank needs a position"):
         measure_shares(lambda at: at, [[1.0]], 3, ranks=4)

@@ -1,12 +1,13 @@
-"""The command ``penstock``: one file per command, put together in `penstock.tools.cli.app`.
+"""The command ``penstock``: a file for each command; `penstock.tools.cli.app` lists them.
 
-Nothing heavy is imported before a command runs, so that ``penstock --help`` answers at once. Ctrl-C ends the process
-quietly from `main` on, so this module imports nothing outside of it.
+No large module is imported before a command runs, so that ``penstock --help`` is fast. From `main` on, Ctrl-C ends the
+process without a traceback, so this module imports nothing before.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # that of typing, whose import takes a while
+# Like typing.TYPE_CHECKING, without the slow import of typing.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -14,7 +15,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command line of this process; always leaves by `SystemExit`, or by the error with ``--debug``."""
+    """Run the command line of this process. It always raises `SystemExit`, or with ``--debug`` the error itself."""
     try:
         from penstock.tools.cli.interrupt import AtOnce, end_at_once
 
@@ -23,6 +24,7 @@ def main() -> NoReturn:
         try:
             run()
         finally:
-            end_at_once()  # what runs at the end of the interpreter would print a traceback
+            # Ctrl-C in the interpreter's exit handlers would print a traceback.
+            end_at_once()
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -1,8 +1,7 @@
-"""The command line: its commands, ``--version``, and how it ends.
+"""The command line: its commands, global options and exit codes.
 
-Exit codes of all commands: 0 done; 1 the work failed, or a check found something; 2 a command line that makes no sense;
-130 Ctrl-C; 141 nobody reads the output any more (``| head``). An error is one line on stderr, with ``--debug`` a
-traceback.
+Exit codes of all commands: 0 done; 1 the work failed, or a check found problems; 2 an invalid command line; 130 Ctrl-C;
+141 the reader of the output has ended (``| head``). An error is one line on stderr, with ``--debug`` a traceback.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from penstock.tools.cli.layout import App, Catalog, Entry
 
 __all__ = ["app", "main"]
 
-_BROKEN_PIPE = 141  # 128 and the number of SIGPIPE, as a shell has it
+_BROKEN_PIPE = 141  # 128 + the number of SIGPIPE, as in shells
 _EXAMPLES = """\
 Examples:
-  penstock doctor /data               what is missing here, what to do about it
-  penstock manifest check train.txt   what is wrong with a list of samples
-  penstock profile train.py:loader    what limits a loader, what to set
+  penstock doctor /data               check this machine and its packages
+  penstock manifest check train.txt   find the errors in a list of samples
+  penstock profile train.py:loader    find what limits a loader
 
-penstock COMMAND --help has the options and an example of each command."""
+penstock COMMAND --help shows the options of a command, with an example."""
 
 
 class _Penstock(Catalog):
@@ -36,23 +35,23 @@ class _Penstock(Catalog):
         "doctor": Entry(
             "penstock.tools.cli.doctor",
             "Start here",
-            "Look at this machine: what is missing, what to do.",
+            "Check this machine: problems, and how to solve them.",
             "penstock doctor /data/imagenet ~/scratch",
         ),
         "demo": Entry(
             "penstock.tools.cli.demo",
             "Start here",
-            "Train on real images, be killed twice, lose nothing.",
+            "Train on real images through two kills, and lose no sample.",
             "penstock demo --quick",
         ),
-        "manifest": Entry("penstock.tools.cli.manifest", "Data", "Look at, index and check lists of samples."),
-        "clips": Entry("penstock.tools.cli.clips", "Data", "Prepare files of video or sound for training on clips."),
-        "images": Entry("penstock.tools.cli.images", "Data", "Prepare the images that a manifest names."),
-        "shards": Entry("penstock.tools.cli.shards", "Data", "Index, look at, check, pack, cut and join tar shards."),
+        "manifest": Entry("penstock.tools.cli.manifest", "Data", "Show, index and check lists of samples."),
+        "clips": Entry("penstock.tools.cli.clips", "Data", "Index video or audio files for training on clips."),
+        "images": Entry("penstock.tools.cli.images", "Data", "Index the images of a manifest for fast crops."),
+        "shards": Entry("penstock.tools.cli.shards", "Data", "Index, show, check, write, split and merge tar shards."),
         "tokenize": Entry(
             "penstock.tools.cli.tokenize",
             "Data",
-            "Tokenize text into files, by all cores or a cluster.",
+            "Tokenize text into files, on all cores or a cluster.",
             "penstock tokenize 'part-*.parquet' --tokenizer tokenizer.json --out tokens",
         ),
         "lengths": Entry(
@@ -61,38 +60,36 @@ class _Penstock(Catalog):
             "Count the lengths of documents, for packing.",
             "penstock lengths 'part-*.parquet' --tokenizer tokenizer.json --out lengths.npy",
         ),
-        "cache": Entry("penstock.tools.cli.cache", "Data", "Look after local copies of remote objects."),
+        "cache": Entry("penstock.tools.cli.cache", "Data", "Show, check and clear local copies of remote objects."),
         "profile": Entry(
             "penstock.tools.cli.profile",
             "Speed and order",
-            "What limits a loader, and what this machine wants.",
+            "Find what limits a loader, and its best setting here.",
             "penstock profile train.py:loader --step-ms 120 --html report.html",
         ),
         "plan": Entry(
             "penstock.tools.cli.plan",
             "Speed and order",
-            "What a run will need, from a few numbers.",
+            "Estimate the needs of a run from a few numbers.",
             "penstock plan --samples 1.28M --bytes 110kB --ranks 64 --step-ms 200",
         ),
         "ledger": Entry(
             "penstock.tools.cli.ledger",
             "Speed and order",
-            "Which rows were in a step of a job, and in which steps a row came.",
+            "List the rows in a step of a job, or the steps with a row.",
             "penstock ledger train.py:loader --state run.pt --step 12345",
         ),
         "shuffle-quality": Entry(
             "penstock.tools.cli.shuffle_quality",
             "Speed and order",
-            "How well orders mix a manifest, and what they read.",
+            "Measure how well orders mix a manifest.",
             "penstock shuffle-quality train.txt --ranks 8 --buffer 10000",
         ),
-        "bench": Entry(
-            "penstock.tools.cli.bench", "Speed and order", "Measure with your own files which library is best."
-        ),
+        "bench": Entry("penstock.tools.cli.bench", "Speed and order", "Find the fastest library for your own files."),
         "serve": Entry(
             "penstock.tools.cli.serve",
             "Services",
-            "Serve manifests to training jobs, over Arrow Flight.",
+            "Serve manifests to training jobs over Arrow Flight.",
             "penstock serve train.txt val.txt --port 8815 --metrics-port 9400",
         ),
     }
@@ -132,57 +129,58 @@ def _eager(name: str, callback: Callable[..., None], help_text: str) -> Any:
     return typer.Option(name, callback=callback, is_eager=True, help=help_text)
 
 
-# Typer's own options for completion have no value by default, and to find that out it would import pydantic.
+# Typer's own options for completion have no default value, which makes typer import pydantic.
 @app.callback()
 def _options(
     *,
     version: Annotated[bool, _eager("--version", _print_version, "Print the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     install_completion: Annotated[
-        bool, _eager("--install-completion", _install_completion, "Complete words with TAB: bash, zsh, fish.")
+        bool, _eager("--install-completion", _install_completion, "Install completion with TAB for bash, zsh or fish.")
     ] = False,
     show_completion: Annotated[
-        bool, _eager("--show-completion", _show_completion, "Print what that would install.")
+        bool, _eager("--show-completion", _show_completion, "Print the completion script.")
     ] = False,
 ) -> None:
     _Settings.debug = debug
 
 
 def main() -> NoReturn:
-    """Run the command line of this process; always leaves by `SystemExit`, or by the error with ``--debug``."""
+    """Run the command line of this process. It always raises `SystemExit`, or with ``--debug`` the error itself."""
     completion: Any = typer.completion
-    completion.completion_init()  # for the shells that typer knows
+    completion.completion_init()
     try:
         try:
             app(prog_name="penstock")
         except SystemExit as end:
-            for reason in _reasons(end):  # typer and rich leave with exit code 1 for some of these
+            for reason in _reasons(end):  # typer and rich exit with code 1 for some of these
                 if isinstance(reason, BrokenPipeError):
                     raise reason from None
                 if isinstance(reason, KeyboardInterrupt):
                     sys.exit(INTERRUPTED)
-            if sys.stdout is not None:  # as with >&-
+            if sys.stdout is not None:  # None after >&-
                 sys.stdout.flush()
             raise
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
+        # The interpreter flushes the rest of the output at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_BROKEN_PIPE)
     except (PenstockError, OSError) as error:
         if _Settings.debug:
             raise
         typer.secho(f"error: {error if isinstance(error, PenstockError) else _told(error)}", fg="red", err=True)
         sys.exit(1)
-    sys.exit(0)  # typer has left before
+    sys.exit(0)  # only for the type checker: typer has exited before
 
 
 def _reasons(error: BaseException | None) -> Iterator[BaseException]:
-    """What an exception was raised for, from the last to the first."""
+    """Yield an exception and its causes, from the last to the first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _told(error: OSError) -> str:
-    """A failure of the system as people say it."""
+    """Return the message of a system error, with its file."""
     reason = error.strerror or f"{type(error).__name__}: {error}"
     return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"

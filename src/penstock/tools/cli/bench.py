@@ -1,7 +1,7 @@
-"""``penstock bench``: measure on this machine, with your own files, what the choices cost.
+"""``penstock bench``: compare libraries on this machine with your own files.
 
-``penstock bench readers FOLDER`` compares the installed image back ends and says which to use. The table goes to
-standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it, where matplotlib is installed.
+``penstock bench readers FOLDER`` compares the installed image backends and recommends one. The table is printed to
+standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it with matplotlib.
 ``penstock bench clips FOLDER`` compares ways to read clips of videos.
 """
 
@@ -31,24 +31,28 @@ _WIDTH = 24  # characters of the longest bar
 
 @app.callback()
 def _group() -> None:
-    """Measure with your own files which library is best."""
+    """Find the fastest library for your own files."""
 
 
 @app.command(epilog="Example:  penstock bench readers /data/imagenet/val --files 500 --plot readers.png")
 def readers(
-    folder: Annotated[Path | None, typer.Argument(help="Image files, searched through; made-up JPEGs if none.")] = None,
-    *,
-    files: Annotated[int, typer.Option("--files", min=1, help="How many of the files, evenly spread.")] = 200,
-    target: Annotated[int, typer.Option("--target", min=1, help="Pixels a side to resize to.")] = 224,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Measured beside one thread.  [default: all CPUs]")
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of images, with its subfolders; else generated JPEGs.")
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Each back end in turn, so often.")] = 3,
-    backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this one; may be repeated.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the result into this file (matplotlib).")] = None,
+    *,
+    files: Annotated[int, typer.Option("--files", min=1, help="Number of files, spread evenly over the folder.")] = 200,
+    target: Annotated[int, typer.Option("--target", min=1, help="Side length in pixels after resizing.")] = 224,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads to measure besides one.  [default: all CPUs]")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each backend, in turn.")] = 3,
+    backend: Annotated[list[str] | None, typer.Option("--backend", help="Measure only this one; repeatable.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the result into this file; needs matplotlib.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the installed image back ends on your files: header, whole decode, decode to a size, crop."""
+    """Compare the installed image backends on your files: header, full decode, decode to a size, crop."""
     from penstock.cores import cores
     from penstock.images import compare
 
@@ -75,15 +79,15 @@ def readers(
 
 @app.command(epilog="Example:  penstock bench clips /data/videos --frames 16 --step 2")
 def clips(
-    files: Annotated[list[str], typer.Argument(help="A folder of videos, files or patterns.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(help="A folder of videos, or files or patterns.", show_default=False)],
     *,
-    frames: Annotated[int, typer.Option("--frames", min=1, help="Of a clip.")] = 16,
-    step: Annotated[int, typer.Option("--step", min=1, help="From one frame of a clip to the next.")] = 1,
-    count: Annotated[int, typer.Option("--clips", min=1, help="In a round, at random starts.")] = 50,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Each way in turn, so often.")] = 3,
+    frames: Annotated[int, typer.Option("--frames", min=1, help="Frames of a clip.")] = 16,
+    step: Annotated[int, typer.Option("--step", min=1, help="Distance of frames in a clip.")] = 1,
+    count: Annotated[int, typer.Option("--clips", min=1, help="Clips of a round, at random starts.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each way, in turn.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Compare ways to read clips of your videos, on one thread: an index, PyAV and torchcodec for each clip."""
+    """Compare ways to read clips of your videos in one thread: Penstock's index, PyAV and torchcodec."""
     from penstock.clips.compare import compare
     from penstock.clips.discovery import VIDEO_ENDINGS, find_files
 
@@ -96,11 +100,9 @@ def clips(
     from rich.table import Table
 
     out = console()
-    out.print(
-        f"{counted(found.files, 'file')}, clips of {frames} frames, step {step}, as they are; clips/s, one thread"
-    )
+    out.print(f"{counted(found.files, 'file')}, clips of {frames} frames, step {step}, full size; clips/s, one thread")
     if found.left_out:
-        out.print(f"left out: {counted(found.left_out, 'file')} without frames enough")
+        out.print(f"left out: {counted(found.left_out, 'file')} with too few frames")
     table = Table()
     for name in ("", "min", "median", "max"):
         table.add_column(name, justify="right" if name else "left")
@@ -147,7 +149,7 @@ def _print(files: Files, result: Comparison, counts: Sequence[int], target: int)
             out.print(f"left out for all: {counted(failed, 'file')} that {name} cannot read")
     for task in TASKS:
         table = Table(title=task, title_justify="left")
-        table.add_column("back end")
+        table.add_column("backend")
         for count in counts:
             table.add_column(counted(count, "thread"), justify="right")
         table.add_column("")
@@ -164,7 +166,7 @@ def _print(files: Files, result: Comparison, counts: Sequence[int], target: int)
 
 
 def _advice(files: Files, result: Comparison, threads: int) -> list[str]:
-    """Which back end to use, and what is missing here."""
+    """Return the recommended backends, and a line about a missing extension."""
     from penstock.images import native
 
     lines = []
@@ -172,19 +174,19 @@ def _advice(files: Files, result: Comparison, threads: int) -> list[str]:
     if whole is not None:
         lines.append(f'whole images: decode(..., backend="{whole}")')
     if crop == "native" and files.kind == "jpeg":
-        lines.append("random crops: decode_region, which ImageDataset uses by itself (back end native)")
+        lines.append("random crops: decode_region, which ImageDataset uses automatically (backend native)")
     elif crop is not None:
-        lines.append(f"crops: {crop}, by decoding the whole image")
+        lines.append(f"crops: {crop}, which decodes the whole image")
     if not native.is_available():
         lines.append(
-            "the C extension is not built, so crops decode the whole image: install a C compiler and the headers of "
+            "the C extension is not built, so crops need the whole image: install a C compiler and the headers of "
             "libjpeg-turbo (Debian: apt-get install gcc libjpeg62-turbo-dev), then install penstock again"
         )
     return lines
 
 
 def _draw(path: Path, result: Comparison, counts: Sequence[int]) -> bool:
-    """Bars by task and back end; False where matplotlib is not installed."""
+    """Draw bars by task and backend; return False if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
-"""``penstock cache``: what is kept of remote objects and made of local data, how much of it, and whether it is sound.
+"""``penstock cache``: show, clear and verify copies of remote objects and files derived from local data.
 
-Results go to standard output, with ``--json`` as one JSON object. Exit code 1 of `verify` means damaged copies.
+Results are printed to standard output, with ``--json`` as one JSON object. `verify` exits with 1 for damaged copies.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["app"]
 
 app = App()
 
-_SHOWN = 10  # copies that a table lists
+_SHOWN = 10  # copies in a table
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", help="A cache of copies alone, instead of the user's cache folder.", show_default=False),
+    typer.Option("--folder", help="A folder with a cache of copies, instead of the user's cache.", show_default=False),
 ]
 
 
@@ -36,8 +36,8 @@ def _cache(folder: Path | None) -> Cache:
     from penstock.errors import StorageError
     from penstock.storage.store import Cache
 
-    if folder is not None and not (folder / "objects").is_dir():  # a slip of the pen should not become a cache
-        raise StorageError(f"{folder} is not a cache of Penstock: it holds no folder 'objects'")
+    if folder is not None and not (folder / "objects").is_dir():  # a typing error must not create a cache
+        raise StorageError(f"{folder} is not a cache of Penstock: it has no folder 'objects'")
     return Cache(folder)
 
 
@@ -52,7 +52,7 @@ def _describe(entry: Entry) -> dict[str, Any]:
 
 
 def _describe_jobs(cache: Cache, complete: list[Entry]) -> list[dict[str, Any]]:
-    """Return what each running job wants of the cache."""
+    """Return the needs of each running job."""
     import numpy as np
 
     there = np.array([entry.name for entry in complete], np.uint64)
@@ -72,11 +72,12 @@ def _describe_jobs(cache: Cache, complete: list[Entry]) -> list[dict[str, Any]]:
 def _job_in_words(job: dict[str, Any]) -> str:
     ranges = job["objects"] - job["copies"]
     others = f", and ranges of {ranges:,} others" if ranges else ""
-    return f"process {job['pid']} at {job['position']:,} wants {job['copies']:,} copies ({job['here']:,} here){others}"
+    needed = f"needs {job['copies']:,} copies ({job['here']:,} cached){others}"
+    return f"process {job['pid']} at {job['position']:,} {needed}"
 
 
 def _kept(folder: Path | None) -> dict[str, list[KeptFile]]:
-    """Return what is made of local data, by kind; nothing of it lies in a cache of copies."""
+    """Return the files derived from local data, by kind; a cache of copies has none."""
     from penstock.storage.derived import KINDS, kept_files
 
     found: dict[str, list[KeptFile]] = {kind: [] for kind in KINDS}
@@ -100,9 +101,9 @@ def info(
     as_json: Json = False,
     every: Annotated[bool, typer.Option("--all", help="List all copies, not only the largest.")] = False,
 ) -> None:
-    """Show where the cache is, what it holds, how much it may hold, and what running jobs want of it.
+    """Show the cache: its folder, contents and limit, and the needs of running jobs.
 
-    It holds copies of remote objects, and what is made of local data once, such as where the lines of a file are.
+    It holds copies of remote objects, and files derived from local data, such as the line offsets of a file.
     """
     from penstock.storage.derived import KINDS, bound
 
@@ -133,10 +134,10 @@ def info(
         return
     rows = [
         ("objects", f"{len(complete):,}, {byte_size(held)}"),
-        ("limit", f"{byte_size(limit)}{'' if cache.max_bytes else ' (half of what the disk has free)'}"),
+        ("limit", f"{byte_size(limit)}{'' if cache.max_bytes else ' (half of the free disk space)'}"),
     ]
     if len(entries) > len(complete):
-        rows.append(("unfinished", f"{counted(len(entries) - len(complete), 'download')}, under way or to be resumed"))
+        rows.append(("unfinished", f"{counted(len(entries) - len(complete), 'download')}, running or resumable"))
     rows += [("running job", _job_in_words(job)) for job in jobs]
     now = time.time()
     for entry in entries if every else entries[:_SHOWN]:
@@ -147,12 +148,12 @@ def info(
     if not every and len(entries) > _SHOWN:
         out.print(f"{len(entries) - _SHOWN:,} more (--all)")
     if made:
-        rows = [("limit", f"{byte_size(bound(made))} (half of what the disk has free)")]
+        rows = [("limit", f"{byte_size(bound(made))} (half of the free disk space)")]
         for kind, files in kept.items():
             if files:
                 size, used = sum(file.size for file in files), max(file.used for file in files)
                 rows.append((byte_size(size), f"{kind}, {len(files):,}: {KINDS[kind]} (used {_age(now - used)})"))
-        out.print(pairs("made of local data", rows))
+        out.print(pairs("derived from local data", rows))
 
 
 @app.command(epilog="Example:  penstock cache clear --unused-days 30")
@@ -160,14 +161,14 @@ def clear(
     *,
     folder: Folder = None,
     unused_days: Annotated[
-        float, typer.Option(min=0, help="Only what was not used for so many days.", show_default=False)
+        float, typer.Option(min=0, help="Only files that were unused for so many days.", show_default=False)
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Remove copies, and what is made of local data. It is downloaded and made again when it is needed.
+    """Remove copies and files derived from local data. They are created again when needed.
 
-    Whoever has a copy open keeps it, and downloads under way go on. Of what is made of local data, files that a
-    process of this machine has mapped stay.
+    A process that has a copy open can still read it, and running downloads continue. Derived files stay while a process
+    of this machine has them mapped.
     """
     from penstock.storage import derived
 
@@ -181,8 +182,8 @@ def clear(
     out = console()
     out.print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
     if folder is None:
-        left = f"; {counted(stay, 'file')} in use stayed" if stay else ""
-        out.print(f"removed {counted(made, 'file')}, {byte_size(made_size)}, made of local data{left}")
+        left = f"; {counted(stay, 'file')} in use remain" if stay else ""
+        out.print(f"removed {counted(made, 'file')}, {byte_size(made_size)}, derived from local data{left}")
 
 
 @app.command(epilog="Example:  penstock cache verify --remove")
@@ -192,9 +193,9 @@ def verify(
     remove: Annotated[bool, typer.Option("--remove", help="Remove damaged copies.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read all copies and compare them with the checksums of their download.
+    """Read all copies, and compare them with the checksums of their downloads.
 
-    The exit code is 1 when one is damaged.
+    The exit code is 1 if a copy is damaged.
     """
     cache = _cache(folder)
     count, bad = cache.verify(remove=remove, progress=False if as_json else None)
@@ -208,7 +209,7 @@ def verify(
         what = (
             f", {len(bad):,} damaged{' and removed' if remove else ' (--remove removes them)'}"
             if bad
-            else ", all sound"
+            else ", none damaged"
         )
         out.print(f"{counted(count, 'copy')} read{what}")
     if bad:

@@ -1,6 +1,6 @@
-"""``penstock clips``: prepare files of video or sound for training on clips of them.
+"""``penstock clips``: index video or audio files for training on clips.
 
-``penstock clips index FILES`` makes an index of packets (`penstock.clips.clip_index`). What it did goes to standard
+``penstock clips index FILES`` writes an index of packets (`penstock.clips.clip_index`). It prints a report to standard
 output, with ``--json`` as one JSON object.
 """
 
@@ -25,9 +25,10 @@ __all__ = ["app"]
 app = App()
 
 
+# Without a callback, typer would turn the only command into the group itself.
 @app.callback()
 def _group() -> None:
-    """Prepare files of video or sound for training on clips."""  # and `index` stays a command, though the only one
+    """Index video or audio files for training on clips."""
 
 
 @app.command(epilog="Example:  penstock clips index videos --out videos.clips")
@@ -36,22 +37,22 @@ def index(
         list[str],
         typer.Argument(
             metavar="FILES...",
-            help="A folder of files or of folders of them; files, patterns or addresses in a store.",
+            help="A folder, with its subfolders; or files, patterns or addresses in a store.",
             show_default=False,
         ),
     ],
     *,
-    sound: Annotated[bool, typer.Option("--sound", help="Files of sound, for AudioDataset.")] = False,
+    sound: Annotated[bool, typer.Option("--sound", help="Index audio files, for AudioDataset.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write, instead of the user's cache.", show_default=False)
+        Path | None, typer.Option(help="File of the index, instead of the user's cache.", show_default=False)
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="Files that have no clips to show.")] = 10,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Number of files without clips to list.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Write where the packets of videos lie, or of sound, with which a clip is reached anywhere in a file.
+    """Index the packets of video or audio files, so that a clip anywhere in a file is read fast.
 
-    Every file is read once. One that is none, or damaged, is noted; then the exit code is 1. An index at --out is made
-    again.
+    Each file is read once. A damaged file, or one of another format, is recorded in the index, and the exit code is 1.
+    An existing index at --out is replaced.
     """
     from penstock.clips.clip_index import SOUND, VIDEO
     from penstock.clips.discovery import SOUND_ENDINGS, VIDEO_ENDINGS, find_files
@@ -64,7 +65,7 @@ def index(
     seconds = time.perf_counter() - started
     errors = [error for error in found.column("error") if error]
     if len(errors) == len(found):
-        raise ClipError(f"{errors[0]}; and so it is with all {len(found):,} files" if len(errors) > 1 else errors[0])
+        raise ClipError(f"{errors[0]}; none of the {len(found):,} files can be read" if len(errors) > 1 else errors[0])
     name = shown(files[0] if len(files) == 1 else counted(len(paths), "file"))
     _report(found, name, seconds, errors[:examples], "samples" if sound else "frames", as_json=as_json)
     if errors:
@@ -74,7 +75,7 @@ def index(
 
 
 def _report(found: ClipIndex, name: str, seconds: float, errors: list[str], unit: str, *, as_json: bool) -> None:
-    """Print what was indexed, and examples of what is wrong with files."""
+    """Print the size of the index, and the first errors."""
     size, total = os.path.getsize(found.path), int(found.lengths.sum())
     nbytes = sum(found.column("nbytes"))
     if as_json:

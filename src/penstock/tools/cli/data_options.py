@@ -1,7 +1,7 @@
-"""The options of ``penstock plan`` and ``shuffle-quality`` that say what data a job has: a program's, or plain numbers.
+"""Options of ``penstock plan`` and ``shuffle-quality`` for the data of a job: from a program, or as plain numbers.
 
-Plain numbers become what a program would write: a `penstock.Mixture`, over ranges where only the size of a source is
-known. So what is planned and measured is the arithmetic that training uses.
+Plain numbers become a `penstock.Mixture`, over ranges if only the size of a source is known. So plans and measurements
+use the same arithmetic as training.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _DATA = {"rich_help_panel": "Data"}
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The sources of a mixture, as the command line gives them."""
+    """The sources of a mixture, from the command line."""
 
     source: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=ROWS",
-            help="A source, by its number of rows or by a path that penstock.open takes; may be repeated.",
+            help="A source: its number of rows, or a path for penstock.open; repeatable.",
             **_DATA,
         ),
     ] = None
@@ -43,8 +43,8 @@ class DataOptions:
         list[str] | None,
         typer.Option(
             metavar="[POSITION:]NAME=W,...",
-            help="Weights of the sources, from this sample of the job on; may be repeated.",
-            show_default="by their rows",
+            help="Weights of the sources, from this sample of the job on; repeatable.",
+            show_default="by number of rows",
             **_DATA,
         ),
     ] = None
@@ -52,36 +52,40 @@ class DataOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME=FILTER",
-            help="What is kept of a source: a number, a share (60%), an .npy file, or an expression over columns.",
+            help="Rows of a source to keep: a number, a share (60%), an .npy file, or an expression over columns.",
             **_DATA,
         ),
     ] = None
     stop: Annotated[
         str | None,
         typer.Option(
-            help="Samples of an epoch, or where it ends: first or all, see Mixture.", show_default="all", **_DATA
+            help="Samples of an epoch, or the end of an epoch: first or all, see Mixture.", show_default="all", **_DATA
         ),
     ] = None
 
     @property
     def is_given(self) -> bool:
-        """Whether there are sources; BadParameter where something else is said of them."""
+        """Whether sources were given.
+
+        Raises:
+            BadParameter: options of sources without --source.
+        """
         if not self.source and (self.weights or self.keep or self.stop is not None):
-            raise typer.BadParameter("--weights, --keep and --stop are for sources: give --source NAME=ROWS, too")
+            raise typer.BadParameter("--weights, --keep and --stop need sources: add --source NAME=ROWS")
         return bool(self.source)
 
     def loader(
         self, batch_size: int, *, drop_last: bool = False, **share: Any
     ) -> tuple[DataLoader[Any], dict[str, int]]:
-        """Return a loader over the mixture of the sources, and the rows that each had before filters.
+        """Return a loader over the mixture of the sources, and the rows of each before filters.
 
         Args:
             batch_size, drop_last: of the loader.
             share: arguments of `penstock.Mixture`.
 
         Raises:
-            BadParameter: texts that cannot be read, or a source without rows.
-            ConfigError: a mixture that makes no sense.
+            BadParameter: options that cannot be parsed, or a source without rows.
+            ConfigError: an invalid mixture.
         """
         from penstock.datasets.rows import row_count
         from penstock.loader.dataloader import DataLoader
@@ -90,7 +94,7 @@ class DataOptions:
         filters = _pairs("--keep", self.keep or [])
         for name in filters:
             if name not in opened:
-                raise typer.BadParameter(f"--keep {name}=...: there is no source of that name")
+                raise typer.BadParameter(f"--keep {name}=...: no --source has this name")
         kept = {name: _filtered(data, filters.get(name)) for name, data in opened.items()}
         for name, data in kept.items():
             _check_rows(name, row_count(data), len(opened[name]), filters.get(name))
@@ -114,41 +118,41 @@ class DataOptions:
 
 
 def as_loader(target: str, batch_size: int) -> DataLoader[Any]:
-    """Return the loader that a program has by this name, or one over the data set that it has.
+    """Return a program's loader, or a loader over a program's dataset.
 
     Args:
         target: ``MODULE:NAME`` or ``FILE.py:NAME``.
-        batch_size: for a data set.
+        batch_size: for a dataset.
 
     Raises:
-        ConfigError: there is none, or a loader of torch's.
+        ConfigError: no such object, or a loader of torch.
     """
     from penstock.loader.dataloader import DataLoader
     from penstock.tools.cli.profile_source import load_object, names_a_loader
 
     if not names_a_loader(target):
         raise ConfigError(
-            f"{target} names no data: write FILE.py:NAME, of a data set, a loader, or a function that returns one"
+            f"{target} names no data: write FILE.py:NAME of a dataset, a loader, or a function that returns one"
         )
     found = load_object(target)
     if isinstance(found, DataLoader):
         return found
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise ConfigError(
-            f"{target} is a {type(found).__name__}: give a map-style data set, a penstock.DataLoader, or a function "
+            f"{target} is a {type(found).__name__}: name a map-style dataset, a penstock.DataLoader, or a function "
             "without arguments that returns one"
         )
     return DataLoader(found, batch_size=batch_size)
 
 
 def with_rows(found: _Found, rows: dict[str, int]) -> _Found:
-    """Return a plan or a measurement with the rows that its sources had before filters, by their names."""
+    """Return a plan or a measurement with each source's rows before filters."""
     sources: Any = tuple(replace(source, rows=rows[source.name]) for source in found.sources)
     return replace(found, sources=sources)
 
 
 def row_cells(source: SourcePlan | SourceSpread) -> list[str]:
-    """Return the cells that tables of sources begin with: name, rows, and which part of them filters keep."""
+    """Return the first cells of a source in a table: name, rows, and the share that filters keep."""
     return [source.name, f"{source.rows:,}", f"{source.kept / source.rows:.1%}" if source.rows else ""]
 
 
@@ -157,13 +161,13 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not (sign and name and value) or name in found:
-            raise typer.BadParameter(f"{option} {text}: write it once for each source, as in {option} web=...")
+            raise typer.BadParameter(f"{option} {text}: write it once for each source, for example {option} web=...")
         found[name] = value
     return found
 
 
 def _weights(text: str) -> tuple[int, dict[str, float]]:
-    """Return a stage of the weights: where it begins, and the weights by name."""
+    """Parse a stage of the weights: its first position, and the weights by name."""
     begin, colon, rest = text.partition(":")
     if not colon or "=" in begin:
         begin, rest = "0", text
@@ -171,16 +175,16 @@ def _weights(text: str) -> tuple[int, dict[str, float]]:
     for part in rest.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         if name in found:
-            raise typer.BadParameter(f"--weights {text}: {name} has two weights there")
+            raise typer.BadParameter(f"--weights {text}: {name} has two weights")
         try:
             found[name] = float(value)
         except ValueError:
-            raise typer.BadParameter(f"--weights {text}: write it as in 500M:web=0.7,books=0.3") from None
+            raise typer.BadParameter(f"--weights {text}: write it like 500M:web=0.7,books=0.3") from None
     return count(begin), found
 
 
 def _opened(text: str) -> Any:
-    """Return a source: a range of so many rows, or what `penstock.open` finds in a path."""
+    """Return a source: a range for a number of rows, else the dataset of `penstock.open`."""
     if re.fullmatch(r"[0-9][0-9_.]*(e\+?[0-9]+)?[kmgtp]?i?", text, re.IGNORECASE):
         return range(count(text))
     from penstock.opening import open
@@ -189,13 +193,12 @@ def _opened(text: str) -> Any:
 
 
 def _check_rows(name: str, kept: int, rows: int, keep: str | None) -> None:
-    """Refuse a source of which nothing can be had."""
+    """Refuse a source without rows."""
     if not rows:
-        raise typer.BadParameter(f"--source {name}=...: {name} is empty, so nothing can be had of it: leave it out")
+        raise typer.BadParameter(f"--source {name}=...: {name} is empty: leave it out")
     if not kept:
         raise typer.BadParameter(
-            f"--keep {name}={keep}: {name} is empty, since none of its {counted(rows, 'row')} is kept: keep some, or "
-            "leave the source out"
+            f"--keep {name}={keep}: this keeps none of {counted(rows, 'row')}: keep some, or leave the source out"
         )
 
 
@@ -208,7 +211,7 @@ def _filtered(data: Any, keep: str | None) -> Any:
         some = round(rows * float(share[1]) / 100) if share else count(keep)
         if some > rows:
             raise typer.BadParameter(f"--keep {keep}: the source has {rows:,} rows")
-        # Which of them is not known, and how many they are is all that a plan asks for.
+        # A plan needs only the number of rows, not which ones.
         return range(some)
     from penstock.datasets.subset import Subset
     from penstock.tools.cli.expressions import parse_expression

@@ -1,6 +1,6 @@
-"""``penstock demo``: a training run on real images that is killed twice and loses nothing.
+"""``penstock demo``: a training run on real images that is killed twice and loses no sample.
 
-The demo is an example, ``examples/demo``; wheels hold it, too (setup.py). Here are its options.
+The demo itself is an example, ``examples/demo``, which wheels contain, too (setup.py). This module has its options.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ARCHIVE = "cifar10-small.tar.xz"
 
 def command(
     data: Annotated[
-        Path | None, typer.Option(help="The folder examples/data of a checkout, if it is not found.")
+        Path | None, typer.Option(help="The folder examples/data of a checkout, if it is not found automatically.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where images, logs and the plot are written.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(help="Output folder of images, logs and the plot.")] = Path("demo-output"),
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of each training run: 5, or 2 with --quick.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the images, and one seed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use a fifth of the images and one seed.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end; all else goes to standard error.")
+        bool, typer.Option("--json", help="Print one JSON object at the end, and all else to standard error.")
     ] = False,
 ) -> None:
-    """Train on real images, be killed twice, resume on other numbers of ranks, and count the samples."""
+    """Train on real images, with two kills and resumes on other numbers of ranks, and count the samples."""
     from rich.console import Console
 
     from penstock.tools.cli.manifest_options import print_json
@@ -51,7 +51,7 @@ def command(
         signal.signal(signal.SIGTERM, before)
         console.show_cursor()
     seconds = time.perf_counter() - started
-    console.print(f"All of it took {seconds:.0f} s.")
+    console.print(f"The demo took {seconds:.0f} s.")
     if as_json:
         print_json({**report, "seconds": seconds})
     if not report["ok"]:
@@ -59,20 +59,21 @@ def command(
 
 
 def _terminated(number: int, frame: Any) -> NoReturn:
-    sys.exit(128 + number)  # leaves through every `with`, so that no training process stays behind
+    # SystemExit runs every `with`, so that no training process stays behind.
+    sys.exit(128 + number)
 
 
 def find_examples() -> Path:
-    """Return the folder of the examples: of the checkout, or of the installed package.
+    """Return the examples folder of the checkout or of the installed package.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such folder.
     """
     checkout, installed = Path(__file__).resolve().parents[4], Path(__file__).resolve().parents[2]
     for folder in (checkout / "examples", installed / "examples"):
         if (folder / "demo" / "demo.py").is_file():
             return folder
-    raise ConfigError("the demo is not here: wheels and checkouts of Penstock have it; install Penstock anew")
+    raise ConfigError("the demo is missing: wheels and checkouts of Penstock contain it; install Penstock again")
 
 
 def _files_in(data: Path) -> tuple[Path, Path]:
@@ -80,11 +81,13 @@ def _files_in(data: Path) -> tuple[Path, Path]:
     archive, program = data / _ARCHIVE, data.resolve().parent / "train_ddp.py"
     for path in (archive, program):
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist: give --data the folder examples/data of a checkout of Penstock")
+            raise ConfigError(
+                f"{path} does not exist: set --data to the folder examples/data of a checkout of Penstock"
+            )
     return archive, program
 
 
 def _load(folder: Path) -> Any:
-    """Import the demo, whose files import each other, as they do when a program in their folder is run."""
+    """Import the demo. Its files import each other as top-level modules, so their folder goes into sys.path."""
     sys.path.insert(0, str(folder))
     return importlib.import_module("demo")

@@ -1,7 +1,7 @@
-"""``penstock doctor``: what is here, what is missing, what that costs, and what to do.
+"""``penstock doctor``: check this machine and its packages, and say how to solve problems.
 
-The checks are `penstock.tools.doctor`; this prints them, tables on standard output or with ``--json`` one JSON object.
-The exit code is 1 when something does not work that is required or was asked for; what could be better is no failure.
+The checks are in `penstock.tools.doctor`. This module prints them as tables, or with ``--json`` as one JSON object. The
+exit code is 1 if a required or requested thing does not work; mere improvements are no failure.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ __all__ = ["command"]
 def command(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH", help="Files and folders that training uses.  [default: this folder]"),
+        typer.Argument(metavar="PATH", help="Files and folders that training uses.  [default: current folder]"),
     ] = None,
     *,
     ray: Annotated[
-        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster that has to answer: HOST:PORT, auto.")
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster that must answer: HOST:PORT or auto.")
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="HOST:PORT", help="A metadata server that has to answer; or grpc+tls://..."),
+        typer.Option("--server", metavar="HOST:PORT", help="A metadata server that must answer; or grpc+tls://..."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="File with the server's token.")] = None,
     tls_roots: Annotated[
         Path | None,
-        typer.Option("--tls-roots", help="File (PEM) with the server's authority; HOST:PORT means TLS then."),
+        typer.Option("--tls-roots", help="PEM file with the server's CA; HOST:PORT then means TLS."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look at this machine: what is here, what is missing and what that costs, and what to do.
+    """Check this machine: packages, hardware limits, paths, and how to solve problems.
 
-    The exit code is 1 when something does not work that is required, or that was asked for.
+    The exit code is 1 if a required or requested thing does not work.
     """
     from penstock.tools.doctor import diagnose
 
     if server is None and (token_file, tls_roots) != (None, None):
-        raise ConfigError("--token-file and --tls-roots are for --server: give that too")
-    with bar("looking", show=not as_json) as progress:
+        raise ConfigError("--token-file and --tls-roots need --server: add it")
+    with bar("checking", show=not as_json) as progress:
         found = diagnose(
             paths or ["."], ray=ray, server=server, token_file=token_file, tls_roots=tls_roots, progress=progress
         )
@@ -90,7 +90,7 @@ def _print(found: Diagnosis) -> None:
                 Padding(Text(shown(f"-> {advice.do}"), style="bold"), (0, 0, 0, 4), expand=False), soft_wrap=False
             )
     if not found.advice:
-        out.print("All is well.", style="green")
+        out.print("No problems.", style="green")
 
 
 def _installed(found: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -107,10 +107,10 @@ def _installed(found: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _optional(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if found.images is not None:
-        yield "C extension", "yes" if found.images.extension else "no: crops decode the whole image"
+        yield "C extension", "yes" if found.images.extension else "no: crops need the whole image decoded"
         here = [name for name, there in found.images.backends.items() if there]
         others = [name for name, there in found.images.backends.items() if not there]
-        yield "image back ends", ", ".join(here) + (f" (not here: {', '.join(others)})" if others else "")
+        yield "image backends", ", ".join(here) + (f" (missing: {', '.join(others)})" if others else "")
     for package in found.packages:
         if package.extra is not None:
             yield package.name, package.version or f"no: {package.needed_for} (penstock[{package.extra}])"
@@ -155,7 +155,9 @@ def _place(place: Place) -> str:
 def _services(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if (ray := found.ray) is not None:
         answer = (
-            "runs here" if ray.cpus is None else f"{counted(ray.nodes or 0, 'node')}, {counted(round(ray.cpus), 'CPU')}"
+            "runs on this machine"
+            if ray.cpus is None
+            else f"{counted(ray.nodes or 0, 'node')}, {counted(round(ray.cpus), 'CPU')}"
         )
         yield "Ray", f"{ray.address}: {'cannot be used, see below' if ray.error else answer}"
     if (server := found.server) is not None:

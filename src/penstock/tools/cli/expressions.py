@@ -1,4 +1,4 @@
-"""Filters as text on a command line: ``score > 0.7 and lang in ("en", "de")``, as an expression over columns."""
+"""Parse filters on the command line, ``score > 0.7 and lang in ("en", "de")``, into expressions over columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _JOIN: dict[type[ast.boolop], Callable[[Any, Any], Any]] = {ast.And: operator.an
 
 
 def parse_expression(text: str) -> pc.Expression:
-    """Return the expression over columns that a text says: names are columns, and what is compared are literals.
+    """Parse an expression over columns. Names are columns, and values are literals.
 
     Raises:
         ConfigError: anything but comparisons of a column with literals, joined by ``and``, ``or`` and ``not``.
@@ -41,7 +41,7 @@ def parse_expression(text: str) -> pc.Expression:
         return _made(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
-            f"{text!r} is no filter: compare columns with values, as in score > 0.7 and lang in ('en', 'de')"
+            f"{text!r} is not a filter: compare columns with values, for example score > 0.7 and lang in ('en', 'de')"
         ) from error
 
 
@@ -61,9 +61,9 @@ def _compared(left: Any, compare: ast.cmpop, right: Any) -> Any:
     import pyarrow.compute as pc
 
     if type(compare) not in _COMPARE or not any(isinstance(side, pc.Expression) for side in (left, right)):
-        raise ValueError("a column has to be compared with something")
+        raise ValueError("compare a column with a value")
     if isinstance(compare, ast.In | ast.NotIn) and not isinstance(right, list):
-        raise ValueError("a column is in a list of values")
+        raise ValueError("use a list of values after in")
     return _COMPARE[type(compare)](left, right)
 
 
@@ -78,5 +78,5 @@ def _column(node: ast.expr) -> Any:
     import pyarrow.compute as pc
 
     if not isinstance(node, ast.Name):
-        raise ValueError("a column is a name")
+        raise ValueError("a column must be a name")
     return pc.field(node.id)

@@ -1,6 +1,6 @@
-"""``penstock images``: prepare the images that a manifest names.
+"""``penstock images``: index the images of a manifest for fast crops.
 
-``penstock images index FILE`` makes an index of entries (`penstock.images.entries`). What it did goes to standard
+``penstock images index FILE`` writes an index of entries (`penstock.images.entries`). It prints a report to standard
 output, with ``--json`` as one JSON object.
 """
 
@@ -37,9 +37,10 @@ __all__ = ["app"]
 app = App()
 
 
+# Without a callback, typer would turn the only command into the group itself.
 @app.callback()
 def _group() -> None:
-    """Prepare the images that a manifest names."""  # and `index` stays a command, though it is the only one
+    """Index the images of a manifest for fast crops."""
 
 
 @app.command(epilog="Example:  penstock images index train.txt --root /data/imagenet")
@@ -49,24 +50,24 @@ def index(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A manifest: text, CSV, TSV, JSONL, Parquet or Arrow. Or a folder of images.",
+            help="A manifest (text, CSV, TSV, JSONL, Parquet or Arrow) or a folder of images.",
             show_default=False,
         ),
     ],
     *,
     how: Reading,
-    step: Annotated[int, typer.Option(min=1, max=65535, help="MCUs (8 or 16 pixels) between two entries.")] = 8,
+    step: Annotated[int, typer.Option(min=1, max=65535, help="Distance of entries in MCUs (8 or 16 pixels).")] = 8,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write, instead of FILE.entries.", show_default=False)
+        Path | None, typer.Option(help="File of the index, instead of FILE.entries.", show_default=False)
     ] = None,
     workers: Workers = None,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="Images that cannot be read to show.")] = 10,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Number of unreadable images to list.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Write an index of entries beside the manifest, with which crops of JPEGs are decoded in less time.
+    """Write an index of entries beside the manifest, so that crops of JPEGs are decoded faster.
 
-    Every file is read once. An image that cannot be read is left out; then the exit code is 1.
-    Where no image has entries, nothing is written.
+    Each file is read once. Unreadable images are left out, and the exit code is 1.
+    If no image has entries, nothing is written.
     """
     from penstock.errors import ManifestIOError
     from penstock.images.entries import index_path, write_index
@@ -74,8 +75,8 @@ def index(
 
     manifest = how.open(file, bars=not as_json)
     out = out or index_path(manifest)
-    if not is_writable(out.parent):  # said now, not after an hour of reading
-        raise ManifestIOError(f"cannot write to the folder of {out}; choose another place with --out")
+    if not is_writable(out.parent):  # fail now, not after an hour of reading
+        raise ManifestIOError(f"cannot write to the folder of {out}: choose another path with --out")
     with bar("indexing", show=not as_json) as show:
         started = time.perf_counter()
         report = write_index(manifest, step=step, path=out, workers=workers, progress=show)
@@ -104,7 +105,7 @@ def _print_json(report: IndexReport, seconds: float, examples: int) -> None:
 
 
 def _print(name: str, report: IndexReport, seconds: float, examples: int) -> None:
-    """As a table, errors below it."""
+    """Print a table, with errors below."""
     size = report.path.stat().st_size
     rate = f"{report.images / seconds:,.0f} images/s, {speed(report.nbytes, seconds)}"
     rows = [
@@ -114,7 +115,7 @@ def _print(name: str, report: IndexReport, seconds: float, examples: int) -> Non
     without = report.images - report.indexed - report.unread
     if without:
         rows.append(
-            ("without entries", f"{counted(without, 'image')}: progressive, with restart markers, damaged, or no JPEG")
+            ("without entries", f"{counted(without, 'image')}: progressive, with restart markers, damaged, or not JPEG")
         )
     out = console()
     out.print(pairs(shown(name), rows))

@@ -1,7 +1,7 @@
-"""Ctrl-C while modules are imported: it ends the process at once, with the exit code of Ctrl-C.
+"""Ctrl-C during imports: end the process at once, with the exit code of Ctrl-C.
 
-KeyboardInterrupt does not come through every import: extension modules drop it, or turn it into another error. Nothing
-has begun at that time, so there is nothing to clean up.
+Some extension modules swallow a KeyboardInterrupt during their import, or turn it into another error. No work has begun
+then, so there is nothing to clean up.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from types import TracebackType
 
 __all__ = ["INTERRUPTED", "AtOnce", "end_at_once"]
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as a shell has it
+INTERRUPTED = 130  # 128 + the number of SIGINT, as in shells
 
 
 class AtOnce:
-    """Have Ctrl-C end the process at once, until the block ends."""
+    """Makes Ctrl-C end the process at once, until the block ends."""
 
     def __enter__(self) -> None:
         self._changed = end_at_once()
@@ -30,10 +30,10 @@ class AtOnce:
 
 
 def end_at_once() -> bool:
-    """Have Ctrl-C end the process at once from now on; return whether that is a change.
+    """Make Ctrl-C end the process at once from now on; return whether this changed the handler.
 
-    A shell has programs in the background ignore it, and a handler of somebody else's is there on purpose: both stay.
-    Threads other than the main one get no Ctrl-C.
+    Background programs of a shell ignore Ctrl-C, and another handler was set on purpose: both stay. Only the main
+    thread can set a handler.
     """
     mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     mine = mine and threading.current_thread() is threading.main_thread()

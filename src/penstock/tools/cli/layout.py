@@ -1,8 +1,8 @@
-"""How commands are put together, and what ``--help`` looks like: plain text under headings.
+"""Groups of commands, and their ``--help`` as plain text under headings.
 
-Typer's own pages are drawn with rich, whose import takes longer than everything else that ``--help`` does, and they
-show a group by importing all that is in it. `App` is `typer.Typer` with these pages; `Catalog` is a group of commands
-whose modules are imported when one of them is run.
+Typer draws its own help with rich, whose import takes longer than the rest of ``--help``, and it imports all commands
+of a group to list them. `App` is `typer.Typer` with plain help. `Catalog` is a group that imports the module of a
+command only to run it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["App", "Catalog", "Entry"]
 
 
 def _options(params: Iterable[Any], ctx: Any, formatter: Any) -> None:
-    """Arguments, then options, then those that have a heading of their own (``rich_help_panel``)."""
+    """Write arguments, then options, then options with their own heading (``rich_help_panel``)."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         record = param.get_help_record(ctx)
@@ -35,7 +35,7 @@ def _options(params: Iterable[Any], ctx: Any, formatter: Any) -> None:
 
 
 def _usage(argument: Any) -> str:
-    """FILE, [FILE], FILE... or [FILE]...: versions of typer differ."""
+    """Return FILE, [FILE], FILE... or [FILE]...; versions of typer differ in this."""
     name = (argument.metavar or argument.name).upper()
     return f"{name if argument.required else f'[{name}]'}{'...' if argument.nargs == -1 else ''}"
 
@@ -47,7 +47,7 @@ def _section(formatter: Any, title: str, rows: Sequence[tuple[str, str]]) -> Non
 
 
 def _epilog(text: str | None, formatter: Any) -> None:
-    """Examples, each in its own line, which is not folded: it is there to be copied."""
+    """Write examples, one on each line, unwrapped, so that they can be copied."""
     if text:
         formatter.write_paragraph()
         for line in text.splitlines():
@@ -55,7 +55,7 @@ def _epilog(text: str | None, formatter: Any) -> None:
 
 
 class _Command(TyperCommand):
-    """A command, whose help is plain text."""
+    """A command with plain help."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = (param for param in self.get_params(ctx) if param.param_type_name == "argument")
@@ -69,7 +69,7 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """Commands under a name, whose help is plain text."""
+    """A group of commands with plain help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _options(self.get_params(ctx), ctx, formatter)
@@ -82,7 +82,7 @@ class _Group(TyperGroup):
             _section(formatter, panel, [(name.ljust(width), text) for name, _, text in rows])
 
     def entries(self, ctx: Any) -> Iterator[tuple[str, str, str]]:
-        """Name, heading and first sentence of each command."""
+        """Yield name, heading and first sentence of each command."""
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
             yield name, getattr(command, "rich_help_panel", None) or "Commands", command.get_short_help_str(100)
@@ -92,16 +92,16 @@ class _Group(TyperGroup):
 
 
 class App(typer.Typer):
-    """`typer.Typer` with our help, and without tracebacks of its own."""
+    """`typer.Typer` with plain help, and without typer's tracebacks."""
 
     def __init__(self, **settings: Any) -> None:
         plain: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
-        # Without a value for --help, typer would import pydantic to find out that there is none: 100 ms.
+        # Without a default for --help, typer would import pydantic, which takes 100 ms.
         context = {"help_option_names": ["-h", "--help"], "default_map": {"help": False}}
         super().__init__(**{"cls": _Group, "no_args_is_help": True, "context_settings": context, **plain, **settings})
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """typer's decorator, for a command with the help of this module."""
+        """Return typer's decorator for a command with plain help."""
         return super().command(name, cls=_Command, **settings)
 
 
@@ -110,10 +110,10 @@ class Entry:
     """A command that is not imported yet.
 
     Attributes:
-        module: that has its `App` as ``app``, or its function as ``command``.
-        panel: the heading under which it is listed.
-        help: one line.
-        example: of a function; an `App` has its own.
+        module: contains an `App` named ``app``, or a function named ``command``.
+        panel: heading in the list of commands.
+        help: one line of help.
+        example: for a function; an `App` has its own.
     """
 
     module: str
@@ -122,7 +122,7 @@ class Entry:
     example: str | None = None
 
     def load(self, name: str) -> Any:
-        """The command."""
+        """Import and return the command."""
         with AtOnce():
             module = importlib.import_module(self.module)
         app = getattr(module, "app", None)
@@ -136,7 +136,7 @@ class Entry:
 
 
 class _Commands(MutableMapping[str, Any]):
-    """Commands by name, each imported when it is asked for."""
+    """Commands by name, each imported at its first use."""
 
     def __init__(self, entries: dict[str, Entry]) -> None:
         self.entries = entries
@@ -161,7 +161,7 @@ class _Commands(MutableMapping[str, Any]):
 
 
 class Catalog(_Group):
-    """A group whose commands are entries; a subclass names them."""
+    """A group of commands that are imported when they run; a subclass lists their entries."""
 
     catalog: dict[str, Entry] = {}
 
@@ -170,7 +170,7 @@ class Catalog(_Group):
         self.commands = _Commands(self.catalog)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, in the order of the catalogue; none is imported."""
+        """Return the names of the commands in catalog order, without importing them."""
         return list(self.commands)
 
     def entries(self, ctx: Any) -> Iterator[tuple[str, str, str]]:

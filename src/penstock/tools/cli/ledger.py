@@ -1,6 +1,6 @@
-"""``penstock ledger``: which rows were in a step of a job, or in which steps a row came, from the plan alone.
+"""``penstock ledger``: list the rows in a step of a job, or the steps with a row, computed from the plan.
 
-The answer goes to standard output, with ``--json`` as one JSON object.
+The answer is printed to standard output, with ``--json`` as one JSON object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_SHOWN = 16  # rows of a step
+_SHOWN = 16  # rows of a step in the table
 
 
 def command(
@@ -33,36 +33,38 @@ def command(
         ),
     ],
     *,
-    step: Annotated[int | None, typer.Option(min=0, help="What did it have? Counted from 0, over all epochs.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Of the step: this rank's batch alone.")] = None,
-    row: Annotated[int | None, typer.Option(min=0, help="In which steps does it come?")] = None,
-    source: Annotated[
-        str | None, typer.Option(help="Of the row, in a mixture: the name of its source, or the number.")
+    step: Annotated[
+        int | None, typer.Option(min=0, help="List the rows of this step, counted from 0 over all epochs.")
     ] = None,
-    epoch: Annotated[int | None, typer.Option(min=0, help="Of the row.", show_default="the loader's")] = None,
-    until: Annotated[int | None, typer.Option(min=0, help="Of the row: how often was it had before this step?")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="With --step: only the batch of this rank.")] = None,
+    row: Annotated[int | None, typer.Option(min=0, help="List the steps with this row.")] = None,
+    source: Annotated[str | None, typer.Option(help="With --row, in a mixture: name or number of its source.")] = None,
+    epoch: Annotated[
+        int | None, typer.Option(min=0, help="With --row: in this epoch.", show_default="the loader's")
+    ] = None,
+    until: Annotated[int | None, typer.Option(min=0, help="With --row: count its uses before this step.")] = None,
     world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of the job.", show_default="the loader's")
+        int | None, typer.Option(min=1, help="Number of ranks of the job.", show_default="the loader's")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="A state of the loader: JSON, or a torch checkpoint with one in it.")
+        Path | None, typer.Option(help="File with a state of the loader: JSON, or a torch checkpoint.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which rows were in step N of a job, and where a row comes. Nothing was logged."""
+    """List the rows in step N of a job, or the steps with a row. The job needs no log."""
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.ledger import Ledger
     from penstock.tools.cli.profile_source import load, names_a_loader
 
     if (step is None) == (row is None):
-        raise typer.BadParameter("give either --step or --row")
+        raise typer.BadParameter("use either --step or --row")
     if not names_a_loader(target):
         raise ConfigError(
-            f"{target} names no loader: write FILE.py:NAME, of a DataLoader or a function that returns one"
+            f"{target} names no loader: write FILE.py:NAME of a DataLoader or a function that returns one"
         )
     loader = load(target)
     if not isinstance(loader, DataLoader):
-        raise ConfigError(f"{target} is a {type(loader).__name__}, and a ledger knows the order of penstock.DataLoader")
+        raise ConfigError(f"{target} is a {type(loader).__name__}, but a ledger needs a penstock.DataLoader")
     ledger = Ledger(loader, state=None if state is None else _read_state(state), world_size=world_size)
     answer = _step(ledger, step, rank) if step is not None else _row(ledger, row, _source(source), epoch, until)
     if as_json:
@@ -89,7 +91,7 @@ def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
 
 
 def _source(given: str | None) -> int | str:
-    """Return the source in numbers where it is one."""
+    """Return a source as a number, if it is one, else as a name."""
     if given is None:
         return -1
     return int(given) if given.isdecimal() else given
@@ -113,12 +115,12 @@ def _in_words(value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, list):
         return f"{value:,}"
-    rest = f" ... {len(value):,} in all" if len(value) > _SHOWN else ""
+    rest = f" ... {len(value):,} in total" if len(value) > _SHOWN else ""
     return ", ".join(map(str, value[:_SHOWN])) + rest if value else "none"
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """Return the state of a loader in a file: the file itself, or the first one anywhere inside of it."""
+    """Return the first loader state in a file, at any depth."""
     try:
         content = json.loads(path.read_bytes())
     except (UnicodeDecodeError, json.JSONDecodeError):
@@ -127,7 +129,9 @@ def _read_state(path: Path) -> Mapping[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     found = _loader_state(content)
     if found is None:
-        raise StateError(f"{path} holds no state of a loader: save loader.state_dict() in it, as JSON or by torch.save")
+        raise StateError(
+            f"{path} holds no state of a loader: save loader.state_dict() in it as JSON or with torch.save"
+        )
     return found
 
 

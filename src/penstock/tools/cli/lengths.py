@@ -1,6 +1,6 @@
-"""``penstock lengths``: the length of every document, counted once, for packing; run again, it goes on after a kill.
+"""``penstock lengths``: count the length of every document, for packing; a killed run continues when run again.
 
-The report goes to standard output, with ``--json`` as one JSON object, the bar to standard error.
+The report is printed to standard output, with ``--json`` as one JSON object, and the progress bar to standard error.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ def command(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="Tables, a folder of them, 'part-*.parquet'; or files of tokens whose documents have an end.",
+            help="Tables, their folder or a pattern such as 'part-*.parquet'; or files of tokens with document ends.",
             show_default=False,
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="The .npy file for the lengths.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The .npy file to write the lengths to.", show_default=False)],
     column: Annotated[
         str | None,
-        typer.Option(help="Of a table: lists, texts or integers.", show_default="input_ids, or text with a tokenizer"),
+        typer.Option(
+            help="Column of a table: lists, texts or integers.", show_default="input_ids, or text with a tokenizer"
+        ),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json: count the tokens of text.", show_default=False)
+        Path | None, typer.Option(help="A tokenizer.json, to count the tokens of text.", show_default=False)
     ] = None,
     append_eos: Annotated[
-        str | None, typer.Option(help="Token behind each document, or its id.", show_default=False)
+        str | None, typer.Option(help="Token after each document, as text or id.", show_default=False)
     ] = None,
-    special_tokens: Annotated[bool, typer.Option(help="Count those that the tokenizer adds by itself.")] = True,
+    special_tokens: Annotated[bool, typer.Option(help="Count the special tokens that the tokenizer adds.")] = True,
     end_token: Annotated[
-        int | None, typer.Option(help="That ends each document in files of tokens.", show_default=False)
+        int | None, typer.Option(help="Token id that ends each document in files of tokens.", show_default=False)
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of the integers in raw files of tokens: uint16, ...", show_default=False)
+        str | None, typer.Option(help="Integer type of raw files of tokens: uint16, ...", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count the lengths of documents into a file, for PackedDataset(lengths=) and penstock plan --packing."""
+    """Write the lengths of documents to a file, for PackedDataset(lengths=) and penstock plan --packing."""
     from penstock.datasets.counting import count_lengths
 
     if tokenizer is None and (append_eos is not None or not special_tokens):
-        raise typer.BadParameter("--append-eos and --no-special-tokens belong to --tokenizer")
+        raise typer.BadParameter("--append-eos and --no-special-tokens need --tokenizer")
     if tokenizer is not None and end_token is not None:
-        raise typer.BadParameter("--tokenizer is for text, and --end-token for files of tokens: give one of them")
+        raise typer.BadParameter("--tokenizer is for text, and --end-token for files of tokens: use one of them")
     started = time.perf_counter()
     files = source[0] if len(source) == 1 else source
     if tokenizer is not None:
@@ -68,17 +70,17 @@ def command(
     if as_json:
         print_json({"out": out, **found._asdict(), "seconds": seconds})
         return
-    kept = f", {found.kept:,} of them had been counted" if found.kept else ""
+    kept = f", {found.kept:,} of them counted earlier" if found.kept else ""
     mean = f"{found.tokens / found.samples:,.1f} on average, " if found.samples else ""
     rows = [
         ("documents", f"{found.samples:,} in {duration(seconds)}{kept}"),
-        ("length", f"{found.tokens:,} in all, {mean}{found.longest:,} at most"),
+        ("length", f"{found.tokens:,} in total, {mean}{found.longest:,} at most"),
     ]
     console().print(pairs(shown(str(out)), rows))
 
 
 _WHOLE: dict[str, Any] = {"rank": 0, "world_size": 1, "shuffle": "none"}
-"""A share that is all rows, in their order."""
+"""Arguments for all rows in stored order."""
 
 
 def _table(files: str | list[str], column: str) -> Any:
@@ -100,8 +102,7 @@ def _tokenized(files: str | list[str], tokenizer: Path, column: str, end: str | 
 
 
 def _has_documents(source: list[str]) -> bool:
-    """Return whether these are files of tokens that say where documents end: those of ``penstock tokenize``, or of
-    Megatron."""
+    """Return whether these files of tokens have an index of documents: from ``penstock tokenize`` or Megatron."""
     return all(
         Path(name, "tokens.json").is_file() or Path(name).name == "tokens.json" or Path(name).suffix == ".idx"
         for name in source
@@ -112,5 +113,5 @@ def _documents(files: str | list[str], column: str | None, end_token: int | None
     from penstock.datasets import DocumentDataset
 
     if column is not None:
-        raise typer.BadParameter("--column is for tables, and these are files of tokens")
+        raise typer.BadParameter("--column is for tables, but these are files of tokens: leave it out")
     return DocumentDataset(files, end_token=end_token, dtype=dtype, **_WHOLE)

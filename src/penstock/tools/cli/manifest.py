@@ -1,8 +1,7 @@
-"""``penstock manifest``: look at, index, check and prepare lists of samples.
+"""``penstock manifest``: show, index, check and prepare lists of samples.
 
-Results go to standard output, with ``--json`` as one JSON object, progress bars to standard error. Exit code 1 means
-that problems were found in the data; a `PenstockError` is left to `penstock.tools.cli.app.main`, which exits with 1 as
-well.
+Results are printed to standard output, with ``--json`` as one JSON object, and progress bars to standard error. Exit
+code 1 means problems in the data. `penstock.tools.cli.app.main` handles a `PenstockError`, with exit code 1, too.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["app"]
 
 app = App()
 
-_SCANNED = 2_000_000  # rows up to which `info` reads all labels without being asked
+_SCANNED = 2_000_000  # most rows for which `info` reads all labels by default
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A manifest: text, CSV, TSV, JSONL, Parquet or Arrow.", show_default=False)
@@ -48,7 +47,7 @@ Files = Annotated[
     list[str],
     typer.Argument(
         metavar="FILE",
-        help="Manifests, read as one in this order; quoted patterns work. Or a folder of images.",
+        help="Manifests, read as one in this order, or quoted patterns; or a folder of images.",
         show_default=False,
     ),
 ]
@@ -60,16 +59,16 @@ def check(
     files: Files,
     *,
     how: Reading,
-    exist: Annotated[bool, typer.Option("--files", help="Also look whether every file is there.")] = False,
-    duplicates: Annotated[bool, typer.Option(help="Look for paths that come twice (16 bytes of memory a row).")] = True,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="Problems of each kind to show.")] = 5,
+    exist: Annotated[bool, typer.Option("--files", help="Also check that every file exists.")] = False,
+    duplicates: Annotated[bool, typer.Option(help="Check for repeated paths (16 bytes of memory a row).")] = True,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Problems of each kind to list.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Read every row and list what is wrong.
+    """Read every row and list its problems.
 
-    That is bad UTF-8, missing fields, bad labels, duplicates, and with --files missing files.
+    Problems are invalid UTF-8, missing fields, invalid labels, repeated paths, and with --files missing files.
 
-    The exit code is 1 when there are problems.
+    The exit code is 1 if there are problems.
     """
     from penstock.manifest import check as check_manifest
 
@@ -96,7 +95,7 @@ def _print_report(report: CheckReport, seconds: float, *, files: bool, duplicate
     out = console()
     looked_for = ["fields", "labels", "UTF-8", *["duplicates"] * duplicates, *["missing files"] * files]
     if not report.rows and report.ok:
-        out.print("0 rows: there is nothing in it, so nothing to train on", style="yellow")
+        out.print("0 rows: the manifest is empty, so there is nothing to train on", style="yellow")
         return
     if report.ok:
         out.print(
@@ -107,7 +106,7 @@ def _print_report(report: CheckReport, seconds: float, *, files: bool, duplicate
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("problem", style="bold", no_wrap=True)
     table.add_column("count", justify="right", no_wrap=True)
-    table.add_column("first ones", overflow="fold")
+    table.add_column("examples", overflow="fold")
     for problem in report.problems.values():
         examples = "\n".join(shown(example) for example in problem.examples)
         more = problem.count - len(problem.examples)
@@ -131,13 +130,13 @@ def info(
         bool | None,
         typer.Option(
             "--labels/--no-labels",
-            help="Read all labels for their range and classes; by default up to 2 million rows.",
+            help="Read all labels for their range and classes; by default only up to 2 million rows.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show rows, size, index, fingerprint, columns, and the range and classes of integer labels."""
+    """Show the number of rows, size, index, fingerprint, columns, and range and classes of integer labels."""
     from penstock.errors import ManifestError
 
     manifest = how.open(list(files), bars=not as_json)
@@ -182,7 +181,7 @@ def info(
 
 
 def _label_counts(manifest: Manifest, *, bars: bool) -> dict[str, Any]:
-    """Range, number of classes and rows of a class, in one pass with memory for the classes only."""
+    """Return range, number of classes and rows per class. One pass; memory grows only with the classes."""
     import numpy as np
 
     counts: dict[int, int] = {}
@@ -221,10 +220,10 @@ def head(
     files: Files,
     *,
     how: Reading,
-    count: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 10,
+    count: Annotated[int, typer.Option("-n", "--rows", min=1, help="Number of rows.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show the first rows as they are read."""
+    """Show the first rows as training reads them."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -255,14 +254,14 @@ def build(
     files: Files,
     *,
     how: Reading,
-    force: Annotated[bool, typer.Option("--force", help="Build again what is up to date.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build indexes again, even if they are up to date.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Index manifests, so that the first training job need not. Parquet is converted."""
+    """Build indexes of manifests before the first training job. Parquet is converted to Arrow."""
     if force:
         for path in index_files(how.open(list(files), bars=not as_json)):
             path.unlink(missing_ok=True)
-    began = time.time_ns() - 20_000_000  # the clock of modification times may be a few ms behind this one
+    began = time.time_ns() - 20_000_000  # the file system's clock may be some ms behind
     started = time.perf_counter()
     manifest = how.open(list(files), bars=not as_json)
     seconds = time.perf_counter() - started
@@ -280,7 +279,7 @@ def build(
         size = sum(path.stat().st_size for path in built)
         rows.append(("built", f"{byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
     else:
-        rows.append(("built", "nothing, all up to date (--force builds again)"))
+        rows.append(("built", "nothing: all are up to date (--force builds again)"))
     console().print(pairs(_some(list(manifest.sources)), rows))
 
 
@@ -292,15 +291,15 @@ def sizes(
     how: Reading,
     workers: Workers = None,
     output: Annotated[
-        Path | None, typer.Option(help="Where to write, instead of FILE.sizes.arrow.", show_default=False)
+        Path | None, typer.Option(help="File to write, instead of FILE.sizes.arrow.", show_default=False)
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="Broken images to show.")] = 10,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Number of unreadable images to list.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Write widths and heights of all images beside the manifest, for aspect-ratio grouping.
 
-    Only the headers of the files are read. An image that cannot be read gets 0 x 0; then the exit code is 1.
-    Where none can be read, nothing is written.
+    Only file headers are read. An unreadable image gets 0 x 0, and the exit code is 1.
+    If no image can be read, nothing is written.
     """
     from penstock.errors import ImageError, ManifestIOError
     from penstock.images.sizes import measure, sizes_path, write_sizes
@@ -309,15 +308,15 @@ def sizes(
 
     manifest = how.open(file, bars=not as_json)
     output = output or sizes_path(manifest)
-    if not is_writable(output.parent):  # said now, not after an hour of measuring
-        raise ManifestIOError(f"cannot write to the folder of {output}; choose another place with --output")
+    if not is_writable(output.parent):  # fail now, not after an hour of measuring
+        raise ManifestIOError(f"cannot write to the folder of {output}: choose another path with --output")
     with bar("measuring", show=not as_json) as show:
         started = time.perf_counter()
         widths, heights, errors = measure(manifest, workers=workers, progress=show)
     seconds = time.perf_counter() - started
     if errors and not widths.any():
         raise ImageError(
-            f"no image has a size, so nothing is written; the first of {len(widths):,}: {errors[0].message}"
+            f"none of {len(widths):,} images can be read, so nothing is written; the first one: {errors[0].message}"
         )
     write_sizes(manifest, widths, heights, path=output)
     broken = int((widths == 0).sum())
@@ -337,11 +336,11 @@ def warm(
     files: Files,
     *,
     how: Reading,
-    images: Annotated[bool, typer.Option("--files", help="Also read the files that the rows name.")] = False,
+    images: Annotated[bool, typer.Option("--files", help="Also read the files of all rows.")] = False,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Read manifests and their indexes ahead into the page cache, with --files what they name as well."""
+    """Read manifests and their indexes into the page cache, with --files also the files of all rows."""
     from penstock.tools.cli.manifest_warm import read_files, read_samples
 
     manifest = how.open(list(files), bars=not as_json)
@@ -370,12 +369,12 @@ def warm(
         for message in missing:
             out.print(shown(message))
         if failed:
-            out.print(f"{failed:,} of {len(manifest):,} files could not be read", style="red")
+            out.print(f"{failed:,} of {len(manifest):,} files cannot be read", style="red")
     if failed:
         raise typer.Exit(1)
 
 
 def _some(paths: list[Path]) -> str:
-    """The first paths of a list, and how many more."""
+    """Return the first paths of a list as text, and the number of others."""
     more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
     return ", ".join(shown(str(path)) for path in paths[:3]) + more

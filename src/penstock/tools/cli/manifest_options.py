@@ -1,4 +1,4 @@
-"""What the commands of ``penstock manifest`` share: the options that say how to read, tables, bars, numbers.
+"""Shared parts of commands: the options for reading a manifest, tables, progress bars and numbers.
 
 `reading` turns the eight options of `Manifest.open` into one argument:
 
@@ -72,7 +72,7 @@ class _Blank(StrEnum):
 
 _COLUMNS_HELP = (
     "Names in file order, with types: 'path, label:int, score:float'. "
-    "Or NAME=SOURCE for formats with names: 'path=file, label=class'."
+    "Or NAME=SOURCE, for formats with column names: 'path=file, label=class'."
 )
 
 
@@ -82,23 +82,25 @@ def _option(help_text: str, *, show_default: bool = True) -> Any:
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a manifest: the options of `Manifest.open` as the command line gives them."""
+    """The options of `Manifest.open`, from the command line."""
 
-    root: Annotated[
-        str | None, _option("Folder, or address, that relative paths are joined to.", show_default=False)
-    ] = None
+    root: Annotated[str | None, _option("Folder or address of relative paths.", show_default=False)] = None
     format: Annotated[str, _option("auto (by extension), text, csv, tsv, jsonl, parquet or arrow.")] = "auto"
     label: Annotated[str, _option("int, float, str, a list such as int[3], or none.")] = "int"
     columns: Annotated[str | None, _option(_COLUMNS_HELP, show_default=False)] = None
     header: Annotated[_Header, _option("Whether a CSV file has a header.")] = _Header.auto
-    blank: Annotated[_Blank, _option("What to do with blank lines.")] = _Blank.skip
-    comment: Annotated[str | None, _option("Start of lines to leave out, such as '#'.", show_default=False)] = None
-    cache_dir: Annotated[
-        Path | None, _option("Folder for indexes, instead of beside the file.", show_default=False)
-    ] = None
+    blank: Annotated[_Blank, _option("Skip blank lines, or report an error.")] = _Blank.skip
+    comment: Annotated[str | None, _option("Prefix of lines to skip, such as '#'.", show_default=False)] = None
+    cache_dir: Annotated[Path | None, _option("Folder of indexes, instead of beside the file.", show_default=False)] = (
+        None
+    )
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `Manifest.open`. ConfigError for columns that mix both notations."""
+        """Return the keyword arguments of `Manifest.open`.
+
+        Raises:
+            ConfigError: columns that mix both notations.
+        """
         return {
             "root": self.root,
             "format": self.format,
@@ -111,11 +113,10 @@ class Reading:
         }
 
     def open(self, source: str | list[str], *, bars: bool = True) -> Manifest:
-        """Return the manifest, indexed if it was not; a bar appears for large files. A folder is opened by the list of
-        the images or arrays in it.
+        """Open a manifest, or the list of images or arrays in a folder. Indexing a large file shows a progress bar.
 
         Raises:
-            ConfigError: a folder of samples of which there is no list. It says which command tells of them.
+            ConfigError: a folder of other samples. The message names the command for them.
         """
         from penstock.manifest import Manifest
 
@@ -126,16 +127,16 @@ class Reading:
     def _listed(self, folder: str) -> dict[str, Any]:
         from penstock.opening import folder_manifest, kind_of
 
-        kind = kind_of(Path(folder))  # a path is taken as it is; a text may have braces
+        kind = kind_of(Path(folder))  # braces in a str would be a pattern
         listed = folder_manifest(folder) if kind.startswith("a folder of") else None
         if listed is None:
             command = "shards info" if kind == "shards" else "profile"
-            raise ConfigError(f"{folder}: {kind}, of which there is no manifest: try `penstock {command} {folder}`")
+            raise ConfigError(f"{folder}: {kind}, which have no manifest: try `penstock {command} {folder}`")
         usual = Reading().arguments()
         given = [name for name, value in self.arguments().items() if value != usual[name]]
         if given:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ConfigError(f"{folder}: the names in it say what there is to know of {kind}: leave {options} out")
+            raise ConfigError(f"{folder}: {kind} is read by its file names: leave {options} out")
         return listed
 
 
@@ -147,15 +148,15 @@ def _parse_columns(text: str | None) -> list[str] | dict[str, str] | None:
     if not named:
         return specs
     if len(named) < len(specs):
-        raise ConfigError(f"--columns {text!r}: either all columns have a NAME=SOURCE, or none")
+        raise ConfigError(f"--columns {text!r}: write NAME=SOURCE for all columns or for none")
     return dict([part.strip() for part in spec.split("=", 1)] for spec in specs)
 
 
 def spread(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command the fields of a dataclass as options, in place of its argument ``name``.
+    """Return a decorator that replaces a command's argument ``name`` by the fields of a dataclass as options.
 
-    Typer builds a command line from a signature, so the wrapper has that of the command with one keyword-only
-    parameter for each field.
+    Typer builds options from the signature. So the wrapper has the command's signature with a keyword-only parameter
+    for each field.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -176,12 +177,12 @@ def spread(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Cal
 
 
 def given_options(context: typer.Context, *options: type[Any] | str, but: Container[str] = ()) -> list[str]:
-    """Return the options that the command line has, also with the value that they have by default.
+    """Return the options on the command line, including options with their default value.
 
     Args:
         context: of the command.
-        options: which ones are looked at: dataclasses of options, and names of parameters.
-        but: names of parameters that are not.
+        options: the options to check: dataclasses of options, and names of parameters.
+        but: names of parameters to ignore.
     """
     spread_out = [[one] if isinstance(one, str) else [field.name for field in fields(one)] for one in options]
     names = {name for some in spread_out for name in some if name not in but}
@@ -194,11 +195,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 reading = spread("how", Reading)
-"""Gives a command the options of `Reading` in place of its argument ``how``."""
+"""Decorator that replaces a command's argument ``how`` by the options of `Reading`."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: no markup; and no line is folded where the output goes to a file."""
+    """Return a console without markup. It wraps no line of a file or a pipe."""
     from rich.console import Console
 
     result = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
@@ -207,10 +208,10 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def bar(title: str, *, unit: str = "", show: bool = True) -> Iterator[Callable[[int, int], object]]:
-    """A progress bar on standard error; yields a function to call with what is done and what there is to do.
+    """Show a progress bar on standard error; yield a function to call with the done and the total amount.
 
-    It appears with the first call, so that the bar of an index that is built before has the line to itself. `unit` "B"
-    counts bytes. There is none unless standard error is a terminal, nor without `show`.
+    The bar appears at the first call, so that it does not disturb the bar of an index. ``unit="B"`` counts bytes.
+    Without a terminal, or with ``show=False``, there is no bar.
     """
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -231,7 +232,7 @@ def bar(title: str, *, unit: str = "", show: bool = True) -> Iterator[Callable[[
 
 
 def pairs(title: str, rows: list[tuple[str, str]]) -> Table:
-    """A table of names and values."""
+    """Return a table of names and values."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -245,7 +246,7 @@ def pairs(title: str, rows: list[tuple[str, str]]) -> Table:
 
 
 def figures(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of numbers for `print_figures`; the first column has names."""
+    """Return a table of numbers for `print_figures`, with names in the first column."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -259,10 +260,10 @@ def figures(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def print_figures(table: Table) -> None:
-    """Print a table of numbers, none of them cut: a number without its end is another number.
+    """Print a table of numbers, never truncated.
 
-    Its columns are ``no_wrap``. Where the terminal is too narrow, heads are folded, then columns move together, then
-    the first column is folded. Where that is not enough, it is the terminal that folds the lines.
+    Its columns are ``no_wrap``. On a narrow terminal, first the heads are wrapped, then padding is removed, then the
+    first column is wrapped. If that is not enough, the terminal wraps the lines.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -288,7 +289,7 @@ def print_figures(table: Table) -> None:
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """One JSON object in one line; what JSON has no type for is written as text, and a number that is none as null."""
+    """Print a JSON object in one line, with unknown types as text, and NaN and infinity as null."""
     print(json.dumps(_plain(report), default=str, allow_nan=False))
 
 
@@ -301,30 +302,30 @@ def _plain(value: Any) -> Any:
 
 
 def shown(text: str) -> str:
-    """Text of a file, safe to print: bytes that are no UTF-8 and control characters are escaped."""
+    """Escape invalid UTF-8 and control characters, so that text of a file is safe to print."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def byte_size(count: float) -> str:
-    """1536 -> "1.5 kB", as disks are sold: steps of 1000."""
+    """Return a size as text in steps of 1000: 1500 -> "1.5 kB"."""
     step = min(6, int(math.log10(count) / 3)) if count >= 1 else 0
     return f"{count:,.0f} B" if step == 0 else f"{count / 1000**step:,.3g} {'kMGTPE'[step - 1]}B"
 
 
 def duration(seconds: float) -> str:
-    """0.0123 -> "12 ms"."""
+    """Return a time as text: 0.0123 -> "12.3 ms"."""
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:,.1f} s"
 
 
 def speed(size: float, seconds: float) -> str:
-    """Bytes for each second: "1.42 GB/s", and in smaller units below a tenth of that."""
+    """Return bytes per second as text: "1.42 GB/s", and smaller units below 0.1 GB/s."""
     rate = size / seconds
     return f"{rate / 1e9:.2f} GB/s" if rate >= 1e8 else f"{byte_size(rate)}/s"
 
 
 def index_files(manifest: Manifest) -> list[Path]:
-    """The index, or conversion, of each source of a manifest."""
+    """Return the index or the converted file of each source of a manifest."""
     from penstock.manifest.formats import LinePart
     from penstock.manifest.formats.mapped import ArrowPart
     from penstock.manifest.sidecar import places

@@ -1,4 +1,4 @@
-"""What ``penstock manifest sizes`` says of the widths and heights that it has found."""
+"""The report of ``penstock manifest sizes`` on widths and heights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Lengths = npt.NDArray[np.int32]
 
 
 def size_figures(widths: Lengths, heights: Lengths) -> dict[str, dict[str, float] | None]:
-    """Least, greatest and median width and height of the images that have a size; None if none has."""
+    """Return minimum, maximum and median of widths and heights, without unreadable images; None for no images."""
     good = widths > 0
     return {
         name: {"min": int(lengths.min()), "max": int(lengths.max()), "median": float(np.median(lengths))}
@@ -33,7 +33,7 @@ def size_figures(widths: Lengths, heights: Lengths) -> dict[str, dict[str, float
 def print_sizes(
     name: str, output: Path, seconds: float, widths: Lengths, heights: Lengths, errors: Sequence[SizeError]
 ) -> None:
-    """As a table, the given errors below it."""
+    """Print a table, with the errors below."""
     count, good = len(widths), widths > 0
     rows = [
         ("images", f"{count:,} in {duration(seconds)}: {count / seconds:,.0f} images/s"),

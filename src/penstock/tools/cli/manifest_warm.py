@@ -1,4 +1,4 @@
-"""Reading ahead into the page cache: whole files in order, and the many small files that a manifest names."""
+"""Read files into the page cache: whole files in order, or the many small files of a manifest."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ _EXAMPLES = 10
 
 
 class _Reader(threading.local):
-    """Reads files to their end, over and over into the same buffer of its thread."""
+    """Reads files to their end, into one buffer for each thread."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(_BUFFER)
 
     def pieces(self, path: str | os.PathLike[str]) -> Iterator[int]:
-        """Read a file to its end; yields the number of bytes of each piece."""
+        """Read a file to its end; yield the number of bytes of each read."""
         with open(path, "rb", buffering=0) as file:
             while count := file.readinto(self._buffer):
                 yield count
 
 
 def read_files(paths: Sequence[Path], progress: Callable[[int, int], object]) -> int:
-    """Read whole files, one after the other; returns the bytes read. ManifestIOError if one cannot be read.
+    """Read whole files one after the other; return the number of bytes.
 
-    `progress` is called with the bytes read so far and those of all files.
+    ``progress`` is called with the bytes read so far and the bytes of all files.
+
+    Raises:
+        ManifestIOError: a file that cannot be read.
     """
     reader, done, total = _Reader(), 0, 0
     path = Path()
@@ -54,9 +57,9 @@ def read_files(paths: Sequence[Path], progress: Callable[[int, int], object]) ->
 def read_samples(
     manifest: Manifest, workers: int | None, progress: Callable[[int, int], object]
 ) -> tuple[int, int, list[str]]:
-    """Read the files of all rows on threads: bytes read, files that could not be read, and messages of the first ones.
+    """Read the files of all rows on threads; return bytes read, number of failures, and the first error messages.
 
-    `progress` is called with the rows done so far and all rows. Memory: a buffer of 1 MiB for each thread.
+    ``progress`` is called with the finished rows and all rows. Memory: a buffer of 1 MiB for each thread.
     """
     reader = _Reader()
 

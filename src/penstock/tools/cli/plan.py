@@ -1,7 +1,7 @@
-"""``penstock plan``: what a run will need, before it is paid for.
+"""``penstock plan``: estimate the needs of a training run.
 
-The arithmetic is `penstock.tools.planning`; this prints it, tables on standard output or with ``--json`` one JSON
-object, and draws it with ``--plot``.
+The arithmetic is in `penstock.tools.planning`. This module prints tables to standard output, or with ``--json`` one
+JSON object, and draws a plot with ``--plot``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _STORE = {"samples", "sample_bytes", "ranks", "epochs", "cache", "shuffle", "block_size", "window", "seed"}
-"""Options of a job that a plan of a store has, too."""
+"""Options of a job that a plan of a store uses, too."""
 
 _LAYOUT = {"ranks", "batch_size", "epochs"}
 _SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remainder", "seed"}
-"""Options of a job that its data have an answer to, if a program makes them."""
+"""Options of a job that a program's dataset fixes itself."""
 
 
 @spread("assumed", AssumedOptions)
@@ -56,7 +56,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="[MODULE:NAME]",
-            help="A data set with an order of its own, or a loader, in a module or .py file: what a run has of it.",
+            help="A dataset with its own order, or a loader, in a module or .py file: plan its use in a run.",
             show_default=False,
         ),
     ] = None,
@@ -66,45 +66,45 @@ def command(
     assumed: AssumedOptions,
     packing: PackingOptions,
     store: StoreOptions,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file; needs matplotlib.")] = None,
     lengths: Annotated[
-        Path | None, typer.Option("--lengths", help="Tokens of each sample, an .npy file, for --max-tokens.")
+        Path | None, typer.Option("--lengths", help="An .npy file with the tokens of each sample, for --max-tokens.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", parser=count, metavar="N", help="Plan batches of so many tokens, too.")
+        int | None, typer.Option("--max-tokens", parser=count, metavar="N", help="Also plan batches of so many tokens.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
+    """Plan a run: batches, memory, cache, bottleneck, shuffle quality, start-up and resume.
 
-    Nothing is read and nothing is measured but the order itself, which is looked at in its real size. With --packing,
-    say what packs of documents waste, and what they cost ranks. With --source, or of a program's data set, say how much
-    a run has of each source, through filters and weights that change. With --shards, say what is fetched from a store.
+    No data is read, and nothing is measured except the order itself, at its real size. With --packing: compute the
+    padding of packs and their cost for ranks. With --source, or a program's dataset: compute a run's use of each
+    source, with filters and changing weights. With --shards: compute the downloads from an object store.
     """
     if store.is_given:
         from penstock.tools.cli.plan_store import print_store
 
         if data is not None or sources.is_given or packing.is_given:
-            raise typer.BadParameter("--shards plans what is fetched of these shards alone: leave other data out")
+            raise typer.BadParameter("--shards plans only the downloads of these shards: leave other data out")
         others = given_options(context, JobOptions, AssumedOptions, but=_STORE)
         if plot is not None or packing.html is not None or lengths is not None or max_tokens is not None or others:
             told = ", ".join(others) or "--plot, --html, --lengths and --max-tokens"
-            raise typer.BadParameter(f"{told}: not for a plan with --shards, leave them out")
+            raise typer.BadParameter(f"{told}: a plan with --shards does not use them: leave them out")
         print_store(store, run, _ranks(context, run), as_json=as_json)
         return
     if plot is not None:
         from penstock.tools.cli.plan_plot import check_matplotlib
 
-        check_matplotlib()  # said now, not after everything else
+        check_matplotlib()  # fail now, not after all other work
         check_plot(plot)
     if packing.is_given:
         from penstock.tools.cli.plan_packing import print_packing
 
         if data is not None or sources.is_given:
-            raise typer.BadParameter("--packing compares packs alone: leave the data out, or plan them apart")
+            raise typer.BadParameter("--packing only compares packs: leave the data out, or plan it separately")
         if lengths is not None or max_tokens is not None:
             raise typer.BadParameter(
-                "--lengths and --max-tokens belong to the plan of a job, --packing is one of its own"
+                "--lengths and --max-tokens are for the plan of a job: leave them out with --packing"
             )
         others = given_options(context, JobOptions, AssumedOptions, but={"ranks"})
         print_packing(packing, _ranks(context, run), others, plot, as_json=as_json)
@@ -112,11 +112,11 @@ def command(
     if data is not None or sources.is_given:
         planned = _data_plan(context, data, sources, run)
         if lengths is not None or max_tokens is not None:
-            raise typer.BadParameter("--lengths and --max-tokens belong to the plan of a job without sources")
+            raise typer.BadParameter("--lengths and --max-tokens are for a plan without sources: leave them out")
         _show_data(planned, run, assumed, packing.html, plot, as_json=as_json)
         return
     if packing.html is not None:
-        raise typer.BadParameter("--html pages belong to --packing FILE, to --source and to data of a program")
+        raise typer.BadParameter("--html needs --packing FILE, --source, or the dataset of a program")
     _plan_job(run, assumed, lengths, max_tokens, plot, as_json=as_json)
 
 
@@ -152,7 +152,7 @@ def _report(plan: Plan) -> dict[str, Any]:
 
 
 def _ranks(context: typer.Context, run: JobOptions) -> int | None:
-    """Return the number of ranks, if the command line says one."""
+    """Return the number of ranks if it is on the command line."""
     return run.ranks if given_options(context, "ranks") else None
 
 
@@ -160,7 +160,7 @@ def _data_plan(context: typer.Context, data: str | None, sources: DataOptions, r
     """Return the plan of a program's data, or of the sources on the command line.
 
     Raises:
-        BadParameter: both, or options that the data have an answer to.
+        BadParameter: both, or options that the data fixes.
     """
     from penstock.tools.cli.data_options import as_loader, with_rows
     from penstock.tools.planning.data import data_plan
@@ -168,16 +168,18 @@ def _data_plan(context: typer.Context, data: str | None, sources: DataOptions, r
     run.check_layout()
     if data is None:
         if run.samples is not None:
-            raise typer.BadParameter("--samples: how many samples an epoch has follows from the sources")
+            raise typer.BadParameter("--samples: the sources determine the samples of an epoch: leave it out")
         others = given_options(context, JobOptions, AssumedOptions, but=_LAYOUT | _SHARE)
         if others and run.sample_bytes is None:
-            raise typer.BadParameter(f"{', '.join(others)}: for the plan of the job give --bytes SIZE, too")
+            raise typer.BadParameter(f"{', '.join(others)}: the plan of the job needs --bytes SIZE, too")
         loader, rows = sources.loader(run.batch_size, drop_last=run.drop_last, **run.share())
         return with_rows(data_plan(loader, epochs=run.epochs), rows)
     if sources.is_given:
-        raise typer.BadParameter(f"--source describes data, and so does {data}: give one of the two")
+        raise typer.BadParameter(f"--source and {data} both describe data: use one of them")
     if others := given_options(context, JobOptions, AssumedOptions, but=_LAYOUT):
-        raise typer.BadParameter(f"{', '.join(others)}: of {data} what a run has of each source is planned alone")
+        raise typer.BadParameter(
+            f"{', '.join(others)}: for {data} only the use of its sources is planned: leave them out"
+        )
     planned = data_plan(as_loader(data, run.batch_size), epochs=run.epochs, ranks=_ranks(context, run))
     if given_options(context, "batch_size") and planned.batch_size != run.batch_size:
         raise typer.BadParameter(f"--batch-size: the loader {data} has batches of {planned.batch_size}")
@@ -193,7 +195,7 @@ def _show_data(
     *,
     as_json: bool,
 ) -> None:
-    """Print what a run has of its data, and the plan of the job, too, where the size of a sample is known."""
+    """Print a run's use of its data, and the plan of the job if the size of a sample is known."""
     from penstock.tools.cli.plan_data import draw_data, print_data, write_page
     from penstock.tools.cli.plan_page import check_page
     from penstock.tools.planning import make_plan
@@ -226,25 +228,25 @@ def _print(plan: Plan) -> None:
     out.print(pairs("Memory", _memory_rows(plan)))
     out.print(pairs("Time", _time_rows(plan)))
     if plan.needs.samples_per_s is not None:
-        out.print(pairs("What training asks for, a node", _need_rows(plan)))
+        out.print(pairs("Needs of training, per node", _need_rows(plan)))
     print_figures(_rates(plan))
     print_figures(_shuffles(plan))
     for note in plan.notes:
         out.print(note)
-    out.print("Memory of processes, start-up and hand-over are assumed as measured on a small machine: see --help.")
+    out.print("Process memory, start-up and hand-over are assumptions from a small machine: see --help.")
 
 
 def _token_batches(job: Job, lengths: Path | None, max_tokens: int | None) -> TokenBatches | None:
-    """Return the batches within a budget of tokens, if both options for them are there."""
+    """Return the batches within a token budget, if both options are given."""
     from penstock.tools.planning import token_batches
 
     if lengths is None or max_tokens is None:
         if lengths is not None or max_tokens is not None:
-            raise typer.BadParameter("--lengths FILE and --max-tokens N belong together")
+            raise typer.BadParameter("--lengths FILE and --max-tokens N need each other")
         return None
     found = token_batches(lengths, max_tokens, ranks=job.ranks, remainder=job.remainder)
     if found.samples + found.too_long != job.samples:
-        told = f"{lengths} has {found.samples + found.too_long:,} lengths, and --samples says {job.samples:,}"
+        told = f"{lengths} has {found.samples + found.too_long:,} lengths, but --samples is {job.samples:,}"
         raise typer.BadParameter(told)
     return found
 
@@ -252,17 +254,17 @@ def _token_batches(job: Job, lengths: Path | None, max_tokens: int | None) -> To
 def _token_rows(found: TokenBatches) -> list[tuple[str, str]]:
     samples = found.samples / found.batches if found.batches else 0
     rows = [
-        ("batches of a rank", f"{found.batches_rank:,} of {found.batches:,}, with {samples:,.1f} samples on average"),
+        ("batches per rank", f"{found.batches_rank:,} of {found.batches:,}, with {samples:,.1f} samples on average"),
         ("padding", f"{found.padding:.2%} at most, with {counted(found.classes, 'class')} of lengths"),
-        ("of the budget", f"{found.use:.1%} are tokens of samples"),
+        ("budget", f"{found.use:.1%} used by tokens of samples"),
     ]
     if found.too_long:
-        rows.append(("too long", f"{counted(found.too_long, 'sample')}, which are left out here"))
+        rows.append(("too long", f"{counted(found.too_long, 'sample')}, left out of this plan"))
     return rows
 
 
 def _time(seconds: float) -> str:
-    """As `duration`, and longer ones in hours or days."""
+    """Return a time as text, like `duration`, and in hours or days from one hour on."""
     if seconds < 3600:
         return duration(seconds)
     hours = seconds / 3600
@@ -272,14 +274,14 @@ def _time(seconds: float) -> str:
 def _epoch_rows(plan: Plan) -> list[tuple[str, str]]:
     job, dealing, check = plan.job, plan.dealing, plan.check
     parts = f" in {job.mini_epochs:,} mini-epochs of {dealing.batches_mini_epoch:,}" if job.mini_epochs > 1 else ""
-    last = f"the last of each with {counted(dealing.last_batch, 'sample')}"
-    rows = [("batches of a rank", f"{dealing.batches:,}{parts}, {last}")]
+    last = f"the last one with {counted(dealing.last_batch, 'sample')}"
+    rows = [("batches per rank", f"{dealing.batches:,}{parts}, {last}")]
     if dealing.batches_fewest < dealing.batches:
-        rows.append(("fewest of a rank", f"{dealing.batches_fewest:,}"))
+        rows.append(("fewest per rank", f"{dealing.batches_fewest:,}"))
     if dealing.padded > job.samples:
-        rows.append(("come again", f"each sample, {dealing.padded / job.samples + 1:,.1f} times in all"))
+        rows.append(("repeated", f"each sample, {dealing.padded / job.samples + 1:,.1f} times in total"))
     else:
-        rows.append(("come twice", counted(dealing.padded, "sample")))
+        rows.append(("repeated", counted(dealing.padded, "sample")))
     rows.append(("left out", counted(dealing.dropped + dealing.dropped_last, "sample")))
     counts = "counts differ by one at most" if job.remainder == "uneven" else "equal counts"
     disjoint = "disjoint before padding" if dealing.padded else "disjoint"
@@ -292,12 +294,12 @@ def _epoch_rows(plan: Plan) -> list[tuple[str, str]]:
 def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
     job, memory = plan.job, plan.memory
     return [
-        ("a rank", f"{byte_size(memory.rank)} private, without its model"),
-        ("a worker", f"{byte_size(memory.worker)} private; {job.workers} a rank"),
-        ("the ring", f"{byte_size(memory.ring)} a rank: {memory.slots} slots of {byte_size(memory.slot_bytes)}"),
-        ("a node", f"{byte_size(memory.node)} for {counted(job.ranks_here, 'rank')}"),
-        ("mapped", f"{byte_size(memory.node_mapped)}, once a node, given back when memory is short"),
-        ("index on disk", f"{byte_size(memory.index_bytes)} beside {byte_size(memory.manifest_bytes)} of manifest"),
+        ("rank", f"{byte_size(memory.rank)} private, without the model"),
+        ("worker", f"{byte_size(memory.worker)} private; {job.workers} per rank"),
+        ("ring", f"{byte_size(memory.ring)} per rank: {memory.slots} slots of {byte_size(memory.slot_bytes)}"),
+        ("node", f"{byte_size(memory.node)} for {counted(job.ranks_here, 'rank')}"),
+        ("mapped", f"{byte_size(memory.node_mapped)} per node, reclaimed when memory is short"),
+        ("index on disk", f"{byte_size(memory.index_bytes)} beside a manifest of {byte_size(memory.manifest_bytes)}"),
     ]
 
 
@@ -305,9 +307,9 @@ def _time_rows(plan: Plan) -> list[tuple[str, str]]:
     start = plan.start_up
     return [
         ("index", f"{_time(start.index)}, once"),
-        ("start", f"{_time(start.start)} to the first batch, which takes {_time(start.first_batch)} of it"),
+        ("start", f"{_time(start.start)} to the first batch, {_time(start.first_batch)} of it for the batch"),
         ("resume", f"{_time(start.resume)}, anywhere in an epoch, on any number of ranks"),
-        ("by reading again", f"{_time(start.replay)} more on average, with a loader that has no positions"),
+        ("resume by replay", f"{_time(start.replay)} more on average, for loaders that must read samples again"),
     ]
 
 
@@ -323,16 +325,16 @@ def _need_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("samples", f"{needs.samples_per_s:,.0f}/s"),
         ("bandwidth", f"{byte_size(needs.bandwidth)}/s in the first epoch, {cached}; {total}"),
-        ("cores", f"{needs.cores:,.1f}, so {counted(needs.workers, 'worker')} a rank"),
+        ("cores", f"{needs.cores:,.1f}, so {counted(needs.workers, 'worker')} per rank"),
     ]
 
 
 def _rates(plan: Plan) -> Table:
-    """Epoch by epoch, what each thing allows."""
+    """Return a table of the samples/s that each resource allows, for each epoch."""
     from rich import box
     from rich.table import Table
 
-    table = Table(title="Samples a second of a node", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table = Table(title="Samples/s of a node", title_justify="left", box=box.SIMPLE, pad_edge=False)
     things = list(dict.fromkeys(name for epoch in plan.epochs for name in epoch.ceilings))
     for name in ("epoch", "cache hits", "read", *things, "limit", "time", "waiting"):
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
@@ -348,14 +350,14 @@ def _rate_row(number: int, epoch: Epoch, things: list[str]) -> list[str]:
 
 
 def _shuffles(plan: Plan) -> Table:
-    """Kind by kind: how well it mixes, what the cache makes of it, what it reads."""
+    """Return a table of shuffle quality, cache hits and reads, for each kind of shuffle."""
     from rich import box
     from rich.table import Table
 
     classes = plan.job.classes is not None
     last = plan.job.epochs
     table = Table(title="Shuffles", title_justify="left", box=box.SIMPLE, pad_edge=False)
-    names = ["displacement", *["classes a batch"] * classes, "hits, epoch 1", f"hits, epoch {last}", "runs read"]
+    names = ["displacement", *["classes per batch"] * classes, "hits, epoch 1", f"hits, epoch {last}", "runs read"]
     table.add_column("", style="bold", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -370,5 +372,5 @@ def _shuffles(plan: Plan) -> Table:
     some = next(iter(plan.quality.values()), None)
     if classes and some is not None:
         table.add_section()
-        table.add_row("at random", "0.3333", f"{some.classes_random or 0:,.1f}", "", "", "", style="dim")
+        table.add_row("random", "0.3333", f"{some.classes_random or 0:,.1f}", "", "", "", style="dim")
     return table

@@ -1,4 +1,4 @@
-"""``penstock plan`` of data: samples of each source, stages of weights, and the shares over the run as a picture."""
+"""``penstock plan`` of data: samples of each source, stages of weights, and a plot of the shares over the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_data", "print_data", "write_page"]
 
 _COLOURS = 8
-_LETTER = 8  # how wide one is at the most, of a name in a picture
+_LETTER = 8  # largest width of a letter in a plot, in pixels
 
 
 def print_data(plan: DataPlan) -> None:
@@ -46,7 +46,7 @@ def _about(plan: DataPlan) -> str:
 def _source_heads(plan: DataPlan) -> list[str]:
     more = ["excluded"] if _excludes(plan) else []
     more += ["packs", "tokens"] if plan.unit == "pack" else []
-    return ["", "rows", "kept", *more, "share", "in the run", "passes", "never had", "again from step"]
+    return ["", "rows", "kept", *more, "share", "in the run", "epochs", "unused", "repeats from step"]
 
 
 def _source_cells(plan: DataPlan, source: SourcePlan) -> list[str]:
@@ -69,7 +69,7 @@ def _excludes(plan: DataPlan) -> bool:
 
 
 def _stage_heads(plan: DataPlan) -> list[str]:
-    return ["from sample", "from step", "by set_weights", *(source.name for source in plan.sources)]
+    return ["from sample", "from step", "with set_weights", *(source.name for source in plan.sources)]
 
 
 def _stage_cells(stage: StagePlan) -> list[str]:
@@ -78,12 +78,12 @@ def _stage_cells(stage: StagePlan) -> list[str]:
 
 
 def _state_rows(plan: DataPlan) -> list[tuple[str, str]]:
-    rows = [("a state", f"{plan.state_bytes:,} bytes of the data set, on any number of ranks")]
+    rows = [("a state", f"{plan.state_bytes:,} bytes for the dataset, on any number of ranks")]
     if plan.filter_bytes:
-        rows.append(("filters", f"{byte_size(plan.filter_bytes)} mapped, once a machine"))
+        rows.append(("filters", f"{byte_size(plan.filter_bytes)} mapped, once per machine"))
     if len(plan.sources) > 1:
-        rows.append(("a block", f"{plan.block_size:,} samples, at the most: where set_weights lets a change begin"))
-        rows.append(("off by", f"fewer than {counted(plan.bound, 'sample')} of a source, anywhere in an epoch"))
+        rows.append(("a block", f"{plan.block_size:,} samples at most; set_weights takes effect at the end of a block"))
+        rows.append(("deviation", f"fewer than {counted(plan.bound, 'sample')} of a source, anywhere in an epoch"))
     return rows
 
 
@@ -93,25 +93,25 @@ def _notes(plan: DataPlan) -> list[str]:
         if source.excluded:
             unit = "document" if plan.unit == "pack" else "row"
             said = counted(source.excluded, f"excluded {unit}")
-            notes.append(f"{source.name}: nobody gets its {said}; others stand in their places")
+            notes.append(f"{source.name}: its {said} are replaced by others")
         if source.never and source.had:
-            notes.append(f"{source.name}: {source.never / source.samples:.1%} of it is never had in this run")
+            notes.append(f"{source.name}: {source.never / source.samples:.1%} of it is not used in this run")
         elif not source.had:
-            notes.append(f"{source.name}: nothing of it is had in this run")
+            notes.append(f"{source.name}: it is not used in this run")
     most = max(plan.sources, key=lambda source: source.passes)
     if len(plan.sources) > 1 and most.again_step is not None:
-        notes.append(f"{most.name} comes most often: {most.passes:,.1f} times, anew from step {most.again_step:,}")
+        notes.append(f"{most.name} repeats most: {most.passes:,.1f} epochs, with repeats from step {most.again_step:,}")
     return notes
 
 
-# Pictures.
+# Plots.
 
 
 def draw_data(path: Path, plan: DataPlan) -> None:
-    """Draw the share of each source over the steps, and how often each is gone through.
+    """Draw the share of each source over the steps, and its epochs.
 
     Raises:
-        ConfigError: matplotlib cannot write it there.
+        ConfigError: matplotlib cannot write the file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ def draw_data(path: Path, plan: DataPlan) -> None:
     figure = Figure(figsize=(13, high), layout="constrained")
     FigureCanvasAgg(figure)
     shares, passes = figure.subplots(1, 2, width_ratios=(3, 1))
-    # Dollar signs would begin a formula.
+    # A dollar sign would start a formula.
     names = [source.name.replace("$", r"\$") for source in plan.sources]
     colours = _colours(len(names))
     last = plan.steps_per_epoch * plan.epochs
@@ -129,12 +129,12 @@ def draw_data(path: Path, plan: DataPlan) -> None:
     shares.stackplot([*plan.steps, last], *zip(*curve, strict=True), colors=colours, step="post")
     shares.xaxis.set_major_locator(MaxNLocator(integer=True))
     shares.set(xlabel="step", ylabel="share", ylim=(0, 1), xlim=(0, last), title="share of each source")
-    # The bars are the legend: inside of the areas, it would cover them.
+    # The bars serve as the legend, which would cover the areas.
     bars = passes.barh(names, [source.passes for source in plan.sources], color=colours)
     passes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     passes.margins(x=0.2)
     passes.invert_yaxis()
-    passes.set(title="passes in the run")
+    passes.set(title="epochs in the run")
     figure.suptitle(_about(plan), fontsize=11)
     try:
         figure.savefig(path, dpi=110)
@@ -143,7 +143,7 @@ def draw_data(path: Path, plan: DataPlan) -> None:
 
 
 def _colours(count: int) -> list[tuple[float, ...]]:
-    """Return so many different colours."""
+    """Return ``count`` different colours."""
     from matplotlib import colormaps
 
     for name, size in (("tab10", 10), ("tab20", 20)):
@@ -153,7 +153,7 @@ def _colours(count: int) -> list[tuple[float, ...]]:
 
 
 def write_page(path: Path, plan: DataPlan) -> None:
-    """Write a page with the tables and the shares over the run; it has the plan as JSON, too."""
+    """Write an HTML page with the tables, the shares over the run, and the plan as JSON."""
     body = [html_table(_source_heads(plan), [_source_cells(plan, source) for source in plan.sources])]
     if len(plan.sources) > 1:
         body += ["<h2>Weights</h2>", html_table(_stage_heads(plan), list(map(_stage_cells, plan.stages)))]
@@ -165,7 +165,7 @@ def write_page(path: Path, plan: DataPlan) -> None:
 
 
 def _areas(plan: DataPlan) -> str:
-    """Return the shares as areas on top of each other, over the steps."""
+    """Return an SVG of the shares as stacked areas over the steps."""
     wide, high, last = 800, 220, plan.steps_per_epoch * plan.epochs
     ends = [*plan.steps[1:], last]
     parts, legend = [], []
@@ -193,7 +193,7 @@ def _areas(plan: DataPlan) -> str:
 
 
 def _fill(number: int, count: int) -> str:
-    """Return the colour of one of so many sources; few have those of the page."""
+    """Return the colour of a source, from the page's style if there are few sources."""
     return f'class="s{number}"' if count <= _COLOURS else f'fill="hsl({360 * number / count:.1f},60%,50%)"'
 
 

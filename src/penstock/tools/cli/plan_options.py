@@ -1,4 +1,4 @@
-"""The options of ``penstock plan``: a run, what is assumed of programs and machines, and what is packed."""
+"""The options of ``penstock plan``: the run, assumptions about programs and machines, stores and packs."""
 
 from __future__ import annotations
 
@@ -47,77 +47,79 @@ _MACHINE = {"rich_help_panel": "Machines"}
 _PACKING = {"rich_help_panel": "Packing"}
 _STORE = {"rich_help_panel": "Object store"}
 _ORDER = {"rich_help_panel": "Order"}
-_ASSUMED = {"rich_help_panel": "Assumptions (measured on a small machine; replace them by your own)"}
+_ASSUMED = {"rich_help_panel": "Assumptions (measured on a small machine; replace them by yours)"}
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """A run, as the command line gives it."""
+    """The options of a run."""
 
     samples: Annotated[
         int | None,
-        _count("--samples", "Rows of the manifest: 1281167, 1.28M, 1e12.", show_default="required, but for --packing"),
+        _count(
+            "--samples", "Rows of the manifest: 1281167, 1.28M, 1e12.", show_default="required, except with --packing"
+        ),
     ] = None
     sample_bytes: Annotated[
         int | None,
-        _size("--bytes", "Of a sample in storage, on average.", show_default="required, but for --packing"),
+        _size("--bytes", "Mean size of a stored sample.", show_default="required, except with --packing"),
     ] = None
-    delivered: Annotated[int | None, _size("--delivered", "Of a sample in its batch; by default as in storage.")] = None
-    classes: Annotated[int | None, _count("--classes", "Different labels, in a file sorted by class.")] = None
-    ranks: Annotated[int, _count("--ranks", "Ranks of the whole job.")] = 1
+    delivered: Annotated[int | None, _size("--delivered", "Size of a sample in its batch; by default as stored.")] = (
+        None
+    )
+    classes: Annotated[int | None, _count("--classes", "Number of classes, for a file sorted by class.")] = None
+    ranks: Annotated[int, _count("--ranks", "Number of ranks of the job.")] = 1
     batch_size: Annotated[int, _count("--batch-size", "Samples in a batch of one rank.")] = 256
     step_ms: Annotated[
         float | None,
         typer.Option(
             "--step-ms",
             min=0.001,
-            help="Milliseconds of a training step without waiting; by default data sets the pace.",
+            help="Milliseconds of a training step without waiting; by default loading is the limit.",
         ),
     ] = None
     epochs: Annotated[int, typer.Option("--epochs", help="Epochs to plan.")] = 3
     workers: Annotated[int, typer.Option("--workers", help="Workers of each rank's loader.")] = 4
-    prefetch: Annotated[int, typer.Option("--prefetch", help="Batches begun for each worker.")] = 2
+    prefetch: Annotated[int, typer.Option("--prefetch", help="Batches in flight for each worker.")] = 2
     cpu_ms: Annotated[
-        float, typer.Option("--cpu-ms", min=0, help="Milliseconds of a core that a worker needs for a sample.")
+        float, typer.Option("--cpu-ms", min=0, help="Processor time of a worker for a sample, in milliseconds.")
     ] = 2.5
-    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="Ranks on a node, at most.", **_MACHINE)] = 8
+    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="Most ranks on a node.", **_MACHINE)] = 8
     cores: Annotated[
-        int | None, typer.Option("--cores", help="Cores of a node for workers; by default one for each.", **_MACHINE)
+        int | None,
+        typer.Option("--cores", help="Cores of a node for workers; by default one for each worker.", **_MACHINE),
     ] = None
     cache: Annotated[
-        int, _size("--cache", "Memory of a node for files of samples: page cache or local copies.", **_MACHINE)
+        int, _size("--cache", "Size of a node's cache of samples: page cache or local copies.", **_MACHINE)
     ] = 0
     node_bandwidth: Annotated[
-        int | None, _size("--node-bandwidth", "Of storage in a second, for a node; by default no limit.", **_MACHINE)
+        int | None,
+        _size("--node-bandwidth", "Storage bandwidth of a node, per second; by default no limit.", **_MACHINE),
     ] = None
     total_bandwidth: Annotated[
-        int | None, _size("--total-bandwidth", "The same for all nodes together.", **_MACHINE)
+        int | None, _size("--total-bandwidth", "Storage bandwidth of all nodes together.", **_MACHINE)
     ] = None
     read_rows: Annotated[
-        int, _count("--read-rows", "Rows that one read brings: more than 1 for shards and pages.", **_MACHINE)
+        int, _count("--read-rows", "Rows of one read: more than 1 for shards and pages.", **_MACHINE)
     ] = 1
-    shuffle: Annotated[_Shuffle, typer.Option("--shuffle", help="Kind of order.", **_ORDER)] = _Shuffle.GLOBAL
+    shuffle: Annotated[_Shuffle, typer.Option("--shuffle", help="Kind of shuffle.", **_ORDER)] = _Shuffle.GLOBAL
     block_size: Annotated[int, _count("--block-size", "Rows in a block.", **_ORDER)] = 1024
-    window: Annotated[int, _count("--window", "Blocks that are mixed with one another.", **_ORDER)] = 64
-    mini_epochs: Annotated[int, _count("--mini-epochs", "Parts of an epoch.", **_ORDER)] = 1
+    window: Annotated[int, _count("--window", "Blocks that are mixed together.", **_ORDER)] = 64
+    mini_epochs: Annotated[int, _count("--mini-epochs", "Mini-epochs (sub-epochs) of an epoch.", **_ORDER)] = 1
     remainder: Annotated[
-        _Remainder, typer.Option("--remainder", help="What is done with the last samples.", **_ORDER)
+        _Remainder, typer.Option("--remainder", help="Samples that do not divide evenly among ranks.", **_ORDER)
     ] = _Remainder.PAD
-    drop_last: Annotated[bool, typer.Option("--drop-last", help="Leave out batches that are not full.", **_ORDER)] = (
-        False
-    )
-    seed: Annotated[
-        int, typer.Option("--seed", callback=check_seed, help="Seed of the order that is looked at.", **_ORDER)
-    ] = 0
+    drop_last: Annotated[bool, typer.Option("--drop-last", help="Leave out incomplete batches.", **_ORDER)] = False
+    seed: Annotated[int, typer.Option("--seed", callback=check_seed, help="Seed of the order.", **_ORDER)] = 0
     line_bytes: Annotated[float, typer.Option("--line-bytes", help="Bytes of a row in the manifest.", **_ASSUMED)] = (
         38.0
     )
 
     def job(self) -> Job:
-        """What `penstock.tools.planning` takes.
+        """Return the job for `penstock.tools.planning`.
 
         Raises:
-            BadParameter: a number outside its range, or one that is needed and not there.
+            BadParameter: a number outside its range, or a missing required one.
         """
         from penstock.tools.planning import Job
 
@@ -137,22 +139,30 @@ class JobOptions:
         return _make(Job, values | renamed)
 
     def check_epochs(self) -> None:
-        """Refuse more epochs than are looked at one by one, with a BadParameter."""
+        """Check the number of epochs.
+
+        Raises:
+            BadParameter: no epoch, or too many to plan one by one.
+        """
         if not 1 <= self.epochs <= _EPOCHS:
             told = (
-                f"--epochs {self.epochs}: 1 or more, and each is looked at, {_EPOCHS:,} at most; later ones are alike"
+                f"--epochs {self.epochs}: use 1 to {_EPOCHS:,}, since each is planned by itself; later ones are alike"
             )
             raise typer.BadParameter(told)
 
     def check_layout(self) -> None:
-        """Refuse ranks, batches and epochs that make no sense, with a BadParameter."""
+        """Check ranks, batch size and epochs.
+
+        Raises:
+            BadParameter: a number outside its range.
+        """
         self.check_epochs()
         for name, value in (("ranks", self.ranks), ("batch-size", self.batch_size)):
             if value < 1:
                 raise typer.BadParameter(f"--{name} must be positive, got {value}")
 
     def share(self) -> dict[str, Any]:
-        """What a `penstock.Mixture` takes: how sources are gone through, and how samples are dealt to ranks."""
+        """Return the arguments of `penstock.Mixture` for the order and the partition."""
         block = {"block_size": self.block_size, "window": self.window} if self.shuffle is _Shuffle.BLOCK else {}
         order = {"shuffle": str(self.shuffle), "seed": self.seed, **block}
         dealt = {"mini_epochs": self.mini_epochs, "remainder": str(self.remainder)}
@@ -160,7 +170,11 @@ class JobOptions:
 
 
 def _make(kind: Callable[..., _Made], values: dict[str, Any]) -> _Made:
-    """Of these values; BadParameter with the options' names in it if they make no sense."""
+    """Build an object from values.
+
+    Raises:
+        BadParameter: invalid values; the message names the options.
+    """
     from penstock.errors import ConfigError
 
     try:
@@ -173,23 +187,29 @@ def _make(kind: Callable[..., _Made], values: dict[str, Any]) -> _Made:
 
 @dataclass(frozen=True)
 class AssumedOptions:
-    """What is assumed; the defaults are those of `penstock.tools.planning.Assumptions`, and a test compares them."""
+    """Assumptions. A test compares the defaults with `penstock.tools.planning.Assumptions`."""
 
-    rank_memory: Annotated[int, _size("--rank-memory", "Private, of a rank's process.", **_ASSUMED)] = 200_000_000
-    worker_memory: Annotated[int, _size("--worker-memory", "Private, of a worker.", **_ASSUMED)] = 26_000_000
-    import_s: Annotated[float, typer.Option("--import-s", help="To import torch and this library.", **_ASSUMED)] = 1.6
-    open_s: Annotated[float, typer.Option("--open-s", help="To open an indexed manifest.", **_ASSUMED)] = 0.001
-    workers_s: Annotated[float, typer.Option("--workers-s", help="To start a rank's workers.", **_ASSUMED)] = 0.35
-    index_rate: Annotated[int, _size("--index-rate", "Of a manifest, indexed in a second.", **_ASSUMED)] = 1_300_000_000
-    batch_s: Annotated[float, typer.Option("--batch-s", help="Of the consumer, for a small batch.", **_ASSUMED)] = (
-        0.00012
+    rank_memory: Annotated[int, _size("--rank-memory", "Private memory of a rank's process.", **_ASSUMED)] = 200_000_000
+    worker_memory: Annotated[int, _size("--worker-memory", "Private memory of a worker.", **_ASSUMED)] = 26_000_000
+    import_s: Annotated[float, typer.Option("--import-s", help="Seconds to import torch and Penstock.", **_ASSUMED)] = (
+        1.6
     )
+    open_s: Annotated[float, typer.Option("--open-s", help="Seconds to open an indexed manifest.", **_ASSUMED)] = 0.001
+    workers_s: Annotated[float, typer.Option("--workers-s", help="Seconds to start a rank's workers.", **_ASSUMED)] = (
+        0.35
+    )
+    index_rate: Annotated[int, _size("--index-rate", "Bytes of a manifest indexed per second.", **_ASSUMED)] = (
+        1_300_000_000
+    )
+    batch_s: Annotated[
+        float, typer.Option("--batch-s", help="Seconds of the main process for a small batch.", **_ASSUMED)
+    ] = 0.00012
     hand_over_rate: Annotated[
-        int, _size("--hand-over-rate", "Of large batches, taken and read in a second.", **_ASSUMED)
+        int, _size("--hand-over-rate", "Bytes of large batches received and read per second.", **_ASSUMED)
     ] = 6_400_000_000
 
     def assumptions(self) -> Assumptions:
-        """What `penstock.tools.planning` takes.
+        """Return the assumptions for `penstock.tools.planning`.
 
         Raises:
             BadParameter: a number outside its range.
@@ -201,48 +221,54 @@ class AssumedOptions:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Shards in an object store, and what that costs."""
+    """The options for shards in an object store, and its prices."""
 
     shards: Annotated[
         str | None,
         typer.Option(
             "--shards",
             metavar="N|SHARDS",
-            help="Plan what is fetched of shards in a store: how many there are, with --samples and --bytes; or where "
-            "they are, as tar archives or an MDS folder.",
+            help="Plan downloads of shards from a store: their number, with --samples and --bytes; or their "
+            "addresses, of tar archives or an MDS folder.",
             **_STORE,
         ),
     ] = None
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", min=1, help="Nodes of the job, each with a --cache.", show_default="1", **_STORE),
+        typer.Option(
+            "--nodes", min=1, help="Number of nodes of the job, each with a --cache.", show_default="1", **_STORE
+        ),
     ] = None
     gb_price: Annotated[
         float | None,
-        typer.Option("--gb-price", min=0, help="Of a GB that leaves the store.", show_default="0", **_STORE),
+        typer.Option("--gb-price", min=0, help="Price of downloading a GB.", show_default="0", **_STORE),
     ] = None
     request_price: Annotated[
         float | None,
-        typer.Option("--request-price", min=0, help="Of 1,000 GET requests.", show_default="0", **_STORE),
+        typer.Option("--request-price", min=0, help="Price of 1,000 GET requests.", show_default="0", **_STORE),
     ] = None
 
     @property
     def is_given(self) -> bool:
-        """Whether a store is planned; BadParameter where something else is said of one."""
+        """Whether a store is planned.
+
+        Raises:
+            BadParameter: options of a store without --shards.
+        """
         if self.shards is None and (self.nodes, self.gb_price, self.request_price) != (None, None, None):
             raise typer.BadParameter(
-                "--nodes, --gb-price and --request-price are options of a store: give --shards N, or where they are"
+                "--nodes, --gb-price and --request-price need --shards: add it, with a number or addresses of shards"
             )
         return self.shards is not None
 
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """What is packed, as the command line gives it."""
+    """The options of packing."""
 
     document_lengths: Annotated[
         Path | None,
-        typer.Option("--packing", help="Tokens of each document, an .npy file: compare packs.", **_PACKING),
+        typer.Option("--packing", help="Compare packs of documents: an .npy file with the tokens of each.", **_PACKING),
     ] = None
     capacity: Annotated[
         int | None,
@@ -250,18 +276,24 @@ class PackingOptions:
     ] = None
     max_documents: Annotated[
         int | None,
-        typer.Option("--max-documents", parser=count, metavar="N", help="Documents of a pack.", **_PACKING),
+        typer.Option("--max-documents", parser=count, metavar="N", help="Most documents of a pack.", **_PACKING),
     ] = None
     packs: Annotated[
         int | None, typer.Option("--packs", min=1, help="Packs in a batch of a rank.", show_default="8", **_PACKING)
     ] = None
-    html: Annotated[Path | None, typer.Option("--html", help="Of packs or sources: write a page, too.")] = None
+    html: Annotated[Path | None, typer.Option("--html", help="Also write an HTML page, with --packing or sources.")] = (
+        None
+    )
 
     @property
     def is_given(self) -> bool:
-        """Whether packs are compared; BadParameter where only a part of what that takes is there."""
+        """Whether packs are compared.
+
+        Raises:
+            BadParameter: a required option of packing is missing.
+        """
         if (self.document_lengths is None) != (self.capacity is None):
-            raise typer.BadParameter("--packing FILE and --capacity N belong together")
+            raise typer.BadParameter("--packing FILE and --capacity N need each other")
         if self.document_lengths is None and (self.max_documents, self.packs) != (None, None):
-            raise typer.BadParameter("--max-documents and --packs are options of packs: give --packing FILE, too")
+            raise typer.BadParameter("--max-documents and --packs need --packing FILE: add it")
         return self.document_lengths is not None

@@ -1,4 +1,4 @@
-"""``penstock plan --packing``: what packs of documents waste, as a table, as a picture, as a page."""
+"""``penstock plan --packing``: padding and cost of packs of documents, as a table, a plot or an HTML page."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 __all__ = ["print_packing"]
 
-_RANKS = 8  # where nobody says: a rank that is alone waits for nobody
+_RANKS = 8  # default; a single rank never waits for others
 _PACKS = 8
 
 
 def print_packing(
     given: PackingOptions, ranks: int | None, others: list[str], plot: Path | None, *, as_json: bool
 ) -> None:
-    """Print what packs waste, and draw it where that is asked for.
+    """Print the padding and the cost of packs, and draw them if requested.
 
     Args:
-        given: what is packed.
-        ranks: None for the usual number.
-        others: options that the command line has and packs do not ask for.
-        plot: a file for a picture.
+        given: the options of packing.
+        ranks: number of ranks; None for the default.
+        others: options on the command line that packing does not use.
+        plot: file of the plot.
         as_json: print one JSON object.
 
     Raises:
-        BadParameter: options of a job's plan, which is another one.
-        ConfigError: a picture or page that cannot be written.
+        BadParameter: options that only the plan of a job uses.
+        ConfigError: a plot or page that cannot be written.
     """
     from penstock.tools.planning import packing_plan
 
     if others:
         raise typer.BadParameter(
-            f"--packing compares packs alone: leave out {', '.join(others)}, or plan the job apart"
+            f"--packing only compares packs: leave out {', '.join(others)}, or plan the job separately"
         )
     assert given.document_lengths is not None
     assert given.capacity is not None
@@ -66,7 +66,7 @@ def print_packing(
 
 
 def _headings(plan: PackingPlan) -> list[str]:
-    return ["packs", "waste", "documents a pack", f"cost of {plan.ranks} ranks", "dealt by cost"]
+    return ["packs", "padding", "documents per pack", f"cost of {plan.ranks} ranks", "balanced"]
 
 
 def _cells(way: Packing) -> list[str]:
@@ -80,12 +80,12 @@ def _about(plan: PackingPlan) -> str:
 
 def _notes(plan: PackingPlan) -> list[str]:
     notes = [
-        "waste: the part of all positions that is padding",
-        f"cost: of attention on the dearest rank, over the mean; batches of {counted(plan.batch, 'pack')} a rank. "
-        "Dealt by cost: with balance=",
+        "padding: share of padding tokens",
+        f"cost: attention cost of the most expensive rank / mean; batches of {counted(plan.batch, 'pack')} per rank. "
+        "balanced: with balance=",
     ]
     if plan.looked_at < plan.documents:
-        notes.append(f"all ways but the last one were carried out on {plan.looked_at:,} of the documents")
+        notes.append(f"all ways except the last one used only {plan.looked_at:,} of the documents")
     return notes
 
 
@@ -106,7 +106,7 @@ def _print(plan: PackingPlan) -> None:
 
 
 def _draw(path: Path, plan: PackingPlan) -> None:
-    """Draw waste, documents a pack and costs into a file, of the type that its name ends with."""
+    """Draw padding, documents per pack and costs into a file; its extension is the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,13 +117,13 @@ def _draw(path: Path, plan: PackingPlan) -> None:
     places = range(len(names))
     bars = waste.barh(places, [100 * (1 - way.fill) for way in plan.ways])
     waste.bar_label(bars, [f"{1 - way.fill:.2%}" for way in plan.ways], padding=3, fontsize=8)
-    waste.set(yticks=places, yticklabels=names, xlabel="%", xlim=(0, 100), title="waste")
+    waste.set(yticks=places, yticklabels=names, xlabel="%", xlim=(0, 100), title="padding")
     waste.invert_yaxis()
     documents.bar_label(documents.barh(places, [way.documents for way in plan.ways]), fmt="%.1f", padding=3, fontsize=8)
-    documents.set(title="documents a pack")
-    costs.barh([place - 0.2 for place in places], [way.cost for way in plan.ways], 0.4, label="as they come")
-    costs.barh([place + 0.2 for place in places], [way.balanced for way in plan.ways], 0.4, label="dealt by cost")
-    costs.set(title=f"cost of the dearest of {plan.ranks} ranks / mean", xlim=(0.9, None))
+    documents.set(title="documents per pack")
+    costs.barh([place - 0.2 for place in places], [way.cost for way in plan.ways], 0.4, label="in order")
+    costs.barh([place + 0.2 for place in places], [way.balanced for way in plan.ways], 0.4, label="balanced")
+    costs.set(title=f"cost of the most expensive of {plan.ranks} ranks / mean", xlim=(0.9, None))
     costs.legend(fontsize=8)
     figure.suptitle(_about(plan), fontsize=11)
     try:
@@ -133,14 +133,14 @@ def _draw(path: Path, plan: PackingPlan) -> None:
 
 
 def _page(plan: PackingPlan) -> str:
-    """Return a page that needs nothing else."""
+    """Return a self-contained HTML page."""
     table = html_table(["", *_headings(plan)], [[way.name, *_cells(way)] for way in plan.ways])
     names = [way.name for way in plan.ways]
     plots = [
-        _bars("Waste", names, [1 - way.fill for way in plan.ways], "{:.2%}"),
-        _bars("Documents a pack", names, [way.documents for way in plan.ways], "{:,.1f}"),
+        _bars("Padding", names, [1 - way.fill for way in plan.ways], "{:.2%}"),
+        _bars("Documents per pack", names, [way.documents for way in plan.ways], "{:,.1f}"),
         _bars(
-            f"Cost of the dearest of {plan.ranks} ranks, over the mean; pale: dealt by cost",
+            f"Cost of the most expensive of {plan.ranks} ranks / mean; pale: balanced",
             names,
             [way.cost - 1 for way in plan.ways],
             "+{:.1%}",
@@ -151,7 +151,7 @@ def _page(plan: PackingPlan) -> str:
 
 
 def _bars(title: str, names: Sequence[str], values: Sequence[float], form: str, pale: Sequence[float] = ()) -> str:
-    """Return a plot with a bar for each name, and a pale one below it."""
+    """Return an SVG with a bar for each name, and a pale one below it."""
     high = max(*values, *pale, 1e-9)
     step = 44 if pale else 28
     parts = []

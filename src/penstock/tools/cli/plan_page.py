@@ -1,4 +1,4 @@
-"""The pages that ``penstock plan`` writes with ``--html``: tables and plots that need nothing else."""
+"""The HTML pages of ``penstock plan --html``: self-contained tables and plots."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ text { fill: var(--ink); font-size: 13px } .bar { fill: var(--blue) } .pale { fi
 
 
 def check_page(path: Path | None) -> None:
-    """Say before anything is planned that there will be no page.
+    """Check before the plan that the page can be written.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: its folder does not exist.
     """
     if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+        raise ConfigError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist")
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts."""
+    """Return an HTML table of texts."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def plan_page(title: str, about: str, body: Sequence[str], notes: Sequence[str]) -> str:
-    """Return a page with one line about it, parts in HTML, and notes."""
+    """Return an HTML page with a title, a line about the plan, the parts of the body, and notes."""
     said = [f"<p>{escape(note)}</p>" for note in notes]
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>", *body, *said]
     return html_page(f"Penstock: {title}", _STYLE, "\n".join(parts))

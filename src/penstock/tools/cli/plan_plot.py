@@ -1,4 +1,4 @@
-"""The picture of ``penstock plan``: what limits, where memory goes, what more cache would bring."""
+"""The plot of ``penstock plan``: bottlenecks, memory of a node, and cache hits by size of the cache."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matplotlib", "draw"]
 
-_POINTS = 24  # of the curves over the cache
+_POINTS = 24  # points of the curves over the cache size
 
 
 def check_matplotlib() -> None:
-    """Whether pictures can be drawn.
+    """Check that plots can be drawn.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot draws with matplotlib, which is not installed: pip install matplotlib")
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def draw(path: Path, plan: Plan) -> None:
-    """Draw a plan into a file, of the type that its name ends with.
+    """Draw a plan into a file; its extension is the format.
 
     Raises:
-        ConfigError: matplotlib cannot write it there.
+        ConfigError: matplotlib cannot write the file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def draw(path: Path, plan: Plan) -> None:
 
 
 def _rates(axes: Any, plan: Plan) -> None:
-    """What each thing allows, in the first epoch and in the last one."""
+    """Draw the samples/s that each resource allows, in the first and the last epoch."""
     epochs = [plan.epochs[0], plan.epochs[-1]]
     things = list(dict.fromkeys(name for epoch in epochs for name in epoch.ceilings))
     for k, (epoch, title) in enumerate(zip(epochs, ("epoch 1", f"epoch {len(plan.epochs)}"), strict=True)):
@@ -70,13 +70,13 @@ def _rates(axes: Any, plan: Plan) -> None:
         yticklabels=things,
         xlabel="samples/s of a node",
     )
-    axes.set_title(f"what limits: {epochs[0].limit}, then {epochs[1].limit}", fontsize=10)
+    axes.set_title(f"limit: {epochs[0].limit}, then {epochs[1].limit}", fontsize=10)
     axes.invert_yaxis()
     axes.legend(fontsize=8)
 
 
 def _memory(axes: Any, plan: Plan) -> None:
-    """Private memory of a full node, and what is mapped."""
+    """Draw the private and the mapped memory of a full node."""
     job, memory = plan.job, plan.memory
     parts = {
         "ranks": job.ranks_here * memory.rank,
@@ -89,7 +89,7 @@ def _memory(axes: Any, plan: Plan) -> None:
 
 
 def _cache(axes: Any, plan: Plan) -> None:
-    """Hits in the last epoch planned, over the size of the cache."""
+    """Draw the cache hits of the last epoch over the size of the cache."""
     from penstock.tools.planning import hit_rates
 
     job = plan.job
@@ -97,7 +97,7 @@ def _cache(axes: Any, plan: Plan) -> None:
     sizes = [round(data * k / _POINTS) for k in range(_POINTS + 1)]
     for kind in sorted(plan.hit_rates, key="block".__eq__):
         rates = [hit_rates(replace(job, cache_bytes=size), kind)[-1] for size in sizes]
-        style = "--" if kind == "block" else "-"  # it is the same as global where single rows are read
+        style = "--" if kind == "block" else "-"  # dashes show a curve below: equal to global for reads of one row
         axes.plot([size / data for size in sizes], rates, style, label=kind)
     axes.axvline(min(1.0, job.cache_bytes / data), color="black", linewidth=0.8, linestyle="--")
     axes.set(xlabel="cache of a node / data", ylabel="hits", ylim=(-0.02, 1.02))

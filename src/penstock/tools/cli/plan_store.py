@@ -1,4 +1,4 @@
-"""``penstock plan --shards``: what nodes fetch of shards in a store, and what that costs, as a table."""
+"""``penstock plan --shards``: the downloads of nodes from an object store, and their cost, as a table."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["print_store"]
 
 
 def print_store(store: StoreOptions, run: JobOptions, ranks: int | None, *, as_json: bool) -> None:
-    """Print what is fetched in each epoch, dealt to ranks anew or to nodes that keep most of their shards.
+    """Print the downloads of each epoch, for a plain partition and for ``locality="node"``.
 
     Args:
         store: the shards, nodes and prices.
-        run: the options of the job that a store has, too.
-        ranks: None for one on each node.
+        run: the options of the job, some of which a store uses.
+        ranks: number of ranks; None for one on each node.
         as_json: print one JSON object.
 
     Raises:
-        BadParameter: numbers that are missing, or make no sense.
-        ConfigError: shards whose sizes nobody knows.
+        BadParameter: missing or invalid numbers.
+        ConfigError: shards of unknown size.
     """
     from penstock.tools.planning.store import StoreJob, plan_store
 
@@ -72,18 +72,18 @@ def _order(run: JobOptions) -> dict[str, Any]:
 
 
 def _shards(store: StoreOptions, run: JobOptions) -> tuple[Any, Any]:
-    """Return the samples and bytes of each shard."""
+    """Return the number of samples and the bytes of each shard."""
     assert store.shards is not None
     if re.fullmatch(r"[0-9][0-9_.]*(e\+?[0-9]+)?[kmgtp]?", store.shards, re.IGNORECASE):
         shards = count(store.shards)
         if run.samples is None or run.sample_bytes is None:
-            raise typer.BadParameter(f"--shards {store.shards}: give --samples N and --bytes SIZE of a sample, too")
+            raise typer.BadParameter(f"--shards {store.shards}: add --samples N and --bytes SIZE of a sample")
         if not 1 <= shards <= run.samples:
-            raise typer.BadParameter(f"--shards {store.shards}: 1 shard or more, each with a sample at least")
+            raise typer.BadParameter(f"--shards {store.shards}: use 1 shard or more, and at most one for each sample")
         bounds = np.arange(shards + 1, dtype=np.int64) * run.samples // shards
         return np.diff(bounds), np.diff(bounds) * run.sample_bytes
     if run.samples is not None or run.sample_bytes is not None:
-        raise typer.BadParameter("--samples and --bytes: the shards say it, leave them out")
+        raise typer.BadParameter("--samples and --bytes: the shards define them: leave them out")
     return _shards_at(store.shards)
 
 
@@ -102,13 +102,11 @@ def _shards_at(place: str) -> tuple[Any, Any]:
         starts = np.asarray(dataset.folder.starts, np.int64)
         sizes = {shard.number: shard.size for shard in dataset.folder.stored()}
     else:
-        raise ConfigError(
-            f"{place} is no set of tar shards and no MDS folder: give the number of objects, with --samples and --bytes"
-        )
+        raise ConfigError(f"{place} has neither tar shards nor MDS shards: use --shards N with --samples and --bytes")
     if len(sizes) < len(starts) - 1:
         raise ConfigError(
-            f"{place}: nobody knows how large {counted(len(starts) - 1 - len(sizes), 'shard')} will be in a store: "
-            "give the number of shards, with --samples and --bytes"
+            f"{place}: {counted(len(starts) - 1 - len(sizes), 'shard')} of unknown size in a store: "
+            "use --shards N with --samples and --bytes"
         )
     return np.diff(starts), np.array([sizes[number] for number in range(len(starts) - 1)], np.int64)
 
@@ -124,10 +122,10 @@ def _print(plan: StorePlan, run: JobOptions, prices: dict[str, float]) -> None:
         f"{counted(plan.ranks, 'rank')} on {counted(plan.nodes, 'node')}, a cache of {byte_size(plan.cache_bytes)} "
         f"each, {run.shuffle} shuffle{sizes}"
     )
-    table = Table(title="Fetched by all nodes", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table = Table(title="Downloads of all nodes", title_justify="left", box=box.SIMPLE, pad_edge=False)
     costs = any(prices.values())
-    for name in ("dealing", "epoch", "bytes", "requests", "cache hits", *["cost"] * costs):
-        table.add_column(name, justify="left" if name == "dealing" else "right", no_wrap=True)
+    for name in ("partition", "epoch", "bytes", "requests", "cache hits", *["cost"] * costs):
+        table.add_column(name, justify="left" if name == "partition" else "right", no_wrap=True)
     for way, epochs in plan.ways.items():
         for number, epoch in enumerate(epochs[:2]):
             later = f"2 to {len(epochs)}, each" if len(epochs) > 2 else "2"
@@ -140,9 +138,9 @@ def _print(plan: StorePlan, run: JobOptions, prices: dict[str, float]) -> None:
             table.add_row("", "all", "", "", "", f"{total:,.2f}", style="bold")
     print_figures(table)
     out.print(
-        "plain: rows are dealt anew to all ranks in each epoch. by node: locality='node' deals shards to nodes. Caches "
-        "know the order, but for LRU, which drops what was used longest ago. Listing shards and reading their indexes "
-        "comes on top."
+        "plain: each epoch splits all rows among all ranks. by node: locality='node' assigns shards to nodes. Caches "
+        "know the order, except LRU, which drops the least recently used. Not included: listing shards and reading "
+        "their indexes."
     )
 
 

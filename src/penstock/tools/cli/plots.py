@@ -1,4 +1,4 @@
-"""Where the commands with ``--plot`` draw."""
+"""Checks of the file for ``--plot``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["check_plot"]
 
 
 def check_plot(path: Path) -> None:
-    """Say before anything is measured or planned that there will be no picture.
+    """Check before any work that the plot can be written.
 
     Raises:
-        ConfigError: the file cannot be written, or not in the format that its extension says.
+        ConfigError: the file cannot be written, or its extension is an unknown format.
     """
     if not path.parent.is_dir():
-        raise ConfigError(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
+        raise ConfigError(f"cannot draw into {str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot draw into {str(path)!r}: it is a folder, or may not be written to")
+        raise ConfigError(f"cannot draw into {str(path)!r}: it is a folder, or not writable")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:

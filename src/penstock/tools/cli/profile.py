@@ -1,7 +1,7 @@
-"""``penstock profile``: which stage of a loader limits, and which executor and how many workers this machine wants.
+"""``penstock profile``: find the limiting stage of a loader, and its best executor and number of workers.
 
-The measurement is `penstock.tools.profiling.profile`; here it is printed: tables to standard output, with ``--json``
-one JSON object, with ``--html FILE`` a page with plots.
+The measurement is `penstock.tools.profiling.profile`. This module prints tables to standard output, or with ``--json``
+one JSON object, and writes a page with plots with ``--html FILE``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _WIDTH = 24  # characters of the longest bar
-_BATCH_SIZE = 64  # of a path
+_BATCH_SIZE = 64  # default for a path
 
 
 class _Executor(StrEnum):
@@ -42,39 +42,45 @@ def command(
         ),
     ],
     *,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long to measure, about.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="Approximate duration of the measurement.")
+    ] = 20.0,
     step_ms: Annotated[
         float | None,
-        typer.Option("--step-ms", min=0.001, help="Milliseconds of a training step: does the loader keep up?"),
+        typer.Option(
+            "--step-ms", min=0.001, help="Milliseconds of a training step, to test whether the loader keeps up."
+        ),
     ] = None,
     executor: Annotated[
         list[_Executor] | None,
-        typer.Option("--executor", help="Try only this one; may be repeated.  [default: what is safe]"),
+        typer.Option("--executor", help="Try only this one; repeatable.  [default: the safe ones]"),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", min=1, help="Samples of a batch, where a path is measured.  [default: 64]"),
+        typer.Option("--batch-size", min=1, help="For a path: samples of a batch.  [default: 64]"),
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option("--size", min=1, help="Pixels a side of its images, which are cropped to that.  [default: 224]"),
+        typer.Option("--size", min=1, help="For a path: side length in pixels of image crops.  [default: 224]"),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with plots into this file.")] = None,
     as_json: Json = False,
     how: Reading,
 ) -> None:
-    """Measure a loader stage by stage: what limits it, and what this machine wants."""
+    """Measure a loader stage by stage, and find what limits it and its best setting on this machine."""
     with AtOnce():
         from penstock.tools.cli import profile_source
         from penstock.tools.profiling import profile, report
 
     if html is not None and (html.is_dir() or not html.resolve().parent.is_dir()):
-        raise ConfigError(f"--html {str(html)!r}: {'that is a folder' if html.is_dir() else 'there is no such folder'}")
+        raise ConfigError(
+            f"--html {str(html)!r}: {'this is a folder' if html.is_dir() else 'its folder does not exist'}"
+        )
     if profile_source.names_a_loader(target):
         if how != Reading() or (batch_size, size) != (None, None):
             raise ConfigError(
-                f"--batch-size, --size and the options of 'How to read' are for a path, and {target} is a loader, "
-                "which has its own: leave them out"
+                f"--batch-size, --size and the options of 'How to read' are for a path, but {target} is a loader: "
+                "leave them out"
             )
         loader = profile_source.load(target)
     else:
@@ -84,7 +90,7 @@ def command(
         found = profile(loader, seconds=seconds, step=step, executors=executor, name=target, progress=progress)
     if html is not None:
         try:
-            html.write_text(report(found), encoding="utf-8")  # as the page says of itself
+            html.write_text(report(found), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write {str(html)!r}: {error.strerror}") from error
     if as_json:
@@ -114,8 +120,8 @@ def _print(profile: Profile) -> None:
 def _stages(profile: Profile) -> Any:
     from penstock.tools.profiling.report import rate, span
 
-    table = _table("stages alone, in one thread; ceilings in samples/s")
-    for head in ("stage", "first time", "read before", "waiting", "one core", f"all {profile.cores}"):
+    table = _table("each stage alone, in one thread; ceilings in samples/s")
+    for head in ("stage", "new", "cached", "waiting", "one core", f"all {profile.cores}"):
         table.add_column(head, justify="left" if head == "stage" else "right")
     for stage in profile.stages:
         ceilings = rate(stage.ceiling()), rate(stage.ceiling(profile.cores))
@@ -124,20 +130,20 @@ def _stages(profile: Profile) -> Any:
     table.add_section()
     total = [sum(values) for values in zip(*((s.first, s.again) for s in profile.stages), strict=True)]
     best = max((trial.rate for trial in profile.trials if trial.cached), default=0.0)
-    table.add_row("all of it", *map(span, total), "", rate(profile.rate_alone()), rate(best))
+    table.add_row("all stages", *map(span, total), "", rate(profile.rate_alone()), rate(best))
     return table
 
 
 def _trials(profile: Profile) -> Any:
     from penstock.tools.profiling.report import rate, span
 
-    table = _table("executors and workers, as fast as they can")
+    table = _table("executors and workers at full speed")
     for head in ("setting", "samples", "samples/s", "first batch", ""):
         table.add_column(head, justify="right" if head in ("samples/s", "first batch") else "left")
     best = max((trial.rate for trial in profile.trials), default=0.0) or 1.0
     for trial in profile.trials:
         mark = " <" if trial.setting == profile.verdict.setting else ""
-        what = "read before" if trial.cached else "new"
+        what = "cached" if trial.cached else "new"
         line = "█" * round(_WIDTH * trial.rate / best)
         cells = ("–", "–", "no result") if trial.error else (rate(trial.rate), span(trial.start), line)
         table.add_row(f"{trial.setting}{mark}", what, *cells)

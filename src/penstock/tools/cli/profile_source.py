@@ -1,4 +1,4 @@
-"""What ``penstock profile`` measures: a loader of the user's program, or one over a manifest, shards or a folder."""
+"""The loader that ``penstock profile`` measures: from the user's program, or over a manifest, shards or a folder."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_object", "load_path", "names_a_loader"]
 
-_SIDE = 224  # pixels of images, where nothing is said
-_ENCODED = ("jpeg", "png")  # columns of MDS folders that hold the bytes of image files
+_SIDE = 224  # default side length of crops, in pixels
+_ENCODED = ("jpeg", "png")  # MDS column types that hold the bytes of image files
 
 
 def names_a_loader(target: str) -> bool:
-    """Whether this is ``MODULE:LOADER`` or ``FILE.py:LOADER``, and no path or address."""
+    """Return whether this is ``MODULE:LOADER`` or ``FILE.py:LOADER``, not a path or an address."""
     module, colon, attribute = target.rpartition(":")
     return bool(colon and module) and not os.path.exists(target) and attribute.replace(".", "_").isidentifier()
 
 
 def load(target: str) -> TorchDataLoader[Any]:
-    """The loader that a program has by this name, or that a function without arguments of this name returns.
+    """Return a program's loader by name, or the loader that its function without arguments returns.
 
     Raises:
-        ConfigError: there is no such module or name, or it is no loader.
+        ConfigError: no such module or name, or it is not a loader.
     """
     from torch.utils.data import DataLoader as TorchDataLoader
 
     found = load_object(target)
     if not isinstance(found, TorchDataLoader):
         raise ConfigError(
-            f"{target} is a {type(found).__name__}: give a torch.utils.data.DataLoader, a penstock.DataLoader, or a "
+            f"{target} is a {type(found).__name__}: name a torch.utils.data.DataLoader, a penstock.DataLoader, or a "
             "function without arguments that returns one"
         )
     return found
 
 
 def load_object(target: str) -> Any:
-    """Whatever a program has by this name; of a function or class, what it returns without arguments.
+    """Return a program's object by name. A function or class is called without arguments.
 
     Raises:
-        ConfigError: there is no such module or name.
+        ConfigError: no such module or name.
     """
     from torch.utils.data import DataLoader as TorchDataLoader
     from torch.utils.data import Dataset
@@ -67,24 +67,26 @@ def load_object(target: str) -> Any:
 
 
 def _module(place: str) -> Any:
-    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    sys.path.insert(0, os.getcwd())  # like `python -m`
     if not place.endswith(".py"):
         if place.startswith(".") or "/" in place:
-            raise ConfigError(f"{place!r} is no module: write it as in package.module, or name the file {place}.py")
+            raise ConfigError(f"{place!r} is not a module: write package.module, or name the file {place}.py")
         try:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
                 other = ", nor a file or folder" if not os.path.exists(place) else "; for a path leave ':NAME' out:"
-                raise ConfigError(f"there is no module {error.name!r} here{other} {place!r}") from None
+                raise ConfigError(f"there is no module {error.name!r}{other} {place!r}") from None
             raise
     path = Path(place).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no file {place!r}")
-    if "." in path.stem:  # workers that are not forked import it by its name
+    if "." in path.stem:  # workers that are not forked import the file by its name
         renamed = path.stem.replace(".", "_")
-        raise ConfigError(f"{place}: Python cannot import a file with a dot in its name: rename it, as to {renamed}.py")
-    sys.path.insert(0, str(path.parent))  # what it imports, and what workers that are not forked import
+        raise ConfigError(
+            f"{place}: Python cannot import a file with a dot in its name: rename it, for example to {renamed}.py"
+        )
+    sys.path.insert(0, str(path.parent))  # for its own imports, and for workers that are not forked
     module = importlib.import_module(path.stem)
     if module.__file__ is None or Path(module.__file__).resolve() != path:
         raise ConfigError(f"{place}: another module has the name {path.stem!r} ({module.__file__}); rename the file")
@@ -96,13 +98,13 @@ def _called(function: Any, target: str) -> Any:
 
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions do not say
+    except (TypeError, ValueError):  # some functions have no signature
         return function()
     try:
         signature.bind()
     except TypeError as error:
         raise ConfigError(
-            f"{target} cannot be called without arguments ({error}): give a function that returns the loader"
+            f"{target} cannot be called without arguments ({error}): name a function that returns the loader"
         ) from None
     return function()
 
@@ -115,19 +117,17 @@ def _loaders(module: Any) -> str:
 
 
 def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -> TorchDataLoader[Any]:
-    """A loader over what `penstock.open` finds there: images through a crop and a flip, other samples as they are.
+    """Return a loader over `penstock.open` of a path. Images get a crop and a flip; other samples are unchanged.
 
     Raises:
-        PenstockError: nothing that is known, or not to be read; a size for samples that are no images.
+        PenstockError: an unknown or unreadable path; a size for samples that are not images.
     """
     import penstock as ps
     from penstock.storage.urls import shown
     from penstock.tools.cli.manifest_options import Reading
 
     if source.endswith(".py"):
-        raise ConfigError(
-            f"which loader of {source}? Write {source}:NAME, of a DataLoader or a function that returns one"
-        )
+        raise ConfigError(f"{source} is a program: write {source}:NAME of a DataLoader or a function that returns one")
     usual = Reading().arguments()
     given = {name: value for name, value in how.arguments().items() if value != usual[name]}
     try:
@@ -137,11 +137,11 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
             raise
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(
-            f"the options of 'How to read' are for manifests, and {shown(source)} is none: leave {options} out "
+            f"the options of 'How to read' are for manifests, but {shown(source)} is not one: leave {options} out "
             f"({error})"
         ) from error
     if isinstance(dataset, Sized) and not len(dataset):
-        raise ConfigError(f"{source}: there is nothing in it, so there is nothing to measure")
+        raise ConfigError(f"{source} is empty, so there is nothing to measure")
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
@@ -153,7 +153,7 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         dataset = ps.open(source, images="bytes", load=_CropColumn(column, size or _SIDE), **given)
     elif size is not None:
         raise ConfigError(
-            f"--size is for images, and {shown(source)} has none that are known by their names: leave it out"
+            f"--size is for images, but no file of {shown(source)} has an image's extension: leave it out"
         )
     if isinstance(dataset, ps.RankDataset) and dataset.load is None:
         dataset = ps.open(source, load=ps.LoadBytes(), **given)
@@ -162,7 +162,7 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
 
 
 def _check_memory(size: int, samples: int) -> None:
-    """Say before anything is measured that two batches, one while the next is made, do not fit."""
+    """Check before the measurement that two batches fit into memory, the current and the next one."""
     from penstock.loader.memory import available_memory
     from penstock.tools.cli.manifest_options import byte_size
 
@@ -170,12 +170,12 @@ def _check_memory(size: int, samples: int) -> None:
     if free is not None and 2 * batch > free:
         raise ConfigError(
             f"at {size} x {size} pixels a batch of {counted(samples, 'image')} takes {byte_size(batch)}, and "
-            f"{byte_size(free)} of memory are free: make --size or --batch-size smaller"
+            f"{byte_size(free)} of memory are free: use a smaller --size or --batch-size"
         )
 
 
 class _CropColumn:
-    """Samples of MDS folders with their image decoded, cropped and flipped."""
+    """Decodes, crops and flips the image of an MDS sample."""
 
     pure = True
 
@@ -225,7 +225,7 @@ def _first(dataset: Any) -> Iterator[Any]:
 
 
 def _collates(dataset: Any) -> bool:
-    """Whether its samples make a batch: all of one shape and type."""
+    """Return whether samples can be stacked: all of one shape and type."""
     from torch.utils.data import IterableDataset, default_collate
 
     if isinstance(dataset, IterableDataset):
@@ -234,6 +234,6 @@ def _collates(dataset: Any) -> bool:
         samples = [dataset[k] for k in range(min(8, len(dataset)))]
     try:
         default_collate(samples)
-    except (TypeError, RuntimeError, ValueError):  # bytes, pictures, arrays of several sizes
+    except (TypeError, RuntimeError, ValueError):  # bytes, PIL images, arrays of several sizes
         return False
     return True

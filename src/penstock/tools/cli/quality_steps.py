@@ -1,4 +1,4 @@
-"""``penstock shuffle-quality`` of data: how well the steps of a job are mixed, source by source, as tables."""
+"""``penstock shuffle-quality`` of data: how well the steps of a job mix each source, as tables."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["print_steps"]
 
 
 def print_steps(found: StepQuality) -> None:
-    """Print what was measured, and beside it what rows at random have."""
+    """Print the measurements, with the values of random rows in brackets."""
     steps, epochs = counted(found.steps, "step"), counted(found.epochs, "epoch")
     ranks = counted(found.ranks, "rank")
-    console().print(f"{steps} of {ranks} x {found.batch_size} looked at, in {epochs}; in brackets: rows at random")
-    heads = ["", "rows", "kept", "looked at", "distance", "correlation", "neighbours"]
+    console().print(f"{steps} of {ranks} x {found.batch_size} measured, in {epochs}; in brackets: random rows")
+    heads = ["", "rows", "kept", "measured", "distance", "correlation", "neighbours"]
     print_figures(figures("Steps", heads, list(map(_source_cells, found.sources))))
     packed = [(source.name, source.packs) for source in found.sources if source.packs is not None]
     if packed:
-        heads = ["", "batches", "documents a pack", "mean length", "spread"]
+        heads = ["", "batches", "documents per pack", "mean length", "spread"]
         print_figures(figures("Documents in batches of packs", heads, [_pack_cells(*one) for one in packed]))
     if found.shares is not None:
         names = [source.name for source in found.sources]
@@ -51,6 +51,6 @@ def _share_rows(shares: ShareQuality, names: list[str]) -> list[tuple[str, str]]
     where = f"{names[shares.source]} on rank {shares.rank}, from position {shares.begin:,} on"
     return [
         ("worst", f"{shares.worst:.2f} standard deviations ({shares.worst_random:.2f}): {where}"),
-        ("its share", f"{shares.share:.2%}, by the weights {shares.expected:.2%}"),
-        ("looked at", f"windows of {shares.window:,} positions of {counted(shares.ranks, 'rank')}"),
+        ("its share", f"{shares.share:.2%}, expected from the weights {shares.expected:.2%}"),
+        ("measured", f"windows of {shares.window:,} positions of {counted(shares.ranks, 'rank')}"),
     ]

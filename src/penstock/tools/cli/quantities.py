@@ -1,4 +1,4 @@
-"""Numbers as people write them on a command line: ``1.28M``, ``1e12``, ``110kB``, ``2GiB``, ``1.5GB/s``; and seeds."""
+"""Parse numbers on the command line: ``1.28M``, ``1e12``, ``110kB``, ``2GiB``, ``1.5GB/s``; and seeds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["check_seed", "count", "size"]
 
 _NUMBER = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e\+?[0-9]{1,4})?)\s*([kmgtp]?)(i?)(b?)(?:/s)?", re.IGNORECASE)
 _STEPS = "kmgtp"
-_MOST = 10**30  # nothing is so many
+_MOST = 10**30  # beyond any real number
 
 
 def _parse(text: str, *, of_bytes: bool) -> int:
-    match = _NUMBER.fullmatch(str(text).strip())  # defaults are parsed too, and are numbers
+    match = _NUMBER.fullmatch(str(text).strip())  # defaults are numbers, and are parsed, too
     if match is None or (match[4] and not of_bytes) or (match[3] and not match[2]):
         examples = "110kB, 64GiB, 1.5GB/s" if of_bytes else "1281167, 1.28M, 1e12"
-        raise typer.BadParameter(f"{text!r} is not {'a size' if of_bytes else 'a number'}: write it as in {examples}")
+        raise typer.BadParameter(f"{text!r} is not {'a size' if of_bytes else 'a number'}: write it like {examples}")
     power = _STEPS.index(match[2].lower()) + 1 if match[2] else 0
     number = Decimal(match[1].replace(",", "").replace("_", ""))
     if number > _MOST:
@@ -35,10 +35,10 @@ def _parse(text: str, *, of_bytes: bool) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number, with k, M, G or T behind it if you like: "1.28M".
+    """Parse a whole number, with an optional suffix k, M, G, T or P: "1.28M".
 
     Raises:
-        BadParameter: anything else.
+        BadParameter: another text.
 
     >>> count("1.28M"), count("1e12")
     (1280000, 1000000000000)
@@ -47,10 +47,10 @@ def count(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes, or bytes a second: "110kB", "2GiB", "1.5GB/s".
+    """Parse bytes, or bytes per second: "110kB", "2GiB", "1.5GB/s".
 
     Raises:
-        BadParameter: anything else.
+        BadParameter: another text.
 
     >>> size("110kB"), size("2GiB")
     (110000, 2147483648)
@@ -59,10 +59,10 @@ def size(text: str) -> int:
 
 
 def check_seed(value: int) -> int:
-    """A seed as it is; the ``callback`` of options.
+    """Return a valid seed unchanged; the ``callback`` of options.
 
     Raises:
-        BadParameter: outside the range of seeds.
+        BadParameter: a number outside the range of seeds.
     """
     from penstock.hashing import derive_key
 

@@ -1,7 +1,7 @@
-"""``penstock serve``: a server of manifests and of a cache in the foreground, for people, systemd and Kubernetes.
+"""``penstock serve``: serve manifests and a cache in the foreground, also under systemd and Kubernetes.
 
-Standard output tells people where it listens, with ``--json`` programs; standard error gets one JSON object a line.
-SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again.
+The address is printed to standard output, with ``--json`` as one JSON object. The log is JSON lines on standard error.
+SIGTERM and Ctrl-C stop the server after its streams; SIGHUP opens changed manifests again.
 """
 
 from __future__ import annotations
@@ -49,50 +49,52 @@ def _option(text: str, *names: str, panel: str | None = None, **more: Any) -> An
     return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **more})
 
 
-_ACCESS, _WATCH = "Who may ask", "To watch it"
+_ACCESS, _WATCH = "Access", "Monitoring"
 _ADDRESS = {"show_default": True}
 
 Files = Annotated[
     list[str] | None,
-    typer.Argument(metavar="MANIFEST", help="Each is a data set with its stem as name.", show_default=False),
+    typer.Argument(
+        metavar="MANIFEST", help="Manifests, each served under its file name without extension.", show_default=False
+    ),
 ]
 Names = Annotated[
     list[str] | None,
-    _option("A data set of another name; FILE may be a quoted pattern. Repeat it.", "--name", metavar="NAME=FILE"),
+    _option("A dataset with its name; FILE may be a quoted pattern; repeatable.", "--name", metavar="NAME=FILE"),
 ]
-Copies = Annotated[bool, _option("Serve the copies of objects in this machine's cache, too.", "--cache")]
-CopiesFolder = Annotated[Path | None, _option("Serve those of the cache in this folder.", metavar="DIR")]
-Host = Annotated[str, _option("Address to listen on; others than loopback need a token.", **_ADDRESS)]
-Port = Annotated[int, _option("Port to listen on; 0 is any free one.", min=0, max=65535, **_ADDRESS)]
+Copies = Annotated[bool, _option("Also serve the copies in this machine's cache.", "--cache")]
+CopiesFolder = Annotated[Path | None, _option("Serve the copies of the cache in this folder.", metavar="DIR")]
+Host = Annotated[str, _option("Address to listen on; all except loopback need a token.", **_ADDRESS)]
+Port = Annotated[int, _option("Port to listen on; 0 chooses a free one.", min=0, max=65535, **_ADDRESS)]
 Token = Annotated[Path | None, _option("File with the token that clients must send.", panel=_ACCESS)]
-Cert = Annotated[Path | None, _option("Certificate of the server and its chain (PEM).", panel=_ACCESS)]
-Key = Annotated[Path | None, _option("Its key (PEM).", panel=_ACCESS)]
-Roots = Annotated[Path | None, _option("Clients need a certificate of this authority (PEM).", panel=_ACCESS)]
+Cert = Annotated[Path | None, _option("PEM file with the server's certificate chain.", panel=_ACCESS)]
+Key = Annotated[Path | None, _option("PEM file with the server's key.", panel=_ACCESS)]
+Roots = Annotated[Path | None, _option("PEM file of a CA; clients then need its certificate.", panel=_ACCESS)]
 Insecure = Annotated[bool, _option("Listen on any address without a token.", "--insecure", panel=_ACCESS)]
-Ready = Annotated[Path | None, _option("Gets the address once the server listens; gone when it stops.", panel=_WATCH)]
+Ready = Annotated[Path | None, _option("File with the address while the server listens.", panel=_WATCH)]
 MetricsPort = Annotated[
-    int | None, _option("Serve status page, metrics and health over HTTP here.", min=0, max=65535, panel=_WATCH)
+    int | None, _option("Port of the status page, metrics and health over HTTP.", min=0, max=65535, panel=_WATCH)
 ]
-MetricsHost = Annotated[str | None, _option("Address for that; by default loopback.", panel=_WATCH)]
-Level = Annotated[_Level, _option("Least level of log lines; debug has every stream.", panel=_WATCH, **_ADDRESS)]
-Json = Annotated[bool, typer.Option("--json", help="Say where it listens as one JSON object.")]
-MaxStreams = Annotated[int, _option("Streams at once; who comes beyond that has to wait.", min=1, **_ADDRESS)]
-Grace = Annotated[float, _option("Seconds that streams get to finish when it stops.", min=0.0, **_ADDRESS)]
+MetricsHost = Annotated[str | None, _option("Address for --metrics-port; by default loopback.", panel=_WATCH)]
+Level = Annotated[_Level, _option("Lowest level of log lines; debug logs every stream.", panel=_WATCH, **_ADDRESS)]
+Json = Annotated[bool, typer.Option("--json", help="Print the address as one JSON object.")]
+MaxStreams = Annotated[int, _option("Most concurrent streams; further clients wait.", min=1, **_ADDRESS)]
+Grace = Annotated[float, _option("Seconds for streams to finish when the server stops.", min=0.0, **_ADDRESS)]
 
 
 class _Access(NamedTuple):
-    """Who may ask: arguments of `Server`."""
+    """The access arguments of `Server`."""
 
     token: str | None
     tls: TLS | None
     insecure: bool
 
     def weakness(self, address: str) -> str | None:
-        """What is to be said of it where the server listens."""
+        """Return a warning about the access at the server's address; None if it is safe."""
         if self.insecure:
-            return "whoever reaches this address can read what is served"
+            return "anyone who reaches this address can read the served data"
         if self.token and not self.tls and not _is_loopback(address):
-            return "the token crosses the network in clear: use TLS"
+            return "the token crosses the network unencrypted: use TLS"
         return None
 
 
@@ -119,12 +121,12 @@ def command(
     log_level: Level = _Level.info,
     as_json: Json = False,
 ) -> None:
-    """Serve manifests, and the copies of a cache, to training jobs, over Arrow Flight.
+    """Serve manifests, and the copies of a cache, to training jobs over Arrow Flight.
 
-    SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again. Needs no state: servers of the same
-    files are interchangeable.
+    SIGTERM and Ctrl-C stop the server after its streams; SIGHUP opens changed manifests again. The server has no state,
+    so servers of the same files are interchangeable.
     """
-    # gRPC's own lines are no JSON, and whoever connects can cause them at any rate. It reads this when it is loaded.
+    # gRPC's own log lines are not JSON, and any client can cause many. gRPC reads this variable when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
     with AtOnce():
         from penstock.server.cache_service import CACHE
@@ -137,7 +139,7 @@ def command(
     sources = named_files(files or [], name or []) if files or name or copies is None else {}
     access = _Access(_read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca), insecure)
     if metrics_host is not None and metrics_port is None:
-        raise ConfigError("--metrics-host says where to listen for --metrics-port: give that too")
+        raise ConfigError("--metrics-host needs --metrics-port: add it")
     _remove(ready_file)
     log = Log(sys.stderr, log_level.value)
     logging.getLogger().addHandler(LogHandler(log))
@@ -160,27 +162,29 @@ def command(
 
 
 def named_files(files: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """What to serve, by name: ``train.txt`` as "train", ``NAME=FILE`` as NAME.
+    """Return the files to serve by name: ``train.txt`` as "train", ``NAME=FILE`` as NAME.
 
     Raises:
-        ConfigError: nothing, a name twice, or one that is missing.
+        ConfigError: no files, a repeated name, or a missing one.
     """
     pairs = []
     for file in files:
         if any(character in file for character in "*?["):
-            raise ConfigError(f"{file!r} is a pattern, whose data set needs a name: --name 'train={file}'")
+            raise ConfigError(f"{file!r} is a pattern, so its dataset needs a name: --name 'train={file}'")
         pairs.append((Path(file).stem, file))
     for text in names:
         given, equals, file = text.partition("=")
         if not (equals and given.strip() and file.strip()):
-            raise ConfigError(f"--name {text!r}: expected NAME=FILE, as in --name train=lists/train.txt")
+            raise ConfigError(f"--name {text!r}: expected NAME=FILE, for example --name train=lists/train.txt")
         pairs.append((given.strip(), file.strip()))
     if not pairs:
-        raise ConfigError("nothing to serve: give one or several manifests, or --name NAME=FILE, or --cache")
+        raise ConfigError("nothing to serve: add manifests, --name NAME=FILE or --cache")
     result: dict[str, str] = {}
     for each, file in pairs:
         if each in result:
-            raise ConfigError(f"{result[each]!r} and {file!r} would both be {each!r}: give one --name OTHER={file}")
+            raise ConfigError(
+                f"{result[each]!r} and {file!r} would both have the name {each!r}: use --name OTHER={file}"
+            )
         result[each] = file
     return result
 
@@ -199,7 +203,7 @@ def _read_token(path: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the token in {path}: {error}") from error
     if not token:
-        raise ConfigError(f"{path} is empty: it has to hold the token")
+        raise ConfigError(f"{path} is empty: write the token into it")
     return token
 
 
@@ -215,7 +219,7 @@ def _tls(cert: Path | None, key: Path | None, client_roots: Path | None) -> TLS 
 
 @contextlib.contextmanager
 def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: Log) -> Iterator[Status | None]:
-    """The status page, if there is a port for it."""
+    """Run the status page, if it has a port, until the block ends."""
     if port is None:
         yield None
         return
@@ -226,7 +230,7 @@ def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: 
 
 
 def _announce(server: Server, cache: Cache | None, status: Status | None, log: Log, *, as_json: bool) -> None:
-    """Tell people, or the program that started it, and the log what is served and where."""
+    """Print and log the address and the served datasets."""
     datasets = server.datasets
     served = [{"name": one.name, "rows": one.rows, "fingerprint": one.fingerprint} for one in datasets]
     said: dict[str, Any] = {"address": server.address, "datasets": served, "status": status and status.url}
@@ -250,7 +254,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _remove(ready_file: Path | None) -> None:
-    """Whatever an earlier server left there says nothing of this one."""
+    """Remove the ready file, also one that an earlier server left."""
     from penstock.storage import io_error
 
     if ready_file is not None:
@@ -262,7 +266,7 @@ def _remove(ready_file: Path | None) -> None:
 
 @contextlib.contextmanager
 def _ready(path: Path | None, address: str) -> Iterator[None]:
-    """The address is in the file, whole, as long as the block lasts."""
+    """Write the address to the ready file atomically; remove it when the block ends."""
     from penstock.storage import io_error, write_atomically
 
     if path is None:
@@ -280,12 +284,12 @@ def _ready(path: Path | None, address: str) -> Iterator[None]:
 
 
 def _until_stopped(signals: Signals, server: Server, log: Log) -> signal.Signals:
-    """Reload at each SIGHUP; returns the signal that ends it."""
+    """Reload at each SIGHUP; return the signal that stops the server."""
     while (number := signals.wait()) in _RELOAD:
         before = {one.name: one.fingerprint for one in server.datasets}
         try:
             server.reload()
-        except Exception as error:  # jobs depend on this server, and what it has is still good
+        except Exception as error:  # the old datasets are still valid, and jobs depend on this server
             reason = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
             log.write("error", "reload failed", error="\n".join(reason))
         now = {one.name: one.fingerprint for one in server.datasets}
@@ -294,7 +298,7 @@ def _until_stopped(signals: Signals, server: Server, log: Log) -> signal.Signals
 
 
 def _stop(server: Server, status: Status | None, grace: float) -> None:
-    """Let streams finish. Who sends another signal does not want to wait for them."""
+    """Let streams finish. A second signal ends the process without waiting."""
     for number in _STOP:
         signal.signal(number, signal.SIG_DFL)
     if status is not None:
@@ -303,10 +307,10 @@ def _stop(server: Server, status: Status | None, grace: float) -> None:
 
 
 def _end(last: signal.Signals, left: int, log: Log) -> NoReturn:
-    """End the program by the signal that it got; ``left`` streams did not finish."""
+    """Exit with the code for a signal; ``left`` is the number of unfinished streams."""
     log.close()
     log.write("info", "stopped", unfinished=left or None)
     code = 130 if last == signal.SIGINT else 0
     if left:
-        os._exit(code)  # the end of the interpreter would wait for the clients of these
+        os._exit(code)  # a normal exit would wait for the clients of these streams
     raise typer.Exit(code)

@@ -1,8 +1,7 @@
-"""``penstock shards``: index, look at, check, pack, cut and join tar shards.
+"""``penstock shards``: index, show, check, write, split and merge tar shards.
 
-Results go to standard output, with ``--json`` as one JSON object, progress bars to standard error. Exit code 1 means
-that problems were found in the data; a `PenstockError` is left to `penstock.tools.cli.app.main`, which exits with 1 as
-well.
+Results are printed to standard output, with ``--json`` as one JSON object, and progress bars to standard error. Exit
+code 1 means problems in the data. `penstock.tools.cli.app.main` handles a `PenstockError`, with exit code 1, too.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def _size(text: str) -> int:
 Urls = Annotated[
     list[str],
     typer.Argument(
-        metavar="SHARD", help="Shards: names, a folder of them, 'train-{000..099}.tar', a::b.", show_default=False
+        metavar="SHARD", help="Shards: files, a folder, 'train-{000..099}.tar' or a::b.", show_default=False
     ),
 ]
 
-Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
-_SIZE_HELP = "Bytes of a shard at most: 500MB, 1GB, 2GiB."
+Workers = Annotated[int, typer.Option(min=1, help="Number of processes.")]
+_SIZE_HELP = "Most bytes of a shard: 500MB, 1GB, 2GiB."
 MaxBytes = Annotated[int, typer.Option("--maxsize", parser=_size, metavar="SIZE", show_default="1GB", help=_SIZE_HELP)]
-MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Samples of a shard.", show_default=False)]
+MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Most samples of a shard.", show_default=False)]
 
 
 def _open(urls: list[str], *, bars: bool = True) -> ShardSet:
@@ -58,10 +57,10 @@ def _open(urls: list[str], *, bars: bool = True) -> ShardSet:
 
 
 def _shards_of(urls: list[str]) -> list[str | Path]:
-    """The shards that are named, or those in a folder.
+    """Return the named shards, or the shards in a folder.
 
     Raises:
-        ConfigError: a folder of something else. It says which command tells of that.
+        ConfigError: a folder without shards. The message names the command for it.
     """
     if len(urls) != 1 or not os.path.isdir(urls[0]):
         return list(urls)
@@ -72,7 +71,7 @@ def _shards_of(urls: list[str]) -> list[str | Path]:
     if not found:
         kind = kind_of(folder)
         command = "manifest info" if kind.startswith("a folder of") else "profile"
-        raise ConfigError(f"{folder}: {kind}, and no .tar files: try `penstock {command} {folder}`")
+        raise ConfigError(f"{folder}: {kind}, without .tar files: try `penstock {command} {folder}`")
     return [Path(name) for name in found]
 
 
@@ -81,19 +80,19 @@ def index(
     urls: Urls,
     *,
     workers: Workers = 1,
-    force: Annotated[bool, typer.Option("--force", help="Build again what is up to date.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build indexes again, even if they are up to date.")] = False,
     images: Annotated[
-        bool, typer.Option("--images", help="Also write NAME.tar.entries: crops of JPEGs are decoded in less time.")
+        bool, typer.Option("--images", help="Also write NAME.tar.entries, for faster crops of JPEGs.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the indexes here, as NAME.tar.pidx.", show_default=False)
+        Path | None, typer.Option(help="Also write the indexes to this folder, as NAME.tar.pidx.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Index shards, so that the first training job need not.
+    """Build indexes of shards before the first training job.
 
-    Those in a store that have no index there are read once, several at a time, and each index is written beside its
-    shard, or into --out. Called again, it goes on where it was.
+    Shards in a store without an index are read once, several at a time. Each index is written beside its shard, or into
+    --out. A stopped run continues when run again.
     """
     from penstock.shards.find_handles import build, write_indexes
     from penstock.shards.handles import CopiedShard, LocalShard
@@ -106,7 +105,7 @@ def index(
     found = expand_versions(_shards_of(urls))
     names = [name for name, _ in found]
     for name in names if images else ():
-        _local(name)  # raises now, not after an hour of work
+        _local(name)  # fail now, not after an hour of work
     todo = []
     for path in filter(None, map(local_path, names)):
         where = index_path(path) if Path(path).exists() else None
@@ -140,11 +139,11 @@ def index(
         return
     rows = [("shards", f"{len(names):,}"), ("samples", f"{samples:,}")]
     if stored:
-        rows.append(("indexes in the store", f"{written:,} written, {len(stored) - written:,} were there"))
+        rows.append(("indexes in the store", f"{written:,} written, {len(stored) - written:,} existed"))
     if todo:
         rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
     elif len(stored) < len(names):
-        rows.append(("indexed", "no files, all up to date (--force builds again)"))
+        rows.append(("indexed", "no files: all are up to date (--force builds again)"))
     if entries is not None:
         rows.append(("entries", f"written for {counted(entries, 'image')}"))
     if out is not None:
@@ -153,21 +152,21 @@ def index(
 
 
 def _local(name: str) -> str:
-    """The path of a shard whose images are to be indexed.
+    """Return the path of a local shard, to index its images.
 
     Raises:
-        ConfigError: it is in a store.
+        ConfigError: the shard is in a store.
     """
     from penstock.shards.urls import local_path
 
     path = local_path(name)
     if path is None:
-        raise ConfigError(f"{name} is in a store, and entries are used of local shards alone: leave --images out")
+        raise ConfigError(f"{name} is in a store, but entries work for local shards only: leave --images out")
     return path
 
 
 def _index_images(names: list[str], workers: int, *, force: bool, bars: bool) -> int:
-    """Write the indexes of entries of shards that have none; of how many images."""
+    """Write missing indexes of entries; return the number of indexed images."""
     from penstock.shards.entries import has_entries
     from penstock.shards.parallel import index_images_of_all
 
@@ -182,7 +181,7 @@ def _index_images(names: list[str], workers: int, *, force: bool, bars: bool) ->
 
 @app.command(epilog="Example:  penstock shards info 'train-*.tar'")
 def info(urls: Urls, *, as_json: Json = False) -> None:
-    """Show how many samples there are, how large, and what they are made of."""
+    """Show the number of samples, their sizes and their parts."""
     import numpy as np
 
     shards = _open(urls, bars=not as_json)
@@ -219,12 +218,12 @@ def info(urls: Urls, *, as_json: Json = False) -> None:
 def list_samples(
     urls: Urls,
     *,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Also sizes, and where in the shard.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show size and offset of each part.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each sample, a line each.")
+        bool, typer.Option("--json", help="Print one JSON object for each sample, one per line.")
     ] = False,
 ) -> None:
-    """List the samples: one line each, key and parts."""
+    """List the samples, one per line, with key and parts."""
     shards = _open(urls, bars=not as_json)
     for number, count in enumerate(shards.counts):
         one = shards.index(number)
@@ -245,10 +244,12 @@ def list_samples(
 
 @app.command(epilog="Example:  penstock shards cat train-000.tar 0007.jpg > 7.jpg")
 def cat(
-    url: Annotated[str, typer.Argument(help="A shard, or several of them.", show_default=False)],
+    url: Annotated[str, typer.Argument(help="A shard, or a pattern of shards.", show_default=False)],
     name: Annotated[str, typer.Argument(help="Key and extension of a file, KEY.EXTENSION.", show_default=False)],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where the file is instead: one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the place of the file as one JSON object instead.")
+    ] = False,
 ) -> None:
     """Write one file of a sample to standard output."""
     from penstock.errors import ShardError
@@ -274,7 +275,7 @@ def cat(
                 if extension in found:
                     sys.stdout.buffer.write(found[extension])
                     return
-    raise ShardError(f"no file {name!r} in {url}; `penstock shards ls` lists them")
+    raise ShardError(f"no file {name!r} in {url}: `penstock shards ls` lists all files")
 
 
 @app.command(epilog="Example:  penstock shards verify 'shards/*.tar' --decode --workers 8")
@@ -285,9 +286,9 @@ def verify(
     workers: Workers = 1,
     as_json: Json = False,
 ) -> None:
-    """Read every byte and list what is wrong: structure, duplicates, missing parts, index, checksum.
+    """Read every byte and list problems: structure, duplicates, missing parts, index, checksum.
 
-    The exit code is 1 when there are problems.
+    The exit code is 1 if there are problems.
     """
     from penstock.shards import expand
     from penstock.shards.files import file_of
@@ -323,33 +324,35 @@ def verify(
 
 @app.command(epilog="Example:  penstock shards pack train.txt shards --root /data/imagenet --workers 8 --shuffle")
 def pack(
-    source: Annotated[str, typer.Argument(help="A manifest, or a folder with one folder a class.", show_default=False)],
-    out: Annotated[Path, typer.Argument(help="The folder for the shards.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(help="A manifest, or a folder with a subfolder for each class.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="Output folder of the shards.", show_default=False)],
     *,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that relative paths are joined to.", show_default=False)
-    ] = None,
-    prefix: Annotated[str, typer.Option(help="What the names of shards begin with.")] = "train",
+    root: Annotated[Path | None, typer.Option(help="Folder of relative paths.", show_default=False)] = None,
+    prefix: Annotated[str, typer.Option(help="First part of the shards' names.")] = "train",
     workers: Workers = 1,
     maxsize: MaxBytes = 1_000_000_000,
     maxcount: MaxCount = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Put the samples into a random order.")] = False,
-    seed: Annotated[int, typer.Option(callback=quantities.check_seed, help="Of that order.")] = 0,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Write the samples in a random order.")] = False,
+    seed: Annotated[int, typer.Option(callback=quantities.check_seed, help="Seed of the random order.")] = 0,
     resize_max_side: Annotated[
-        int | None, typer.Option(min=1, help="Make images smaller whose longer side is longer.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Shrink images with a longer side than this, in pixels.", show_default=False),
     ] = None,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of those.")] = 90,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of shrunk images.")] = 90,
     restart_markers: Annotated[
-        bool, typer.Option("--restart-markers", help="Put restart markers into JPEGs: crops are decoded in less time.")
+        bool, typer.Option("--restart-markers", help="Add restart markers to JPEGs, for faster crops.")
     ] = False,
     index_images: Annotated[
-        bool, typer.Option("--index-images", help="The same by an index beside each shard; images stay as they are.")
+        bool,
+        typer.Option("--index-images", help="Write an index beside each shard, for faster crops of unchanged images."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Pack single files into shards, with indexes and checksums. Run it again to go on after a kill.
+    """Write single files into shards, with indexes and checksums. A killed run continues when run again.
 
-    Pixels stay the same with --restart-markers (0.8 % more bytes of photographs) and --index-images (3 %).
+    Pixels stay the same with --restart-markers (0.8 % more bytes for photographs) and --index-images (3 %).
     """
     from penstock.shards.pack import pack as pack_files
 
@@ -376,13 +379,13 @@ def pack(
         images = {"marked": report.marked, "unmarked": report.unmarked, "indexed": report.indexed}
         print_json({"folder": out, "shards": report.shards, **numbers, **images})
         return
-    kept = f", {report.kept:,} of them were there" if report.kept else ""
+    kept = f", {report.kept:,} of them from an earlier run" if report.kept else ""
     rows = [
         ("shards", f"{len(report.shards):,}, {byte_size(report.nbytes)}{kept}"),
         ("samples", f"{report.samples:,} in {duration(seconds)}"),
     ]
     if restart_markers:
-        left = f"; {report.unmarked:,} stay as they are: not baseline, damaged, or no JPEG" if report.unmarked else ""
+        left = f"; {report.unmarked:,} unchanged: not baseline, damaged, or not JPEG" if report.unmarked else ""
         rows.append(("re-marked", f"{counted(report.marked, 'image')}{left}"))
     if index_images:
         rows.append(("entries", f"written for {counted(report.indexed, 'image')}"))
@@ -392,13 +395,13 @@ def pack(
 @app.command(epilog="Example:  penstock shards split big.tar 'small-%04d.tar' --maxcount 1000")
 def split(
     urls: Urls,
-    pattern: Annotated[str, typer.Argument(help="Names of the new shards, with a place for a number.")],
+    pattern: Annotated[str, typer.Argument(help="Names of the new shards, with a field for the number.")],
     *,
     maxsize: MaxBytes = 1_000_000_000,
     maxcount: MaxCount = None,
     as_json: Json = False,
 ) -> None:
-    """Copy samples into more, or fewer, shards of a size. The files of a sample stay together, byte for byte."""
+    """Copy samples into shards of another size. The files of a sample stay together, byte for byte."""
     try:
         distinct = pattern % 0 != pattern % 1
     except (TypeError, ValueError):
@@ -411,11 +414,11 @@ def split(
 @app.command(epilog="Example:  penstock shards merge a.tar b.tar all.tar")
 def merge(
     urls: Urls,
-    out: Annotated[str, typer.Argument(help="The new shard.", show_default=False)],
+    out: Annotated[str, typer.Argument(help="File of the new shard.", show_default=False)],
     *,
     as_json: Json = False,
 ) -> None:
-    """Copy the samples of shards into one."""
+    """Copy the samples of several shards into one."""
     _rewrite(urls, iter([out]), None, None, as_json=as_json)
 
 
@@ -446,11 +449,11 @@ def _rewrite(
 
 
 def _new(name: str) -> str:
-    """A name that nothing has yet: one argument too few, and the last shard would be what is written to."""
+    """Return the name of a new file; refuse an existing one, which may be an input shard by mistake."""
     from penstock.errors import ConfigError
 
     if Path(name).exists():
-        raise ConfigError(f"{name} is there already: choose another name, or remove it first")
+        raise ConfigError(f"{name} exists already: choose another name, or remove it first")
     return name
 
 

@@ -1,6 +1,6 @@
-"""``penstock shuffle-quality``: how well orders mix a manifest, and what they read.
+"""``penstock shuffle-quality``: measure how well orders mix a manifest, and their reads.
 
-The measuring is `penstock.tools.quality`; this prints it, a table on standard output or with ``--json`` one JSON
+The measurement is `penstock.tools.quality`. This module prints a table to standard output, or with ``--json`` one JSON
 object.
 """
 
@@ -55,8 +55,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="Manifests, read as one in this order; or whatever profile takes; or MODULE:NAME, a data set with an "
-            "order of its own or a loader, whose steps are measured.",
+            help="Manifests, read as one in this order; or any source of profile; or MODULE:NAME, a dataset with its "
+            "own order or a loader, to measure the steps of its job.",
             show_default=False,
         ),
     ] = None,
@@ -67,23 +67,23 @@ def command(
         list[_Kind] | None,
         typer.Option(
             "--kind",
-            help="Measure this one (torch takes 8 bytes a row); may be repeated.  [default: none, block, global]",
+            help="Measure this one (torch takes 8 bytes a row); repeatable.  [default: none, block, global]",
         ),
     ] = None,
     buffer: Annotated[
         list[int] | None,
-        typer.Option("--buffer", min=1, help="A shuffle buffer of so many rows, to compare; may be repeated."),
+        typer.Option("--buffer", min=1, help="Compare a shuffle buffer of so many rows; repeatable."),
     ] = None,
     block_size: Annotated[
         int, typer.Option("--block-size", min=1, help="Rows in a block of the block shuffle.")
     ] = 1024,
-    window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed with one another.")] = 64,
+    window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed together.")] = 64,
     nodes: Annotated[
         int | None,
         typer.Option(
             "--nodes",
             min=1,
-            help="Measure the orders of locality='node', too, which deals blocks to so many nodes of --ranks.",
+            help="Also measure locality='node', which assigns blocks to so many nodes of --ranks.",
             show_default=False,
         ),
     ] = None,
@@ -92,26 +92,26 @@ def command(
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
     ] = 2,
     batch: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a batch of one rank.")] = 256,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks that share the epoch.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Number of ranks of the job.")] = 1,
     batches: Annotated[
-        int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread; of steps, so many.")
+        int, typer.Option("--batches", min=1, help="Batches to measure in each epoch, spread evenly; for a job, steps.")
     ] = 256,
     as_json: Json = False,
 ) -> None:
     """Measure how well orders mix a manifest: displacement, classes in a batch, repeats, and runs read.
 
-    Large manifests are sampled: neither memory nor time depend on the number of rows. Of a program's data, or of a
-    mixture by --source, measure the steps of its job: through filters, weights that change, and packs.
+    Large manifests are sampled, so memory and time do not depend on the number of rows. For a program's data, or a
+    mixture of --source, measure the steps of its job, with filters, changing weights and packs.
     """
     target = _target(files, sources)
     if target is not None or sources.is_given:
         if others := given_options(context, Reading, "buffer", "nodes"):
-            raise typer.BadParameter(f"{', '.join(others)}: for manifests alone")
+            raise typer.BadParameter(f"{', '.join(others)}: only for manifests: leave them out")
         given = _Steps(kind, seed, block_size, window, batch, ranks, epochs, batches)
         _measure_steps(context, target, sources, given, as_json=as_json)
         return
     if not files:
-        raise typer.BadParameter("give FILE, MODULE:NAME or --source NAME=ROWS")
+        raise typer.BadParameter("add FILE, MODULE:NAME or --source NAME=ROWS")
     from penstock.tools.quality import measure
 
     source = _source(list(files), how, bars=not as_json)
@@ -138,8 +138,8 @@ def command(
         return
     out = console()
     some = next(iter(found.values()))
-    each = "batch" if ranks == 1 else f"batch of each of {ranks:,} ranks"
-    looked = f"{counted(some.batches, 'batch')} looked at in each epoch"
+    each = "batch" if ranks == 1 else f"batch on each of {ranks:,} ranks"
+    looked = f"{counted(some.batches, 'batch')} measured in each epoch"
     out.print(f"{counted(source.rows, 'row')}, {batch:,} in a {each}, {looked}")
     if source.labels is None:
         out.print(f"no classes: {source.without}")
@@ -147,7 +147,7 @@ def command(
 
 
 class _Steps(NamedTuple):
-    """What the command line says of steps."""
+    """The options for measuring steps."""
 
     kind: list[_Kind] | None
     seed: int
@@ -160,25 +160,25 @@ class _Steps(NamedTuple):
 
 
 def _target(files: list[str] | None, sources: DataOptions) -> str | None:
-    """Return the name of a program's data, if that is what is to be measured.
+    """Return the name of a program's data, or None to measure files or sources.
 
     Raises:
-        BadParameter: files, too.
+        BadParameter: a mix of them.
     """
     from penstock.tools.cli.profile_source import names_a_loader
 
     named = [file for file in files or [] if names_a_loader(file)]
     if sources.is_given and files:
-        raise typer.BadParameter(f"--source describes data, and so does {files[0]}: give one of the two")
+        raise typer.BadParameter(f"--source and {files[0]} both describe data: use one of them")
     if named and files is not None and len(files) > 1:
-        raise typer.BadParameter(f"{named[0]}: give one data set or loader, and no files")
+        raise typer.BadParameter(f"{named[0]}: use one dataset or loader, without files")
     return named[0] if named else None
 
 
 def _measure_steps(
     context: typer.Context, target: str | None, sources: DataOptions, given: _Steps, *, as_json: bool
 ) -> None:
-    """Measure the steps of a program's data, or of the sources on the command line, and print it."""
+    """Measure and print the steps of a program's data, or of the sources on the command line."""
     from penstock.tools.cli.data_options import as_loader, with_rows
     from penstock.tools.cli.quality_steps import print_steps
     from penstock.tools.quality.steps import measure_steps
@@ -188,7 +188,7 @@ def _measure_steps(
         loader, rows = sources.loader(given.batch_size, **_share(given))
     else:
         if others := given_options(context, "kind", "seed", "block_size", "window"):
-            raise typer.BadParameter(f"{', '.join(others)}: {target} says it by itself")
+            raise typer.BadParameter(f"{', '.join(others)}: {target} defines them: leave them out")
         loader = as_loader(target, given.batch_size)
     ranks = given.ranks if given_options(context, "ranks") else None
     found = measure_steps(loader, epochs=given.epochs, ranks=ranks, steps=given.batches)
@@ -202,20 +202,20 @@ def _measure_steps(
 
 
 def _share(given: _Steps) -> dict[str, Any]:
-    """What a `penstock.Mixture` takes.
+    """Return the arguments of `penstock.Mixture`.
 
     Raises:
         BadParameter: several kinds of order, or torch's.
     """
     kinds = given.kind or [_Kind.GLOBAL]
     if len(kinds) > 1 or kinds[0] is _Kind.TORCH:
-        raise typer.BadParameter("--kind: sources are gone through in one order: none, block or global")
+        raise typer.BadParameter("--kind: sources have one order: use one of none, block and global")
     block = {"block_size": given.block_size, "window": given.window} if kinds[0] is _Kind.BLOCK else {}
     return {"shuffle": str(kinds[0]), "seed": given.seed, "rank": 0, "world_size": given.ranks, **block}
 
 
 class _Source(NamedTuple):
-    """What is put into an order: how many rows, whose, and of which classes; or why nothing is known of those."""
+    """The rows to put into an order, with fingerprint and labels, or the reason why labels are unknown."""
 
     rows: int
     fingerprint: str | None
@@ -225,7 +225,7 @@ class _Source(NamedTuple):
 
 
 def _source(files: list[str], how: Reading, *, bars: bool) -> _Source:
-    """Return the samples of manifests, or of anything else that `penstock.open` takes and whose number is known.
+    """Return the samples of manifests, or of another source of `penstock.open` with a known length.
 
     Raises:
         ConfigError: compressed shards, which are streams.
@@ -235,35 +235,37 @@ def _source(files: list[str], how: Reading, *, bars: bool) -> _Source:
 
     usual = type(how)().arguments()
     given = {name: value for name, value in how.arguments().items() if value != usual[name]}
-    names = [Path(name) if os.path.isdir(name) else name for name in files]  # a text may have braces
+    names = [Path(name) if os.path.isdir(name) else name for name in files]  # braces in a str would be a pattern
     try:
         kind = kind_of(names, **given)
     except PenstockError:
-        kind = "manifests"  # of any name; what is wrong with it is said when it is opened
+        kind = "manifests"  # opening it reports the error
     if kind == "manifests" or kind.startswith("a folder of"):
         manifest = how.open(files, bars=bars)
         return _Source(len(manifest), manifest.fingerprint, _labels(manifest))
     if kind == "compressed shards":
-        raise ConfigError(
-            f"{', '.join(files)}: compressed shards are streams, of which nobody knows the length: unpack them first"
-        )
+        raise ConfigError(f"{', '.join(files)}: compressed shards are streams of unknown length: unpack them first")
     samples: Any = open(names if len(names) > 1 else names[0], rank=0, world_size=1)
     starts = samples.plan.source.starts if kind in ("shards", "MDS folders") else None
     return _Source(
-        len(samples), fingerprint_of(samples), None, starts, f"those of {kind} are in the samples, which are not read"
+        len(samples),
+        fingerprint_of(samples),
+        None,
+        starts,
+        f"the labels of {kind} are inside the samples, which are not read",
     )
 
 
 def _layout(nodes: int, ranks: int) -> Nodes:
-    """Return how ranks lie on nodes.
+    """Return the layout of ranks on nodes.
 
     Raises:
-        BadParameter: not equally many on each.
+        BadParameter: nodes with different numbers of ranks.
     """
     from penstock.order import Nodes
 
     if ranks % nodes:
-        raise typer.BadParameter(f"--nodes {nodes}: give a number of --ranks that is a multiple of it, not {ranks}")
+        raise typer.BadParameter(f"--nodes {nodes}: --ranks must be a multiple of it, not {ranks}")
     return Nodes(nodes, ranks)
 
 
@@ -277,7 +279,7 @@ def _makers(
     block_size: int,
     window: int,
 ) -> dict[str, Make]:
-    """What makes the order of an epoch, by the order's name."""
+    """Return functions from an epoch to an order, by name."""
     n = source.rows
     from penstock.hashing import derive_key
     from penstock.tools.quality import ShuffleBuffer, TableOrder
@@ -315,7 +317,7 @@ def _makers(
 
 
 def _invertible(order: Any) -> Any:
-    """Orders that are registered by users may have no inverse: then they are listed."""
+    """Return an order with an inverse: a user's order without one is written out as a table."""
     import numpy as np
 
     from penstock.tools.quality import TableOrder
@@ -324,7 +326,7 @@ def _invertible(order: Any) -> Any:
 
 
 def _labels(manifest: Manifest) -> Labels | None:
-    """The labels of rows, read as they are asked for; None where there are none to count."""
+    """Return a function that reads the labels of rows; None without labels that can be counted."""
     import pyarrow as pa
 
     if "label" not in manifest.columns:
@@ -336,7 +338,7 @@ def _labels(manifest: Manifest) -> Labels | None:
 
 
 def _print(found: dict[str, Quality]) -> None:
-    """The table of orders: what was measured, and beside it what a random order has."""
+    """Print the table of orders, with the values of a random order in the last line."""
     from rich import box
     from rich.table import Table
 
@@ -344,9 +346,9 @@ def _print(found: dict[str, Quality]) -> None:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("order", style="bold", no_wrap=True)
     names = ["displacement"]
-    names += [] if some.classes is None else ["classes a batch", "5th percentile"]
-    names += [] if some.overlap is None else ["pairs again", "overlap"]
-    for name in [*names, "window", "runs read", "rows a run"]:
+    names += [] if some.classes is None else ["classes per batch", "5th percentile"]
+    names += [] if some.overlap is None else ["repeated pairs", "overlap"]
+    for name in [*names, "window", "runs read", "rows per run"]:
         table.add_column(name, justify="right", no_wrap=True)
     for name, quality in found.items():
         streams = quality.runs == 1 and quality.window == quality.rows
@@ -361,7 +363,7 @@ def _print(found: dict[str, Quality]) -> None:
 
 
 def _mixing(quality: Quality) -> list[str]:
-    """The cells that say how well an order mixes."""
+    """Return the cells of a row that measure mixing."""
     cells = [f"{quality.displacement:.4f}"]
     if quality.classes is not None and quality.classes_low is not None:
         cells += [f"{quality.classes:,.1f}", f"{quality.classes_low:,.0f}"]

@@ -1,11 +1,11 @@
-"""`Signals`: wait for signals in the main thread, whichever thread of the process gets them.
+"""`Signals`: wait for signals in the main thread, whichever thread of the process receives them.
 
     with Signals(signal.SIGHUP) as signals:
-        ...                             # a SIGHUP that comes here is kept
+        ...                             # a SIGHUP here is queued
         signals.catch(signal.SIGTERM)
         number = signals.wait()
 
-Nothing runs in a handler: the interpreter writes the number of a signal into a socket at once, and `wait` reads it.
+No code runs in a handler: the interpreter writes the number of a signal to a socket, and `wait` reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Signals"]
 
 
 class Signals:
-    """Catches signals until its block ends, then puts back what was there. For the main thread."""
+    """Catches signals until its block ends, then restores the old handlers. Use it in the main thread."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
@@ -33,15 +33,15 @@ class Signals:
         return self
 
     def catch(self, *numbers: signal.Signals) -> None:
-        """Catch these too from now on."""
+        """Also catch these signals from now on."""
         for number in numbers:
             self._before[number] = signal.signal(number, lambda *_: None)
 
     def wait(self) -> signal.Signals:
-        """The next signal."""
+        """Wait for the next signal and return it."""
         while True:
             number = self._reader.recv(1)[0]
-            if number in self._before:  # others have their own handlers, and only pass by
+            if number in self._before:  # other signals have their own handlers
                 return signal.Signals(number)
 
     def __exit__(

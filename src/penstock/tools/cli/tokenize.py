@@ -1,6 +1,6 @@
-"""``penstock tokenize``: text into files of tokens, by all cores or a Ray cluster; run again, it goes on.
+"""``penstock tokenize``: tokenize text into files, on all cores or a Ray cluster; a killed run continues.
 
-The report goes to standard output, with ``--json`` as one JSON object, the bar to standard error.
+The report is printed to standard output, with ``--json`` as one JSON object, and the progress bar to standard error.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ def command(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE", help="Files of text in a column, a folder of them, 'part-*.parquet'.", show_default=False
+            metavar="SOURCE",
+            help="Tables with a text column, their folder, or a pattern such as 'part-*.parquet'.",
+            show_default=False,
         ),
     ],
     *,
     tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The folder for the tokens.", show_default=False)],
-    column: Annotated[str, typer.Option(help="That holds the text.")] = "text",
+    out: Annotated[Path, typer.Option(help="Output folder of the tokens.", show_default=False)],
+    column: Annotated[str, typer.Option(help="Column with the text.")] = "text",
     append_eos: Annotated[
-        str | None, typer.Option(help="Token behind each document, or its id.", show_default=False)
+        str | None, typer.Option(help="Token after each document, as text or id.", show_default=False)
     ] = None,
-    special_tokens: Annotated[bool, typer.Option(help="Have the tokenizer add those that it adds by itself.")] = True,
+    special_tokens: Annotated[bool, typer.Option(help="Let the tokenizer add its special tokens.")] = True,
     format: Annotated[str, typer.Option(help="'penstock', or 'megatron' for pairs of .bin and .idx.")] = "penstock",
-    dtype: Annotated[str, typer.Option(help="Of the tokens: uint16, uint32, or the smallest that will do.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Type of the tokens: uint16, uint32, or auto for the smallest.")] = "auto",
     shard_tokens: Annotated[
-        int, typer.Option(parser=_tokens, metavar="COUNT", help="Of a shard at most.", show_default="100M")
+        int, typer.Option(parser=_tokens, metavar="COUNT", help="Most tokens of a shard.", show_default="100M")
     ] = 100_000_000,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="all cores")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes.", show_default="all cores")] = None,
     executor: Annotated[str, typer.Option(help="'process', or 'ray' for a cluster.")] = "process",
     address: Annotated[
-        str | None, typer.Option(help="Of the Ray cluster, HOST:PORT or 'local'.", show_default=False)
+        str | None, typer.Option(help="Address of the Ray cluster: HOST:PORT or 'local'.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tokenize text into files that ps.DocumentDataset opens. Run it again to go on after a kill."""
+    """Tokenize text into files that ps.DocumentDataset opens. A killed run continues when run again."""
     from penstock.opening import open as open_source
     from penstock.tokenizing import tokenize
 
@@ -77,7 +79,7 @@ def command(
         numbers = {"documents": report.documents, "tokens": report.tokens, "kept": report.kept, "seconds": seconds}
         print_json({"folder": out, "shards": report.shards, "dtype": report.dtype, **numbers})
         return
-    kept = f", {report.kept:,} of them were there" if report.kept else ""
+    kept = f", {report.kept:,} of them from an earlier run" if report.kept else ""
     rows = [
         ("shards", f"{len(report.shards):,} of {report.dtype}"),
         ("documents", f"{report.documents:,}{kept}"),

@@ -1,10 +1,10 @@
-"""What this machine has, and what is missing: what ``penstock doctor`` prints.
+"""Checks of this machine and its packages, behind ``penstock doctor``.
 
     found = diagnose(["/data"])
     found.ok, [advice.do for advice in found.advice]
 
-One module a subject, each of which gives facts and advice. Nothing is changed; only the user's cache folder is made if
-it is not there.
+Each module checks one subject, and returns facts and advice. Nothing is changed, except that a missing cache folder of
+the user is created.
 """
 
 from penstock.tools.doctor.result import Advice, Diagnosis

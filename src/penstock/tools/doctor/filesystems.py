@@ -28,7 +28,7 @@ _KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
 
 class Mount(NamedTuple):
-    """A line of mountinfo: where it is mounted, type and source of the file system, whether for reading only."""
+    """A line of mountinfo: mount point, type and source of a file system, and whether it is read-only."""
 
     point: str
     type: str
@@ -38,15 +38,15 @@ class Mount(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A path and what it lies on.
+    """A path and its file system.
 
     Attributes:
         kind: local, memory, overlay, network, parallel, fuse, image or unknown.
-        type: as the system calls it: ext4, nfs4, ...
-        mount, source: where that is mounted, and what.
-        writable: whether files can be made there: beside it, if it is a file.
-        free: bytes.
-        error: why it cannot be read.
+        type: the system's name of it: ext4, nfs4, ...
+        mount, source: mount point and source of the file system.
+        writable: whether files can be created in the folder, or beside the file.
+        free: free bytes.
+        error: why the path cannot be read.
     """
 
     path: str
@@ -61,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """Where indexes and copies are kept that cannot lie beside the data. ``mode`` is in octal."""
+    """The folder of indexes and copies that are not stored beside the data. ``mode`` is in octal."""
 
     path: str | None
     kind: str
@@ -71,7 +71,7 @@ class CacheFolder:
 
 
 def _unescaped(text: str) -> str:
-    """Spaces and such come as octal numbers."""
+    """Replace mountinfo's octal escapes of spaces and similar characters."""
     for code in ("040", "011", "012", "134"):
         text = text.replace(f"\\{code}", chr(int(code, 8)))
     return text
@@ -89,7 +89,7 @@ def _mounts(listing: Path) -> Iterator[Mount]:
 
 
 def mount_of(path: str | os.PathLike[str], listing: Path = _MOUNTS) -> Mount | None:
-    """What is mounted where a path lies, the last of several; None where the system does not say."""
+    """Return the mount that holds a path, the last of several; None if the system does not list mounts."""
     real, best = os.path.realpath(path), None
     for mount in _mounts(listing):
         inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
@@ -99,7 +99,7 @@ def mount_of(path: str | os.PathLike[str], listing: Path = _MOUNTS) -> Mount | N
 
 
 def kind_of(type_name: str) -> str:
-    """The kind of a file system.
+    """Return the kind of a file system.
 
     >>> kind_of("nfs4"), kind_of("ext4"), kind_of("fuse.s3fs"), kind_of("lustre")
     ('network', 'local', 'fuse', 'parallel')
@@ -108,7 +108,7 @@ def kind_of(type_name: str) -> str:
 
 
 def place(path: str, listing: Path = _MOUNTS) -> tuple[Place, list[Advice]]:
-    """Look at a file or a folder, by reading a little of it."""
+    """Check a file or a folder: read a little of it, and find its file system."""
     error = _read(path)
     mount = mount_of(path, listing)
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
@@ -117,13 +117,13 @@ def place(path: str, listing: Path = _MOUNTS) -> tuple[Place, list[Advice]]:
     type_name, point, source = (None, None, None) if mount is None else (mount.type, mount.point, mount.source)
     found = Place(path, kind, type_name, point, source, writable, _free(folder), error)
     if error is not None:
-        do = "mend the path, or the rights to it; addresses of stores are not looked at"
+        do = "correct the path or its permissions; addresses of object stores are not checked"
         return found, [Advice(path, f"it cannot be read: {error}", do, failure=True)]
     return found, list(_advice(found))
 
 
 def _read(path: str) -> str | None:
-    """The reason why a file or folder cannot be read."""
+    """Return the reason why a file or folder cannot be read; None if it can."""
     try:
         if os.path.isdir(path):
             with os.scandir(path) as entries:
@@ -137,7 +137,7 @@ def _read(path: str) -> str | None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file, without waiting for somebody to write into a pipe."""
+    """Open a file, without waiting for a writer if it is a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -150,7 +150,7 @@ def _free(folder: str | os.PathLike[str]) -> int | None:
 
 
 _SHARED = (
-    "each small file is a question to another machine, and a file that is overwritten may kill whoever has it mapped",
+    "each small file is a request to another machine, and overwriting a mapped file may kill its readers",
     "pack small files (penstock shards pack); index manifests once, before the job starts (penstock manifest build); "
     "replace files by rename",
 )
@@ -158,16 +158,16 @@ _WORDS = {
     "network": _SHARED,
     "parallel": _SHARED,
     "fuse": (
-        "random reads may each be a request over the network, and mapped files may fault slowly",
-        "give an object store's own address (s3://...), which is read ahead and cached; else copy to a local disk",
+        "each random read may be a request over the network, and mapped files may be slow",
+        "use the object store's own address (s3://...), which is read ahead and cached; else copy to a local disk",
     ),
     "overlay": (
-        "it is the writable layer of a container: slow to write to, and gone with the container, indexes included",
+        "it is the writable layer of a container: slow to write to, and lost with the container, indexes included",
         "mount a volume for data, outputs and the cache folder",
     ),
     "memory": (
-        "what is here takes memory, and counts towards a container's limit",
-        "plan for its size (penstock plan); there is no need to warm it",
+        "files here take memory, and count towards a container's limit",
+        "plan for their size (penstock plan); they need no warming",
     ),
 }
 
@@ -177,12 +177,12 @@ def _advice(found: Place) -> Iterator[Advice]:
         what, do = _WORDS[found.kind]
         yield Advice(found.path, f"{found.type}: {what}", do)
     if not found.writable:
-        what = "indexes cannot be written beside the files, so each machine makes its own in its cache folder"
-        yield Advice(found.path, what, "penstock manifest build (or shards index) where it can be written to")
+        what = "indexes cannot be written beside the files, so each machine writes its own into its cache folder"
+        yield Advice(found.path, what, "run penstock manifest build (or shards index) where it is writable")
 
 
 def cache_folder(listing: Path = _MOUNTS) -> tuple[CacheFolder, list[Advice]]:
-    """The user's cache folder, which is made if it is not there: locks need it too."""
+    """Check the user's cache folder, which is created if missing; locks need it, too."""
     from penstock.storage.cache import cache_root
 
     try:
@@ -192,7 +192,7 @@ def cache_folder(listing: Path = _MOUNTS) -> tuple[CacheFolder, list[Advice]]:
         reason = error.strerror or str(error)
         found = CacheFolder(None, "unknown", None, None, reason)
         do = "make ~/.cache writable, or set XDG_CACHE_HOME to a folder on a local disk"
-        return found, [Advice("cache folder", f"there is no place for it: {reason}", do, failure=True)]
+        return found, [Advice("cache folder", f"it cannot be created: {reason}", do, failure=True)]
     mount = mount_of(folder, listing)
     kind = "unknown" if mount is None else kind_of(mount.type)
     found = CacheFolder(str(folder), kind, f"{stat.S_IMODE(mode):o}", _free(folder), None)
@@ -202,14 +202,14 @@ def cache_folder(listing: Path = _MOUNTS) -> tuple[CacheFolder, list[Advice]]:
 def _cache_advice(found: CacheFolder, mode: int, mount: Mount | None, *, fallback: bool) -> Iterator[Advice]:
     move = "set XDG_CACHE_HOME to a folder on a local disk"
     if fallback:
-        yield Advice("cache folder", f"it is {found.path}, since ~/.cache cannot be written to", move)
+        yield Advice("cache folder", f"it is {found.path}, because ~/.cache is not writable", move)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield Advice("cache folder", "others may write to it, and change what is read", f"chmod go-w {found.path}")
+        yield Advice("cache folder", "other users may write to it, and so change your data", f"chmod go-w {found.path}")
     elif mode & (stat.S_IRGRP | stat.S_IROTH):
-        yield Advice("cache folder", "others may read what is copied there", f"chmod go-rwx {found.path}")
+        yield Advice("cache folder", "other users may read the copies in it", f"chmod go-rwx {found.path}")
     if mount is not None and found.kind in ("network", "parallel", "fuse"):
         what = f"it is on {mount.type}: locks may be slow or missing there, and copies cross the network twice"
         yield Advice("cache folder", what, move)
     if found.free is not None and found.free < _LITTLE_SPACE:
-        what = f"{found.free / 1e6:,.0f} MB are free: indexes take about a fifth of a manifest, copies what they copy"
+        what = f"{found.free / 1e6:,.0f} MB are free: an index needs a fifth of its manifest, a copy all of its file"
         yield Advice("cache folder", what, f"penstock cache clear, or {move}")

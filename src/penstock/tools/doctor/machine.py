@@ -1,4 +1,4 @@
-"""Cores, memory, /dev/shm and the limit of open files: what this process may have of them."""
+"""Cores, memory, /dev/shm and the limit of open files, as far as this process may use them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW_FILES = 4096
 
 @dataclass(frozen=True)
 class Cores:
-    """Of the machine, of those that the process may run on, and how many that is with a container's quota."""
+    """Cores of the machine, cores that the process may run on, and that number under a container's quota."""
 
     machine: int
     affinity: int
@@ -29,7 +29,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: of the machine; not used; and what a process can get, which a container's limit may make less."""
+    """Bytes of the machine, free bytes, and bytes that a process can get under a container's limit."""
 
     total: int | None
     available: int | None
@@ -38,7 +38,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """/dev/shm, in bytes."""
+    """Size of /dev/shm and its free space, in bytes."""
 
     size: int
     free: int
@@ -46,25 +46,25 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """Descriptors of a process: the limit, and up to where it can raise that itself. None is no limit."""
+    """The limit of file descriptors, and the largest limit that a process can set itself. None: no limit."""
 
     soft: int | None
     hard: int | None
 
 
 def cores(root: Path = _ROOT) -> tuple[Cores, list[Advice]]:
-    """How many this process may use, and why not all."""
+    """Return the number of cores that this process may use."""
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     found = Cores(machine, affinity, min(affinity, usable_cores(root)))
     if found.usable > 1:
         return found, []
-    what = "there is one core, and workers take it from the training loop"
-    return found, [Advice("cores", what, "ask for more, or make images smaller ahead (penstock shards pack)")]
+    what = "there is one core, which workers and the training loop share"
+    return found, [Advice("cores", what, "use more cores, or store smaller images (penstock shards pack)")]
 
 
 def memory(root: Path = _ROOT) -> tuple[Memory, list[Advice]]:
-    """What can be had without swapping, or being killed by a container's limit."""
+    """Return the memory that can be used without swapping or exceeding a container's limit."""
     try:
         lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
         said = {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
@@ -72,16 +72,16 @@ def memory(root: Path = _ROOT) -> tuple[Memory, list[Advice]]:
         said = {}
     available, usable = said.get("MemAvailable"), available_memory(root)
     if available is not None and usable is not None:
-        usable = min(usable, available)  # which it read, too, a moment later
+        usable = min(usable, available)  # a later reading of the same number may be larger
     found = Memory(said.get("MemTotal"), available, usable)
     if found.usable is None or found.usable >= _LITTLE_MEMORY:
         return found, []
-    what = f"{found.usable / 1e9:.1f} GB can be had: torch takes about 0.2 GB in each rank, and batches come on top"
-    return found, [Advice("memory", what, "fewer workers, smaller batches, or a higher limit of the container")]
+    what = f"{found.usable / 1e9:.1f} GB can be used: torch takes about 0.2 GB in each rank, and batches need more"
+    return found, [Advice("memory", what, "use fewer workers or smaller batches, or raise the container's limit")]
 
 
 def shared_memory(folder: str = "/dev/shm") -> tuple[SharedMemory | None, list[Advice]]:
-    """The folder through which torch's own loader hands over tensors. Ours needs none: its memory has no name."""
+    """Check the folder that torch's own loader needs for tensors. Penstock uses anonymous memory instead."""
     try:
         state = os.statvfs(folder)
     except OSError:
@@ -90,15 +90,15 @@ def shared_memory(folder: str = "/dev/shm") -> tuple[SharedMemory | None, list[A
     if found.free >= _LITTLE_SHARED:
         return found, []
     what = (
-        f"{found.free / 1e6:,.0f} MB are free: workers of torch's own DataLoader die of a bus error where batches do "
-        "not fit, and Ray puts its object store on disk. penstock.DataLoader does not use it"
+        f"{found.free / 1e6:,.0f} MB are free: workers of torch's own DataLoader die of a bus error if batches do not "
+        "fit, and Ray puts its object store on disk. penstock.DataLoader does not use it"
     )
-    do = "docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory at /dev/shm"
+    do = "docker run --shm-size=8g; in Kubernetes mount an emptyDir of medium Memory at /dev/shm"
     return found, [Advice("/dev/shm", what, do)]
 
 
 def open_files() -> tuple[OpenFiles | None, list[Advice]]:
-    """The limit of descriptors; None on Windows."""
+    """Return the limit of file descriptors; None on Windows."""
     try:
         import resource
     except ImportError:
@@ -108,8 +108,8 @@ def open_files() -> tuple[OpenFiles | None, list[Advice]]:
     if soft is None or soft >= _FEW_FILES:
         return found, []
     what = (
-        f"a process may open {soft:,} files: {soft // 8:,} shards are kept open at a time, and a server or torch's own "
-        "loader, which takes a descriptor a tensor, may run out"
+        f"a process may open {soft:,} files: at most {soft // 8:,} shards stay open, and a server, or torch's own "
+        "loader with its descriptor for each tensor, may run out"
     )
     wanted = 65536 if hard is None else min(65536, hard)
     do = f"ulimit -n {wanted}" if wanted > soft else "raise the hard limit: LimitNOFILE in systemd, --ulimit in Docker"

@@ -1,4 +1,4 @@
-"""What is installed: what Penstock requires, which has to work, and its extras, with what their absence costs."""
+"""Installed packages: the required ones, which must work, and the extras, with the features that need them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.tools.doctor.result import Advice
 
 __all__ = ["Images", "Package", "Torch", "images", "packages", "torch"]
 
-_MODULES = {"opencv-python-headless": "cv2"}  # where it is not the package's name
+_MODULES = {"opencv-python-headless": "cv2"}  # modules that are named unlike their package
 _EXTRAS = {
-    "ray": "executor='ray', which makes batches on the machines of a cluster",
-    "albumentations": "its augmentations; our own transforms need nothing",
-    "av": "clips of videos and of sound",
-    "soxr": "clips of sound at another sample rate",
+    "ray": "executor='ray', which makes batches on the nodes of a cluster",
+    "albumentations": "its augmentations; Penstock's own transforms do not need it",
+    "av": "clips of video and audio",
+    "soxr": "audio clips at another sample rate",
     "prometheus-client": "`penstock serve --metrics-port`, and a loader's metrics",
     "lmdb": "LMDB databases as sources",
-    "tokenizers": "text by a tokenizer.json: TokenizedDataset, `penstock tokenize`",
+    "tokenizers": "tokenizing text with a tokenizer.json: TokenizedDataset, `penstock tokenize`",
     "obstore": "s3://, gs://, az://, http:// and https:// addresses",
-    "botocore": "credentials and profiles of ~/.aws",
+    "botocore": "credentials and profiles in ~/.aws",
     "fsspec": "addresses of other stores, and hf://",
     "huggingface-hub": "hf:// addresses",
 }
@@ -31,8 +31,8 @@ _REQUIREMENT = re.compile(
     r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*(?:>=\s*([0-9.]+))?[^;]*(?:;.*extra == ['\"](\w+)['\"])?"
 )
 _NO_EXTENSION = (
-    "the C extension for JPEG is not built: crops decode the whole image, which takes about 1.4 times as long on "
-    "ImageNet's files, and twice as long at 11 megapixels"
+    "the C extension for JPEG is not built: crops need the whole image decoded, which takes about 1.4 times as long "
+    "for ImageNet's files, and twice as long at 11 megapixels"
 )
 _BUILD_EXTENSION = (
     "install a C compiler and the headers of libjpeg-turbo (Debian: apt-get install gcc libjpeg62-turbo-dev), then "
@@ -42,14 +42,14 @@ _BUILD_EXTENSION = (
 
 @dataclass(frozen=True)
 class Package:
-    """A package that Penstock requires, or that an extra of it does.
+    """A package that Penstock or one of its extras requires.
 
     Attributes:
-        version: the one that is installed; None if none is.
-        oldest: that will do.
-        extra: which has it; None if it is required.
-        needed_for: what is missing without it.
-        error: why it cannot be imported; of required ones only, others are not tried.
+        version: installed version; None if the package is not installed.
+        oldest: oldest version that works.
+        extra: the extra that contains it; None if it is required.
+        needed_for: features that need it.
+        error: why it cannot be imported; only for required packages, others are not imported.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Torch:
-    """How torch was built, and what it sees here."""
+    """The CUDA version of the torch build, the GPUs that it sees, and its threads."""
 
     cuda: str | None
     gpus: int
@@ -71,14 +71,14 @@ class Torch:
 
 @dataclass(frozen=True)
 class Images:
-    """What decodes images: libraries by name, whether they are here, and our C extension."""
+    """Image decoders: whether each library, by name, and the C extension are available."""
 
     backends: dict[str, bool]
     extension: bool
 
 
 def packages(progress: Callable[[int, int], object]) -> tuple[list[Package], list[Advice]]:
-    """Look at all of them; those that are required are imported, which takes seconds (torch)."""
+    """Check all packages. Required ones are imported, which takes seconds (torch)."""
     try:
         lines = requires("penstock") or []
     except PackageNotFoundError:
@@ -104,7 +104,7 @@ def packages(progress: Callable[[int, int], object]) -> tuple[list[Package], lis
 def _not_installed() -> Advice:
     return Advice(
         "penstock",
-        "it runs from a source tree and is not installed, so what it requires is not known, and was not looked at",
+        "it runs from a source tree and is not installed, so its requirements are unknown and were not checked",
         "install it: pip install -e CHECKOUT",
     )
 
@@ -114,10 +114,10 @@ def _normal(name: str) -> str:
 
 
 def _import(module: str) -> str | None:
-    """The reason why it cannot be imported."""
+    """Return the reason why a module cannot be imported; None if it can."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # a broken package may raise anything: a missing library, another version of NumPy
+    except Exception as error:  # a broken package may raise any error: a missing library, another version of NumPy
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     return None
 
@@ -125,7 +125,7 @@ def _import(module: str) -> str | None:
 def _version(name: str, error: str | None) -> str | None:
     try:
         return version(name)
-    except PackageNotFoundError:  # its module may come from a package of another name, such as opencv-python
+    except PackageNotFoundError:  # another package may provide the module, such as opencv-python
         return "unknown" if error is None else None
 
 
@@ -133,22 +133,22 @@ def _judged(package: Package) -> list[Advice]:
     spec = f"'{package.name}>={package.oldest}'" if package.oldest else package.name
     if package.extra is None and package.error is not None:
         state = "is not installed" if package.version is None else f"{package.version} cannot be imported"
-        what = f"it is required and {state}: {package.error}"
+        what = f"it is required, and {state}: {package.error}"
         return [Advice(package.name, what, f"pip install --force-reinstall {spec}", failure=True)]
     if package.version is None or not package.oldest or not _older(package.version, package.oldest):
         return []
-    what = f"this is {package.version}, and {package.oldest} is the oldest that is tested"
+    what = f"version {package.version} is installed, and {package.oldest} is the oldest that is tested"
     return [Advice(package.name, what, f"pip install -U {spec}", failure=package.extra is None)]
 
 
 def _older(found: str, oldest: str) -> bool:
-    """By numbers: "2.10" is newer than "2.9"; what follows them ("rc1", "+cpu") does not count."""
+    """Compare versions by numbers: "2.10" is newer than "2.9". Suffixes ("rc1", "+cpu") do not count."""
     numbers = [[int(part) for part in re.findall(r"\d+", re.split(r"[^0-9.]", text)[0])] for text in (found, oldest)]
     return bool(numbers[0]) and numbers[0] < numbers[1]
 
 
 def torch(found: Sequence[Package]) -> tuple[Torch | None, list[Advice]]:
-    """What torch says of itself; None if it cannot be imported."""
+    """Return how torch was built, and its GPUs; None if it cannot be imported."""
     if any(package.name == "torch" and package.error for package in found):
         return None, []
     import torch as module
@@ -158,12 +158,12 @@ def torch(found: Sequence[Package]) -> tuple[Torch | None, list[Advice]]:
     if gpus or not glob.glob("/dev/nvidia[0-9]*"):
         return state, []
     reason = "is built without CUDA" if state.cuda is None else f"is built for CUDA {state.cuda} and finds no GPU"
-    what = f"this machine has a GPU, and torch {reason}"
+    what = f"this machine has a GPU, but torch {reason}"
     return state, [Advice("torch", what, "compare `nvidia-smi` with the builds on pytorch.org/get-started")]
 
 
 def images(found: Sequence[Package]) -> tuple[Images | None, list[Advice]]:
-    """What decodes images; None if what is required for that is missing."""
+    """Return the available image decoders; None if a required package is missing."""
     if any(package.error for package in found):
         return None, []
     from penstock.images import native

@@ -1,4 +1,4 @@
-"""What a diagnosis finds: facts as plain fields, and advice."""
+"""Results of a diagnosis: facts as plain fields, and advice."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Advice:
 
     Attributes:
         about: the subject: a package, a path, ...
-        what: is so, and what that costs.
-        do: to mend it.
-        failure: something that is required, or was asked for, does not work.
+        what: the problem, and its effect.
+        do: how to solve it.
+        failure: whether a required or requested thing does not work.
     """
 
     about: str
@@ -34,7 +34,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found. Sizes are in bytes; None is what this system does not say, or what was not asked for."""
+    """The result of `diagnose`. Sizes are in bytes. None: unknown on this system, or not requested."""
 
     penstock: str
     python: str
@@ -54,9 +54,9 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether all that is required, and all that was asked for, works."""
+        """Whether all required and all requested things work."""
         return not any(advice.failure for advice in self.advice)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return all fields as a dict for JSON."""
         return {"ok": self.ok, **asdict(self)}

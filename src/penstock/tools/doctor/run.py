@@ -1,4 +1,4 @@
-"""`diagnose`: all checks, one after the other."""
+"""`diagnose`: run all checks, one after the other."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def diagnose(
     tls_roots: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Diagnosis:
-    """Look at this machine. Takes seconds, most of them to import what is required.
+    """Check this machine and its packages. It takes seconds, mostly to import the required packages.
 
     Args:
-        paths: files and folders, whose file systems are looked at.
-        ray: address of a Ray cluster that has to answer; without one that of this machine is asked, if there is any.
-        server: address of a metadata server that has to answer, ``HOST:PORT`` or ``grpc+tls://HOST:PORT``.
-        token_file, tls_roots: for that server, as of `penstock.server.Client`.
-        progress: is called with what is done and what there is to do.
+        paths: files and folders whose file systems are checked.
+        ray: address of a Ray cluster that must answer. None: check a cluster of this machine, if there is one.
+        server: address of a metadata server that must answer, ``HOST:PORT`` or ``grpc+tls://HOST:PORT``.
+        token_file, tls_roots: for that server, see `penstock.server.Client`.
+        progress: called with the number of finished checks and of all checks.
 
     Returns:
-        What was found. Whatever does not work is in its ``advice``; nothing is raised for it.
+        The facts. Problems are in ``advice``; they raise no errors.
 
     >>> found = diagnose(["."])
     >>> found.ok, found.places[0].path

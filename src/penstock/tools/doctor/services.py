@@ -1,4 +1,4 @@
-"""What runs elsewhere: a Ray cluster and a metadata server. Each is asked once, and waited for by the second."""
+"""Checks of services: a Ray cluster and a metadata server. Each gets one request with a timeout of seconds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from penstock.tools.doctor.result import Advice
 
 __all__ = ["RayCluster", "Server", "ray_cluster", "server"]
 
-_RAY_PATIENCE = 30.0  # seconds, most of them for imports on a busy machine; a port that is closed is known at once
+_RAY_PATIENCE = 30.0  # seconds, mostly for imports on a busy machine; a closed port is detected at once
 _KNOCK = 2.0
 _SERVER_PATIENCE = 5.0
-_DO_SERVER = "start one (penstock serve), mend the address, or give --token-file and --tls-roots as it asks for them"
+_DO_SERVER = "start it (penstock serve), correct the address, or pass --token-file and --tls-roots if it needs them"
 _ASK = """
 import json, sys
 from penstock.processes import end_with_parent
@@ -43,9 +43,9 @@ class RayCluster:
     """A cluster.
 
     Attributes:
-        address: that was asked.
-        nodes, cpus: that are alive; None where nobody answered, or it was not attached to.
-        error: why not.
+        address: of the cluster.
+        nodes, cpus: nodes that are alive, and their CPUs; None without an answer, or if it was not attached to.
+        error: why there was no answer.
     """
 
     address: str
@@ -56,7 +56,7 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class Server:
-    """A metadata server: rows of its data sets by name; None where nobody answered."""
+    """A metadata server, with the number of rows of each dataset by name; None without an answer."""
 
     address: str
     datasets: Mapping[str, int] | None
@@ -64,10 +64,10 @@ class Server:
 
 
 def ray_cluster(address: str | None, *, installed: bool) -> tuple[RayCluster | None, list[Advice]]:
-    """Attach to the cluster with an address; without one, see whether one of this machine is there."""
+    """Attach to the cluster at an address; without an address, look for a cluster of this machine."""
     if address is None:
         return _running_here()
-    do = "start it (ray start --head), or give the address and port of its head"
+    do = "start it (ray start --head), or pass the address and port of its head node"
     place = _host_and_port(address)
     error = (place and _knock(place)) if address.strip() else "the address is empty"
     state = RayCluster(address, None, None, error)
@@ -79,7 +79,7 @@ def ray_cluster(address: str | None, *, installed: bool) -> tuple[RayCluster | N
 
 
 def _running_here() -> tuple[RayCluster | None, list[Advice]]:
-    """By Ray's own signs: its variable, and the file that `ray start` leaves. Only knocks, which takes no time."""
+    """Find a cluster by RAY_ADDRESS or the file of `ray start`, and test only whether its port is open."""
     address = os.environ.get("RAY_ADDRESS", "")
     with contextlib.suppress(OSError):
         address = address or (Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster").read_text().strip()
@@ -89,28 +89,28 @@ def _running_here() -> tuple[RayCluster | None, list[Advice]]:
     state = RayCluster(address, None, None, _knock(place))
     if state.error is None:
         return state, []
-    what = f"there are signs of a cluster at {address}: {state.error}"
-    return state, [Advice("Ray", what, "ray stop, if there is none any more; unset RAY_ADDRESS")]
+    what = f"RAY_ADDRESS or an earlier `ray start` names a cluster at {address}: {state.error}"
+    return state, [Advice("Ray", what, "if it has ended: run ray stop, and unset RAY_ADDRESS")]
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
-    """Of ``HOST:PORT`` and ``ray://HOST:PORT``; None for addresses of other forms, which Ray knows."""
+    """Parse ``HOST:PORT`` or ``ray://HOST:PORT``; return None for other forms, which only Ray can resolve."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("ray://")
     return (host, int(port)) if host and port.isdigit() and "://" not in host else None
 
 
 def _knock(place: tuple[str, int]) -> str | None:
-    """The reason why nobody is there."""
+    """Return the reason why a port does not answer; None if it does."""
     try:
         socket.create_connection(place, _KNOCK).close()
     except (OSError, OverflowError) as error:
-        return f"nobody answers ({error})"
+        return f"no answer ({error})"
     return None
 
 
 def _attach(address: str) -> RayCluster:
-    """Ray stays in a process that was connected to it, and may wait for minutes: a process of its own attaches."""
+    """Attach in a subprocess: Ray cannot be detached completely from a process, and may wait for minutes."""
     command = [sys.executable, "-c", _ASK, address, str(os.getpid())]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RAY_PATIENCE)
@@ -129,7 +129,7 @@ def server(
     token_file: str | os.PathLike[str] | None = None,
     tls_roots: str | os.PathLike[str] | None = None,
 ) -> tuple[Server | None, list[Advice]]:
-    """Ask a metadata server what it has. An address without a scheme means TLS where ``tls_roots`` is given."""
+    """Return the datasets of a metadata server. With ``tls_roots``, an address without a scheme means TLS."""
     if address is None:
         return None, []
     from penstock.errors import PenstockError
@@ -141,7 +141,7 @@ def server(
         place = parse_address(address, tls=tls_roots is not None)
         full = str(place)
         error = _knock((place.host, place.port))
-        if error is not None:  # the client would go on trying
+        if error is not None:  # the client would retry
             return Server(full, None, error), [Advice("server", f"{full}: {error}", _DO_SERVER, failure=True)]
         client = Client(full, token_file=token_file, tls_roots=tls_roots, timeout=_SERVER_PATIENCE)
         try:

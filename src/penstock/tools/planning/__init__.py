@@ -1,16 +1,16 @@
-"""Plan a run before it is paid for: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
+"""Plan a training run: batches, memory, cache, bottleneck, shuffle quality, start-up and resume.
 
-* `job`: what is planned, and what is assumed of a machine.
-* `dealing`: batches, padding and remainder, by the real `Partition` and order; spot checks of them at full size.
-* `cache`: how many reads a page cache saves, for each shuffle.
+* `job`: the run, and assumptions about a machine.
+* `partition_report`: batches, padding and remainder of the real `Partition`; spot checks at full size.
+* `cache`: the reads that a page cache saves, for each shuffle.
 * `resources`: memory, the index on disk, start-up and resume.
-* `rates`: what storage, processors and the hand-over allow, and which of them limits.
-* `plan`: all of it.
-* `token_batches`: batches within a budget of tokens, from the lengths of all samples.
-* `packing`: what packs of documents waste and cost, from the lengths of all documents.
+* `rates`: the samples/s that storage, processors and the hand-over allow.
+* `plan`: all of these.
+* `token_budget`: batches within a token budget, from the lengths of all samples.
+* `packing`: padding and cost of packs, from the lengths of all documents.
 
-Everything but the last two is a pure function of a few numbers; nothing is measured but the order itself. `penstock
-plan` prints it.
+All except the last two are pure functions of a few numbers, and measure only the order itself. `penstock plan` prints
+the plan.
 
 >>> plan = make_plan(Job(samples=1_281_167, sample_bytes=110_000, ranks=16, batch_size=256, step_s=0.2))
 >>> plan.dealing.batches, plan.dealing.padded, plan.memory.index_bytes

@@ -1,24 +1,23 @@
-"""How many samples a node finds in its cache, epoch by epoch: a least-recently-used cache, as an expectation.
+"""Expected hit rates of a node's least-recently-used (LRU) cache, epoch by epoch.
 
-A node reads a share f of each epoch, another random share each time (positions are dealt in strides over a new order).
-Its cache holds a fraction c of the data, in units of r rows that one read brings. A unit is in the cache if it was
-touched among the last so many different units. Look back from the moment at which a fraction v of an epoch is done:
+A node reads a share f of each epoch, another random share each time (strided positions of a new order). Its cache holds
+a fraction c of the data, in units of r rows, which are one read. A unit is in the cache if it was among the last
+touched different units that fit. Look back from the moment at which a fraction v of an epoch is done:
 
-* of the present epoch, each row was touched with probability f v;
-* of each epoch before, with probability f, independently.
+* in the present epoch, each row was touched with probability f v;
+* in each earlier epoch, with probability f, independently.
 
-The window that the cache spans is the one in which a random unit was touched with probability c. The row that is read
-now was not touched in this epoch, its r - 1 neighbours may have been. So where the window reaches back beyond this
-epoch, the unit is missed with probability ``max(1 - c, untouched so far) / (1 - f v)``, which for one node and r = 1
-gives ``c + (1 - c) ln(1 - c)`` on average; within the epoch with ``(1 - c) ** ((r - 1) / r)``.
+The cache spans the window in which a random unit was touched with probability c. The row that is read now was not
+touched in this epoch, but its r - 1 neighbours may have been. So if the window reaches back beyond this epoch, the unit
+is missed with probability ``max(1 - c, untouched so far) / (1 - f v)``. For one node and r = 1 the mean is
+``c + (1 - c) ln(1 - c)``. Within the epoch the probability is ``(1 - c) ** ((r - 1) / r)``.
 
-A block shuffle has the same reuse from epoch to epoch, and besides that the units of its present window stay in the
-cache while the window is used up. Without a shuffle each node reads the same rows in the same order: all of them are
-found again if they fit, and none if they do not, as is the way of such caches.
+A block shuffle has the same reuse between epochs, and the units of its present window also stay in the cache until the
+window is consumed. Without a shuffle each node reads the same rows in the same order, so an LRU cache hits always if
+they all fit, and never if they do not.
 
-This is checked against simulations of the real order in the tests, within 0.03. What it leaves out: a page cache is not
-exactly least-recently-used (Linux keeps pages used twice for longer), and samples of different sizes (their mean
-counts).
+The tests compare this with simulations of the real order, within 0.03. The model ignores that a page cache is not
+exactly LRU (Linux keeps pages used twice for longer), and uses the mean size of samples.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from penstock.tools.planning.job import Job
 
 __all__ = ["hit_rates"]
 
-_GRID = (np.arange(2048) + 0.5) / 2048  # an epoch, or a window, from its start to its end
+_GRID = (np.arange(2048) + 0.5) / 2048  # points of time in an epoch or a window
 
 
 def hit_rates(job: Job, shuffle: str | None = None) -> tuple[float, ...]:
-    """The share of reads of samples that a node's cache answers, in each of the job's epochs from the first one on.
+    """Return the share of sample reads that a node's cache answers, for each epoch of the job.
 
     Args:
-        job: its sizes, cache and epochs; no limit of storage plays a part.
-        shuffle: another one than the job's. Those of other people count as global.
+        job: with its sizes, cache and epochs; limits of storage do not matter.
+        shuffle: replaces the job's shuffle. Shuffles of users count as global.
 
     >>> job = Job(samples=1_000_000, sample_bytes=100_000, cache_bytes=50_000_000_000, epochs=2)
     >>> [round(rate, 3) for rate in hit_rates(job)]
@@ -57,36 +56,36 @@ def hit_rates(job: Job, shuffle: str | None = None) -> tuple[float, ...]:
 
 
 def _anywhere(f: float, r: int, c: float, epoch: int) -> float:
-    fresh = 1 - f * _GRID  # of the rows, not touched in this epoch so far
-    touched = 1 - fresh**r  # of the units
-    untouched = fresh**r * (1 - f) ** (epoch * r)  # of the units, not ever
+    fresh = 1 - f * _GRID  # share of rows not yet touched in this epoch
+    touched = 1 - fresh**r  # share of units touched in this epoch
+    untouched = fresh**r * (1 - f) ** (epoch * r)  # share of units never touched
     beyond = 1 - np.maximum(1 - c, untouched) / fresh
     within = 1 - (1 - c) ** ((r - 1) / r)
     return float(np.where(touched < c, np.maximum(beyond, 0), within).mean())
 
 
 def _by_blocks(job: Job, r: int, c: float, epoch: int) -> float:
-    """Within the window of the shuffle, and what that misses from epochs before."""
+    """Return hits within the window of the shuffle, plus hits from earlier epochs among its misses."""
     f = job.share
     rows = min(job.block_size * job.window, job.samples)
-    held = min(1.0, c * job.samples / rows)  # of the window's units
+    held = min(1.0, c * job.samples / rows)  # share of the window's units in the cache
     fresh = 1 - f * _GRID
     in_window = np.where(1 - fresh**r <= held, 1 - fresh ** (r - 1), 1 - (1 - held) ** ((r - 1) / r)).mean()
-    unit_share = 1 - (1 - f) ** r  # of the units, touched by this node in an epoch
+    unit_share = 1 - (1 - f) ** r  # share of units that this node touches in an epoch
     unseen = 1 - unit_share * _GRID
     before = 1 - np.maximum(1 - c, unseen * (1 - unit_share) ** epoch) / unseen
     return float(in_window + (1 - in_window) * np.maximum(before, 0).mean())
 
 
 def _touched(r: int, here: int, ranks: int) -> float:
-    """The share of units of r rows that have one of the rows 0 .. here - 1 of every so many ranks.
+    """Return the share of units of r rows with one of the rows 0 .. here - 1 modulo ``ranks``.
 
     Units begin at multiples of ``gcd(r, ranks)`` in this pattern, equally many at each.
     """
     step = math.gcd(r, ranks)
     places = ranks // step
-    inside = -(-here // step)  # the unit begins among these rows
-    reaching = max(0, places - 1 - (ranks - r) // step) if r < ranks else places  # it runs on into the next ones
+    inside = -(-here // step)  # units that begin among these rows
+    reaching = max(0, places - 1 - (ranks - r) // step) if r < ranks else places  # units that reach them
     return min(1.0, (inside + reaching) / places)
 
 

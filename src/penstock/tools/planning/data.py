@@ -1,10 +1,10 @@
-"""`data_plan`: what a run has of each source of its data, through filters, mixtures with a schedule, and packs.
+"""`data_plan`: a run's use of each source of its data, with filters, mixtures with a schedule, and packs.
 
     stages of weights (`penstock.order.stages`) -> samples of each source before a position of the job
-    samples of a source / its length            -> how often it is gone through, and where it begins anew
+    samples of a source / its length            -> its epochs, and the position of its first repeat
 
-Nothing is read and nothing is carried out: all of it is arithmetic on the data set that training uses. Data without a
-mixture are one source.
+No data is read and no batch is made: the plan is arithmetic on the dataset that training uses. Data without a mixture
+is one source.
 
 >>> from penstock import DataLoader, Mixture
 >>> mixture = Mixture([(range(900), 3), (range(500), 1)], stop=800, names=["web", "books"], rank=0, world_size=1)
@@ -34,27 +34,27 @@ from penstock.order.stages import StagedMixture, WeightStage, WeightStages, boun
 
 __all__ = ["DataPlan", "SourcePlan", "StagePlan", "data_plan"]
 
-_POINTS = 120  # of the curve of shares
+_POINTS = 120  # points of the curve of shares
 
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """What a run has of one source.
+    """A run's use of one source.
 
     Attributes:
         name: of the source.
-        rows: before filters; of packs, documents.
+        rows: rows before filters; for packs, documents.
         kept: rows that filters keep.
-        excluded: of these, rows that nobody gets, by ``exclude=``, and in whose places others stand.
-        samples: in the source: the kept rows, or the packs of them.
-        had: samples that the run has of it; those at the end of an epoch that ``drop_last`` or ``remainder="drop"``
-            leaves out are counted, and those that padding repeats are not.
-        by_stage: the same by stage of the weights.
-        passes: how often the run goes through the source: ``had / samples``.
-        never: samples that the run never has, but for those that are excluded: their places are had.
-        again: the position of the job at which a sample comes for the second time; None if none does.
-        again_step: that has this position; None also if it is left out at the end of the last epoch.
-        tokens: of documents that the run has, on average over packs; None without packs.
+        excluded: kept rows that ``exclude=`` replaces by other rows.
+        samples: samples of the source: the kept rows, or their packs.
+        had: samples of the source in the run. Samples that ``drop_last`` or ``remainder="drop"`` leaves out at the end
+            of an epoch count; repeats by padding do not.
+        by_stage: the same number by stage of the weights.
+        passes: epochs of the source in the run: ``had / samples``.
+        never: samples that do not occur in the run. Excluded samples do not count here.
+        again: the position of the job at which a sample first repeats; None if none does.
+        again_step: the step with this position; None also if it is left out at the end of the last epoch.
+        tokens: tokens of its documents in the run, from the mean of packs; None without packs.
     """
 
     name: str
@@ -73,15 +73,15 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Weights that hold for a part of the run.
+    """A part of the run with constant weights.
 
     Attributes:
         begin, end: positions of the job.
-        step: that has the first position. It has some of the stage before, too, where the change is inside of it.
-            None if all of the stage is left out at the end of the last epoch.
-        bound: where the same weights would begin by ``set_weights(at=begin)``: at the end of a block, so that what
-            comes before stays as it is. A schedule changes them at ``begin`` itself.
-        shares: of each source, by its weight.
+        step: the step with the first position. If the change is inside the step, it has samples of the stage before,
+            too. None if the whole stage is left out at the end of the last epoch.
+        bound: the position at which ``set_weights(at=begin)`` would set the same weights: the end of a block, so that
+            earlier samples stay the same. A schedule changes them at ``begin`` itself.
+        shares: share of each source by its weight.
     """
 
     begin: int
@@ -93,19 +93,19 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """A run, source by source.
+    """The plan of a run, source by source.
 
     Attributes:
-        unit: what a sample is: "sample" or "pack".
-        samples: in an epoch, of all ranks together.
+        unit: the kind of a sample: "sample" or "pack".
+        samples: samples of an epoch over all ranks.
         epochs, ranks, batch_size: of the run.
-        steps_per_epoch: batches of the rank that has most.
+        steps_per_epoch: batches of the rank with the most.
         sources, stages: see their classes.
-        block_size: positions of the largest block of the mixture, by whose ends changes of weights are rounded.
-        bound: no beginning of an epoch is off by so many samples of a source.
-        steps, curve: share of each source from one of these steps to the next one, as they are dealt.
-        state_bytes: of a state of the data set, as JSON.
-        filter_bytes: of all filters: mapped, once a machine.
+        block_size: positions of the largest block of the mixture; ``set_weights`` rounds to ends of blocks.
+        bound: upper limit of a source's deviation in samples from its weight, at any point of an epoch.
+        steps, curve: actual share of each source from one of these steps to the next.
+        state_bytes: size of the dataset's state as JSON.
+        filter_bytes: size of all filters, mapped once per machine.
     """
 
     unit: str
@@ -125,19 +125,19 @@ class DataPlan:
 
 
 def data_plan(loader: DataLoader[Any], *, epochs: int = 3, ranks: int | None = None) -> DataPlan:
-    """Plan what a run has of each source of its data.
+    """Plan a run's use of each source of its data.
 
     Args:
-        loader: over a data set with an order of its own: `penstock.RankDataset`, `TableDataset`, `Mixture`,
-            `PackedDataset`, and filters of these.
-        epochs: of the run, from the first one.
-        ranks: of the job; by default those that the loader has.
+        loader: over a dataset with its own order: `penstock.RankDataset`, `TableDataset`, `Mixture`, `PackedDataset`,
+            and filters of these.
+        epochs: number of epochs to plan, from the first one.
+        ranks: number of ranks of the job; by default the loader's.
 
     Raises:
-        ConfigError: data without an order of their own, or numbers that are not positive.
+        ConfigError: data without its own order, or numbers that are not positive.
 
-    Changes of weights that were made by ``set_weights``, or that a loaded state holds, are a part of the plan. Cost:
-    some milliseconds for each stage, whatever the number of samples; O(1) memory.
+    The plan includes changes of weights by ``set_weights`` or from a loaded state. Cost: some milliseconds for each
+    stage, for any number of samples; O(1) memory.
     """
     for name, value in (("epochs", epochs), ("ranks", ranks)):
         if value is not None and value < 1:
@@ -146,16 +146,16 @@ def data_plan(loader: DataLoader[Any], *, epochs: int = 3, ranks: int | None = N
     dataset = with_an_order(ledger.dataset)
     if dataset is None:
         raise ConfigError(
-            f"a {type(ledger.dataset).__name__} has no order of its own, so it is one source that each epoch goes "
-            "through once. A plan is for a Mixture, packs, a RankDataset, a TableDataset, ..., and filters of these"
+            f"a {type(ledger.dataset).__name__} has no order of its own, so each epoch uses every sample once, and "
+            "there is nothing to plan: use a Mixture, packs, a RankDataset, a TableDataset, ..., or filters of these"
         )
     if not dataset.plan.samples or not ledger.steps_per_epoch:
-        raise ConfigError("an epoch of these data has no step, so there is nothing to plan")
+        raise ConfigError("an epoch of this data has no step, so there is nothing to plan")
     return _Run(dataset, ledger, epochs).plan()
 
 
 class _Run:
-    """The stages and sources of some epochs."""
+    """Computes the stages and sources of a run."""
 
     def __init__(self, dataset: SourceDataset, ledger: Ledger, epochs: int) -> None:
         self._dataset, self._ledger, self._epochs = dataset, ledger, epochs
@@ -204,7 +204,7 @@ class _Run:
 
     @cached_property
     def _bounds(self) -> list[tuple[int, int]]:
-        """Where the stages of the run begin and end."""
+        """First and end position of each stage of the run."""
         last = self._epochs * self._length
         begins = [stage.begin for stage in self._stages if stage.begin < last]
         return list(itertools.pairwise([*begins, last]))
@@ -235,9 +235,9 @@ class _Run:
         )
 
     def _again(self, number: int) -> int:
-        """Return the position of the job at which a source begins anew: of its sample behind the first pass."""
+        """Return the position of the job at which a source first repeats."""
         low, high, size = 0, self._epochs, self._sizes[number]
-        # Of the epochs, the last one that begins before that.
+        # Bisect for the last epoch that begins before it.
         while high - low > 1:
             middle = (low + high) // 2
             if counts_before(self._stages, middle, self._length)[number] <= size:
@@ -251,7 +251,7 @@ class _Run:
 
     @property
     def _last(self) -> int:
-        """How many steps the run has."""
+        """Number of steps of the run."""
         return self._epochs * self._ledger.steps_per_epoch
 
     def _step(self, position: int) -> int | None:
@@ -281,7 +281,7 @@ class _Run:
         """Return the share of each source between two steps."""
         first, last = map(self._position, steps)
         if first == last:
-            # Padding alone, which repeats the beginning of its epoch.
+            # These steps have only padding, which repeats the start of the epoch.
             epoch, place = self._ledger.begin(steps[0])
             first = epoch * self._length + place % self._length
             last = min(first + self._ledger.world_size * self._ledger.batch_size, (epoch + 1) * self._length)

@@ -1,7 +1,7 @@
-"""Caches of objects, simulated object by object: the one that knows the order, and one that drops the least recent.
+"""Simulated caches of objects: `KnownOrder` knows the order of the epoch, `LeastRecentlyUsed` does not.
 
-`KnownOrder` does what `penstock.storage` does: objects are fetched in the order of their first use, a part of the bound
-ahead, and what is needed last makes room, but nothing that is needed sooner than what comes.
+`KnownOrder` works like `penstock.storage`. It fetches objects in the order of their first use, ahead by a part of the
+limit. It evicts the object that is needed last, but none that is needed sooner than the new one.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class KnownOrder:
     """A cache whose job knows when it needs each object, in this epoch and the next one.
 
     Args:
-        sizes: of all objects, in bytes.
-        limit: the bound.
+        sizes: sizes of all objects in bytes.
+        limit: most bytes in the cache.
     """
 
     def __init__(self, sizes: Ints, limit: int) -> None:
         self._sizes, self._limit = sizes.tolist(), limit
         self.has = np.zeros(len(sizes), np.bool_)
-        """Which objects are in the cache."""
+        """Whether each object is in the cache."""
 
     def keep(self, objects: Ints) -> None:
-        """Hold these, and nothing else."""
+        """Set the contents of the cache to these objects."""
         self.has[:] = False
         self.has[objects] = True
 
     def run(self, first: Ints, last: Ints, again: Ints) -> Ints:
-        """Go through an epoch; return the objects that are fetched, in this order, each as often as it is.
+        """Simulate an epoch; return the fetched objects in order, with repeats.
 
         Args:
-            first, last: the positions that need each object first and last; `NEVER` and -1 where none does.
-            again: the one that needs it in the next epoch, counted on; `NEVER` where none does.
+            first, last: first and last position that needs each object; `NEVER` and -1 if none does.
+            again: position of its first use in the next epoch, counted from the start of this one; `NEVER` if none.
 
-        Cost: O(log objects) for each.
+        Cost: O(log objects) for each object.
         """
         epoch = _Epoch(self._sizes, self._limit, self.has, first.tolist(), last.tolist(), again.tolist())
         fetched = [number for number in np.argsort(first, kind="stable").tolist() if epoch.use(number)]
@@ -53,7 +53,7 @@ class KnownOrder:
 
 
 class _Epoch:
-    """An epoch under way: the position that the consumer has reached, and what may leave the cache."""
+    """State of an epoch: the position of the consumer, and the objects that may be evicted."""
 
     def __init__(
         self,
@@ -68,11 +68,12 @@ class _Epoch:
         self._first, self._last, self._again = first, last, again
         self._bound = ahead_bytes(limit)
         self._position = -1
-        self._ahead: deque[tuple[int, int]] = deque()  # first position and bytes of what is fetched and not needed yet
+        self._ahead: deque[tuple[int, int]] = deque()  # first position and bytes of objects fetched ahead
         self._ahead_bytes = 0
         there = np.flatnonzero(has).tolist()
         self._used = sum(sizes[number] for number in there)
-        # Those that the epoch needs no more, the last one to be needed in front; those it needs; those in use.
+        # Heaps: objects that this epoch no longer needs, and those it still needs, both with the latest need first; and
+        # objects by their last use.
         self._done = [(-again[number], number) for number in there if last[number] < 0]
         self._needed = [(-first[number], number) for number in there if last[number] >= 0]
         self._until = [(last[number], number) for number in there if last[number] >= 0]
@@ -80,7 +81,7 @@ class _Epoch:
             heapq.heapify(heap)
 
     def use(self, number: int) -> bool:
-        """Bring an object that is needed next; return whether it was fetched."""
+        """Make the next object available; return whether it was fetched."""
         if self._last[number] < 0:
             return False
         size = self._sizes[number]
@@ -92,7 +93,7 @@ class _Epoch:
             if self._position >= self._first[number]:
                 self._force_room(size)
                 break
-            # Once a copy has been used, there is room; at the latest its consumer takes it.
+            # Wait until a copy has been used. At its own first use, the object is fetched in any case.
             until = self._until[0][0] + 1 if self._until else NEVER
             self._go_to(min(self._first[number], max(until, self._position + 1)))
         self._has[number], self._used = True, self._used + size
@@ -112,7 +113,7 @@ class _Epoch:
                 heapq.heappush(self._done, (-self._again[number], number))
 
     def _make_room(self, number: int, size: int) -> bool:
-        """Remove what is needed later than an object; return whether that is enough."""
+        """Evict objects that are needed later than this one; return whether there is room."""
         removed: list[tuple[int, list[tuple[int, int]], tuple[int, int]]] = []
         while self._used + size > self._limit:
             found = self._latest(self._first[number])
@@ -127,7 +128,7 @@ class _Epoch:
         return True
 
     def _latest(self, sooner: int) -> tuple[int, list[tuple[int, int]], tuple[int, int]] | None:
-        """Take the copy that is needed last off its heap, if that is later than a position."""
+        """Pop the copy that is needed last from its heap, if its need is later than a position."""
         for heap in (self._done, self._needed):
             while heap and not self._has[heap[0][1]]:
                 heapq.heappop(heap)
@@ -137,7 +138,7 @@ class _Epoch:
         return None
 
     def _force_room(self, size: int) -> None:
-        """Remove anything, those in use, too: they stay readable for who has them open."""
+        """Evict any objects, even those in use: processes that have them open can still read them."""
         for number in np.flatnonzero(self._has).tolist():
             if self._used + size <= self._limit:
                 return
@@ -145,11 +146,11 @@ class _Epoch:
 
 
 class LeastRecentlyUsed:
-    """A cache that drops what was used longest ago.
+    """A cache that evicts the least recently used object.
 
     Args:
-        sizes: of all objects, in bytes.
-        limit: the bound.
+        sizes: sizes of all objects in bytes.
+        limit: most bytes in the cache.
     """
 
     def __init__(self, sizes: Ints, limit: int) -> None:
@@ -158,7 +159,7 @@ class LeastRecentlyUsed:
         self._used = 0
 
     def run(self, objects: Ints) -> Ints:
-        """Use objects in this order; return those that are fetched."""
+        """Use objects in this order; return the fetched ones."""
         fetched = []
         for number in objects.tolist():
             if number in self._held:

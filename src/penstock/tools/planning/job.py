@@ -1,4 +1,4 @@
-"""What is planned (`Job`), and what is assumed of programs and machines (`Assumptions`)."""
+"""The run to plan (`Job`), and assumptions about programs and machines (`Assumptions`)."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _POSITIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run of training. Sizes are in bytes, times in seconds, rates in bytes a second.
+    """A training run. Sizes are in bytes, times in seconds, rates in bytes per second.
 
     Args:
         samples: rows of the manifest.
-        sample_bytes: stored, of one sample on average.
-        delivered_bytes: of one sample in the batch, such as 3 x 224 x 224; None for as many as are stored.
-        line_bytes: of one row in the manifest's file.
-        ranks: of the whole job.
-        ranks_per_node: on each node; the last node may have fewer. Plans are for a full one.
-        batch_size: of each rank.
-        drop_last: leave out batches that are not full.
-        remainder: what the partition does with the last samples: "pad", "drop" or "uneven".
-        mini_epochs: parts of an epoch, as of `RankDataset`.
+        sample_bytes: mean size of a stored sample.
+        delivered_bytes: size of a sample in the batch, such as 3 x 224 x 224; None for the stored size.
+        line_bytes: size of a row in the manifest's file.
+        ranks: number of ranks of the job.
+        ranks_per_node: number of ranks on a node; the last node may have fewer. Plans are for a full node.
+        batch_size: samples of a batch of one rank.
+        drop_last: leave out incomplete batches.
+        remainder: samples that do not divide evenly among ranks: "pad", "drop" or "uneven".
+        mini_epochs: parts of an epoch, see `RankDataset`.
         shuffle, block_size, window, seed: the order.
-        classes: different labels, equally many of each, in a file sorted by class; None to leave them out.
-        step_s: what a training step takes without waiting for data; None: as fast as the data comes.
-        node_bandwidth, total_bandwidth: of the storage, for one node and for all of them; None for no limit.
-        cache_bytes: of each node, for the samples' files: the page cache or local copies.
-        read_rows: rows that one read brings: 1 for files and ranges of their own, more for shards and pages.
+        classes: number of labels, equally frequent, in a file sorted by class; None to ignore classes.
+        step_s: a training step without waiting for data; None: training takes no time.
+        node_bandwidth, total_bandwidth: bandwidth of the storage for one node and for all; None for no limit.
+        cache_bytes: cache of each node for samples: page cache or local copies.
+        read_rows: rows of one read: 1 for single files and ranges, more for shards and pages.
         workers, prefetch: of each rank's loader.
-        cpu_s: of processor time that a worker needs for a sample.
-        cores: of each node that workers may use; None for as many as there are workers.
-        epochs: to be planned, 1 or more.
+        cpu_s: processor time of a worker for a sample.
+        cores: cores of each node for workers; None for one for each worker.
+        epochs: number of epochs to plan, 1 or more.
 
     Raises:
         ConfigError: a number outside its range, an unknown shuffle or remainder.
@@ -91,23 +91,23 @@ class Job:
             raise ConfigError(f"unknown remainder {self.remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
         if self.shuffle == "block" and self.read_rows > self.block_size:
             raise ConfigError(
-                f"one read brings {self.read_rows} rows, and a block has {self.block_size}: the rest of each read "
-                "would be thrown away. Make block_size a multiple of read_rows"
+                f"one read has {self.read_rows} rows, but a block only {self.block_size}: the rest of each read would "
+                "be wasted. Make block_size a multiple of read_rows"
             )
 
     @property
     def nodes(self) -> int:
-        """How many nodes the ranks need."""
+        """Number of nodes."""
         return -(-self.ranks // self.ranks_per_node)
 
     @property
     def ranks_here(self) -> int:
-        """Ranks on a full node."""
+        """Number of ranks on a full node."""
         return min(self.ranks, self.ranks_per_node)
 
     @property
     def step_samples(self) -> int:
-        """Samples of a rank in a step: fewer than ``batch_size`` where its share of a mini-epoch is smaller."""
+        """Samples of a rank in a step: fewer than ``batch_size`` if its share of a mini-epoch is smaller."""
         return max(1, min(self.batch_size, -(-self.samples // (self.ranks * self.mini_epochs))))
 
     @property
@@ -117,30 +117,30 @@ class Job:
 
     @property
     def out_bytes(self) -> int:
-        """Of one sample in the batch."""
+        """Bytes of a sample in the batch."""
         return self.sample_bytes if self.delivered_bytes is None else self.delivered_bytes
 
     @property
     def manifest_bytes(self) -> int:
-        """Of the manifest's file."""
+        """Bytes of the manifest's file."""
         return round(self.samples * self.line_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What a plan takes for granted: figures measured on two cores of a shared EPYC machine. Measure your own.
+    """Assumptions of a plan, measured on two cores of a shared EPYC machine. Measure your own.
 
     Attributes:
-        rank_memory: private bytes of a rank's process: Python, torch without CUDA, this library; no model, no data. An
-            import of both and 30 batches left 200 MB anonymous (smaps_rollup).
-        worker_memory: private bytes of a worker forked from it, which shares what neither writes to: 16 to 26 MB after
+        rank_memory: private bytes of a rank's process: Python, torch without CUDA, Penstock; no model, no data. The
+            imports and 30 batches left 200 MB of anonymous memory (smaps_rollup).
+        worker_memory: private bytes of a forked worker, without memory that it shares with the rank: 16 to 26 MB after
             30 batches of a manifest of 200,000 rows. More rows add little: 7 MB for 10 million (docs/manifest.md).
-        import_s: to import torch and this library: 1.3 + 0.25 s, with their files in the page cache.
-        open_s: to open an indexed manifest of any length: 1 ms (docs/manifest.md).
-        workers_s: to start a loader's workers, up to their first sample: 0.1 to 0.35 s for 1 to 4 of them.
-        index_rate: bytes of a manifest indexed in a second: 1.3 GB/s (docs/manifest.md); storage may be slower.
-        batch_s: that the consumer spends on a small batch: 64 samples of 1 KB came at 8,450 a second.
-        hand_over_rate: bytes of large batches that a consumer takes and reads in a second: 6.4 GB/s.
+        import_s: time to import torch and Penstock: 1.3 + 0.25 s, with their files in the page cache.
+        open_s: time to open an indexed manifest of any length: 1 ms (docs/manifest.md).
+        workers_s: time to start a loader's workers, up to their first sample: 0.1 to 0.35 s for 1 to 4 workers.
+        index_rate: bytes of a manifest indexed per second: 1.3 GB/s (docs/manifest.md); storage may be slower.
+        batch_s: time of the main process for a small batch: 8,450 batches/s of 64 samples of 1 KB.
+        hand_over_rate: bytes of large batches that the main process receives and reads per second: 6.4 GB/s.
 
     Raises:
         ConfigError: a number that is not positive.

@@ -1,12 +1,12 @@
-"""`packing_plan`: what packs of a given capacity waste and cost, by the usual ways to fill them and by `PackedDataset`.
+"""`packing_plan`: padding and cost of packs, for the usual ways of packing and for `PackedDataset`.
 
 one document each       a row for each piece, padded to the capacity
 next-fit                shuffled pieces in a row, until the next one does not fit
-windows of 4,096        best-fit decreasing inside each 4,096 of them
+windows of 4,096        best-fit decreasing inside windows of 4,096 pieces
 PackedDataset           types of packs from the histogram of all lengths, see `penstock.order.pack_types`
 
-Documents longer than a pack are cut in all of them: full pieces, and what remains. The last way is looked at in full,
-by the histogram; the others look at some of the documents, since they have to be carried out.
+All ways cut documents longer than a pack into full pieces and a rest. `PackedDataset` is computed for all documents
+from the histogram. The other ways pack a sample of the documents.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = ["Packing", "PackingPlan", "packing_plan"]
 
 WINDOW = 4096
 _CHUNK = 1 << 20
-_RUNS = 64  # of consecutive documents that are looked at
-_STEPS = 64  # global batches that costs are the mean of
+_RUNS = 64  # runs of consecutive documents in the sample
+_STEPS = 64  # global batches for the mean of costs
 
 
 @dataclass(frozen=True)
 class Packing:
-    """What one way to fill packs makes of documents.
+    """Results of one way of packing.
 
     Attributes:
         name: of the way.
-        packs: that it needs for all documents; where some were looked at, in proportion.
-        fill: the share of real tokens.
-        documents: in a pack, on average; a piece of a cut one counts.
-        deviation: of the packs' mean document length, over its mean.
-        cost: of attention (the sum of squares of document lengths; of padded ones with the padding) on the dearest
-            rank, over the mean of all ranks.
-        balanced: the same where each global batch is dealt by cost (``balance=``).
+        packs: number of packs for all documents, extrapolated from a sample.
+        fill: share of real tokens.
+        documents: mean number of documents in a pack; a piece of a cut document counts as one.
+        deviation: standard deviation of the packs' mean document length, relative to its mean.
+        cost: attention cost (sum of squared document lengths, including padding for padded documents) of the most
+            expensive rank, relative to the mean of all ranks.
+        balanced: the same if each global batch is distributed by cost (``balance=``).
     """
 
     name: str
@@ -58,15 +58,15 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackingPlan:
-    """What there is to pack, and the ways to do it.
+    """The documents to pack, and the results of all ways.
 
     Attributes:
         capacity: tokens of a pack.
-        documents, tokens: in the file; empty documents count.
-        cut: documents that are longer than a pack.
-        looked_at: documents that the usual ways were carried out on.
-        ranks, batch: over which costs are compared, and packs in a batch of each.
-        ways: the last one is that of `PackedDataset`.
+        documents, tokens: numbers in the file; empty documents count.
+        cut: number of documents longer than a pack.
+        looked_at: number of documents in the sample for the usual ways.
+        ranks, batch: ranks for the comparison of costs, and packs in a batch of each.
+        ways: all ways; the last one is `PackedDataset`.
     """
 
     capacity: int
@@ -81,7 +81,7 @@ class PackingPlan:
 
 @dataclass(frozen=True)
 class _Filled:
-    """Kinds of packs: how often each comes, and its tokens, documents and squares of lengths."""
+    """Kinds of packs: the number of each, and its tokens, documents and sum of squared lengths."""
 
     times: Indices
     tokens: Indices
@@ -90,7 +90,7 @@ class _Filled:
 
     @classmethod
     def of(cls, packs: list[list[int]], times: list[int]) -> _Filled:
-        """Return packs with these lengths."""
+        """Build kinds of packs from lists of lengths."""
         sums = [[sum(pack), len(pack), sum(n * n for n in pack)] for pack in packs]
         tokens, documents, squares = np.array(sums, np.int64).reshape(-1, 3).T
         return cls(np.array(times, np.int64), tokens, documents, squares)
@@ -105,17 +105,17 @@ def packing_plan(
     batch: int = 8,
     look_at_most: int = 200_000,
 ) -> PackingPlan:
-    """Compare ways to pack documents, from their lengths alone.
+    """Compare ways of packing documents, from their lengths.
 
     Args:
-        path: an ``.npy`` file with one integer a document, such as `penstock.count_lengths` writes.
+        path: an ``.npy`` file with an integer for each document, as `penstock.count_lengths` writes.
         capacity: tokens of a pack.
-        max_documents: in a pack.
+        max_documents: most documents of a pack.
         ranks, batch: ranks, and packs in a batch of each, for the costs.
-        look_at_most: documents that the usual ways are carried out on.
+        look_at_most: most documents in the sample for the usual ways.
 
     Raises:
-        ConfigError, OrderError: numbers below 1; lengths that are no integers in a row, or negative; no tokens.
+        ConfigError, OrderError: numbers below 1; lengths that are not one-dimensional integers, or negative; no tokens.
         DataFileError, DataFileIOError: the file cannot be read.
 
     Cost: one pass over the lengths in O(1) memory, and about two seconds.
@@ -125,7 +125,9 @@ def packing_plan(
             raise ConfigError(f"{name} must be positive, got {value}")
     file = look_at(path, None)
     if len(file.shape) != 1 or np.dtype(file.dtype).kind not in "iu":
-        raise ConfigError(f"{file.path} must have one integer a document, got {file.dtype} of shape {file.shape}")
+        raise ConfigError(
+            f"{file.path} must have one integer for each document, got {file.dtype} of shape {file.shape}"
+        )
     lengths = MappedFiles([file]).array(0)
     histogram, full, cut = _histogram(lengths, capacity)
     tokens = int((histogram * np.arange(capacity + 1)).sum()) + full * capacity
@@ -155,13 +157,13 @@ def packing_plan(
 
 
 def _histogram(lengths: npt.NDArray[np.integer], capacity: int) -> tuple[Indices, int, int]:
-    """Return how many remainders of each length there are, the number of full pieces, and of documents that are cut."""
+    """Return the histogram of the rests' lengths, the number of full pieces, and the number of cut documents."""
     histogram, full, cut = np.zeros(capacity + 1, np.int64), 0, 0
     for begin in range(0, len(lengths), _CHUNK):
         chunk = lengths[begin : begin + _CHUNK].astype(np.int64)
         if int(chunk.min()) < 0:
             row = int(np.flatnonzero(chunk < 0)[0])
-            raise ConfigError(f"document {begin + row} has a length of {chunk[row]}: lengths are 0 or more")
+            raise ConfigError(f"document {begin + row} has a length of {chunk[row]}: lengths must be 0 or more")
         histogram += np.bincount(chunk % capacity, minlength=capacity + 1)
         full, cut = full + int((chunk // capacity).sum()), cut + int((chunk > capacity).sum())
     histogram[0] = 0
@@ -169,7 +171,7 @@ def _histogram(lengths: npt.NDArray[np.integer], capacity: int) -> tuple[Indices
 
 
 def _some(lengths: npt.NDArray[np.integer], count: int) -> Indices:
-    """Return the lengths of some documents: consecutive ones, at places all over the file."""
+    """Return a sample of lengths: runs of consecutive documents, spread over the file."""
     if len(lengths) <= count:
         return lengths.astype(np.int64)
     size = max(1, count // _RUNS)
@@ -189,7 +191,7 @@ def _pieces(lengths: Indices, capacity: int) -> list[int]:
 def _alone(pieces: list[int], capacity: int) -> _Filled:
     lengths = np.array(pieces, np.int64)
     ones = np.ones_like(lengths)
-    # Attention sees padding as well: all rows cost the same.
+    # Attention includes padding, so all rows cost the same.
     return _Filled(ones, lengths, ones, np.full_like(lengths, capacity**2))
 
 
@@ -208,7 +210,7 @@ def _next_fit(pieces: list[int], capacity: int, most: int) -> _Filled:
 def _windows(pieces: list[int], capacity: int, most: int) -> _Filled:
     packs: list[list[int]] = []
     for begin in range(0, len(pieces), WINDOW):
-        # Space that is left and number of each pack that is not full, ascending.
+        # Free space and number of each pack that is not full, ascending.
         free: list[tuple[int, int]] = []
         for length in sorted(pieces[begin : begin + WINDOW], reverse=True):
             place = bisect.bisect_left(free, (length, 0))
@@ -243,6 +245,6 @@ def _figures(name: str, filled: _Filled, capacity: int, tokens: int, ranks: int,
 
 
 def _cost(costs: Indices) -> float:
-    """Return how much dearer than the mean the dearest rank is: of costs of shape (steps, ranks, packs)."""
+    """Return the cost of the most expensive rank over the mean, for costs of shape (steps, ranks, packs)."""
     sums = costs.sum(axis=2)
     return float((sums.max(axis=1) / sums.mean(axis=1)).mean())

@@ -1,6 +1,6 @@
-"""Batches, padding and remainder: by the `Partition` that training uses, and spot checks of it and of the order.
+"""Batches, padding and remainder of the `Partition` that training uses, and spot checks of it and of the order.
 
-Invariant: the numbers are those of a loader over the same partition, at any size; nothing here runs over the samples.
+The numbers are equal to those of a loader over the same partition, at any size. No code here loops over all samples.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from penstock.tools.planning.job import Job
 
 __all__ = ["Check", "Dealing", "check_dealing", "deal"]
 
-_RANKS = 20_000  # up to so many, the count of every rank is compared
-_POSITIONS = 1 << 17  # looked up in one check
-_STEPS = 8  # of all ranks together, spread over the epoch
+_RANKS = 20_000  # most ranks whose counts are compared
+_POSITIONS = 1 << 17  # positions of one check
+_STEPS = 8  # steps of all ranks in a check, spread over the epoch
 
 
 @dataclass(frozen=True)
 class Dealing:
-    """How an epoch is dealt out.
+    """The partition of an epoch.
 
     Attributes:
-        share: samples of a rank in a mini-epoch; with "uneven" the most.
-        batches_mini_epoch: of a rank; with "uneven" the most.
-        batches: of a rank in an epoch; with "uneven" the most.
-        batches_fewest: of the rank with the fewest.
+        share: samples of a rank in a mini-epoch; with "uneven" of the rank with the most.
+        batches_mini_epoch: batches of a rank in a mini-epoch; with "uneven" of the rank with the most.
+        batches: batches of a rank in an epoch; with "uneven" of the rank with the most.
+        batches_fewest: batches of the rank with the fewest.
         last_batch: samples in the last batch of a full mini-epoch.
-        padded: samples that the whole job has in an epoch beside each of them once.
-        dropped: samples that no rank has in an epoch, since shares are equal ("drop").
-        dropped_last: samples that no rank has since their batches are not full (``drop_last``).
-        node_samples: that a full node has in an epoch, with padding.
+        padded: repeated samples of an epoch over all ranks.
+        dropped: samples of an epoch that no rank gets, because shares are equal ("drop").
+        dropped_last: samples that no rank gets, because their batches are incomplete (``drop_last``).
+        node_samples: samples of a full node in an epoch, with padding.
     """
 
     share: int
@@ -49,15 +49,15 @@ class Dealing:
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at in the real partition and order, and whether it held.
+    """Results of spot checks of the real partition and order.
 
     Attributes:
-        ranks: whose counts were compared, in the first mini-epoch and the last one.
-        samples: whose rows were computed.
+        ranks: number of ranks whose counts were compared, in the first and the last mini-epoch.
+        samples: number of computed rows.
         equal: all ranks have equally many samples ("uneven": they differ by one at most).
-        complete: the ranks' counts add up to these mini-epochs, some mini-epochs in between follow one another, the
-            last one ends at the end, and the ranks' samples of a step are consecutive positions.
-        disjoint: no row came twice, and each row stands at the position it was computed for.
+        complete: the ranks' counts add up to these mini-epochs, checked mini-epochs in between are contiguous, the last
+            one ends at the end of the epoch, and the ranks' samples of a step are consecutive positions.
+        disjoint: no row repeats, and the inverse order maps each row to its position.
     """
 
     ranks: int
@@ -68,7 +68,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether everything held."""
+        """Whether all checks passed."""
         return self.equal and self.complete and self.disjoint
 
 
@@ -84,7 +84,7 @@ def _partition(job: Job, rank: int, mini_epoch: int) -> Partition:
 
 
 def deal(job: Job) -> Dealing:
-    """Deal out an epoch: O(1), whatever the size.
+    """Return the partition of an epoch, in O(1) for any size.
 
     >>> deal(Job(samples=1000, sample_bytes=1, ranks=3, batch_size=64)).batches
     6
@@ -93,8 +93,8 @@ def deal(job: Job) -> Dealing:
     share = len(first)
     full = share * job.ranks
     whole = job.mini_epochs if job.remainder != "uneven" else min(job.samples // full, job.mini_epochs)
-    # Mini-epochs of full shares; with "uneven" one that is short may follow, and empty ones.
-    # How many ranks, how often, samples of each:
+    # Mini-epochs of full shares; with "uneven" a short one and empty ones may follow.
+    # Entries: number of ranks, number of mini-epochs, samples of each.
     parts = [(job.ranks, whole, share)]
     if whole < job.mini_epochs:
         short = _partition(job, 0, whole)
@@ -132,7 +132,7 @@ def _last(job: Job, share: int) -> int:
 
 
 def check_dealing(job: Job) -> Check:
-    """Look at the real partition and order of this job: counts of all ranks, and rows of some steps of all of them.
+    """Check the real partition and order of a job: counts of all ranks, and rows of some steps.
 
     Cost: about 0.4 s at 10**12 samples and 10,000 ranks; O(1) memory.
     """
@@ -168,7 +168,7 @@ def check_dealing(job: Job) -> Check:
 
 
 def _steps(shares: list[Partition], count: int) -> list[Indices]:
-    """The positions of all these ranks in some steps, spread over the mini-epoch."""
+    """Return the positions of these ranks in some steps, spread over the mini-epoch."""
     shares = shares[: _POSITIONS // _STEPS]
     longest = max(map(len, shares))
     return [
@@ -180,12 +180,12 @@ def _is_injective(order: Order, positions: Indices) -> bool:
     rows = order[positions]
     if len(np.unique(rows)) != len(rows):
         return False
-    inverse = getattr(order, "inverse", None)  # orders of users may have none
+    inverse = getattr(order, "inverse", None)  # an order of a user may have no inverse
     return inverse is None or bool(np.array_equal(inverse[rows], positions))
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Up to so many of ``range(count)``, evenly spread, the first and the last one among them."""
+    """Return at most ``most`` numbers of ``range(count)``, spread evenly, with the first and the last one."""
     if count <= most:
         return list(range(count))
     return [k * (count - 1) // (most - 1) for k in range(most)] if most > 1 else [0]

@@ -1,4 +1,4 @@
-"""`make_plan`: everything that is known of a run beforehand."""
+"""`make_plan`: compute the whole plan of a run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from penstock.wording import counted
 __all__ = ["KINDS", "Plan", "make_plan"]
 
 KINDS = ("none", "block", "global")
-"""Shuffles that a plan compares."""
+"""Kinds of shuffle that a plan compares."""
 
-_BATCHES = 48  # looked at for the quality of each shuffle
+_BATCHES = 48  # batches for the quality of each shuffle
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, planned.
+    """The plan of a run.
 
     Attributes:
-        job, assumptions: what it was made from.
+        job, assumptions: the input of the plan.
         dealing, check, memory, start_up, needs: see their classes.
-        epochs: one by one, from the first.
-        hit_rates: of the cache, by shuffle and epoch; without "block" where one read brings more than a block.
-        quality: by shuffle, measured on the order of the first epoch; empty if not every rank has a full batch.
-        notes: what stands out, in sentences.
+        epochs: each epoch, from the first.
+        hit_rates: hit rates of the cache by shuffle and epoch; without "block" if one read has more rows than a block.
+        quality: quality by shuffle, measured on the order of the first epoch; empty if a rank has no full batch.
+        notes: remarkable results, as sentences.
     """
 
     job: Job
@@ -48,13 +48,13 @@ class Plan:
 
 
 def make_plan(job: Job, assumptions: Assumptions | None = None) -> Plan:
-    """Plan a run.
+    """Return the plan of a run.
 
     Args:
-        job: what it is.
-        assumptions: about programs and machines; by default what was measured on a small one.
+        job: the run.
+        assumptions: about programs and machines; by default measured on a small machine.
 
-    Cost: 0.1 s, and up to 0.7 s for ten thousand ranks, most of it for the check of each; O(1) memory.
+    Cost: 0.1 s, and up to 0.7 s for ten thousand ranks, mostly for their checks; O(1) memory.
     """
     assumed = assumptions or Assumptions()
     kinds = [kind for kind in KINDS if kind != "block" or job.read_rows <= job.block_size]
@@ -103,26 +103,28 @@ def _notes(job: Job, dealing: Dealing, check: Check, epochs: tuple[Epoch, ...], 
         notes.append("the partition or the order failed its spot check: please report this plan as a bug")
     first, last = epochs[0], epochs[-1]
     if job.step_s is not None and first.waiting > 0:
-        notes.append(f"training waits for data in {first.waiting:.0%} of the first epoch: {first.limit} limits")
+        notes.append(f"training waits for data in {first.waiting:.0%} of the first epoch: {first.limit} is the limit")
     if job.step_s is not None and first.waiting > 0 and last.waiting == 0:
-        notes.append(f"from epoch {_first_without_waiting(epochs)} on the cache makes up for it")
+        notes.append(f"from epoch {_first_without_waiting(epochs)} on, the cache removes this wait")
     if needs.workers is not None and first.limit == "CPU":
-        cores = "" if job.cores is None else f", and {needs.cores:,.0f} cores a node"
+        cores = "" if job.cores is None else f", and {needs.cores:,.0f} cores per node"
         notes.append(f"the step needs {counted(needs.workers, 'worker')} for each rank{cores}")
     if first.amplification > 1.5:
         notes.append(
-            f"each node reads {first.amplification:,.1f} times the bytes that it trains on, since one read brings "
-            f"{job.read_rows:,} rows: a block shuffle, a larger cache, or reads of single rows lower that"
+            f"each node reads {first.amplification:,.1f} times the bytes of its samples, because one read has "
+            f"{job.read_rows:,} rows: use a block shuffle, a larger cache, or reads of single rows"
         )
     if dealing.batches_fewest < dealing.batches:
         notes.append(
-            f"ranks have {dealing.batches_fewest:,} to {dealing.batches:,} batches: for evaluation only, since in "
-            "training the others would wait for ever"
+            f"ranks have {dealing.batches_fewest:,} to {dealing.batches:,} batches: use this only for evaluation, "
+            "because in training the other ranks would wait forever"
         )
     if dealing.padded * 20 > job.samples:
         more = dealing.padded / job.samples
-        said = f"{more:.0%} of the samples come twice" if more <= 1 else f"each sample comes {more + 1:,.1f} times"
-        notes.append(f"{said} in an epoch: fewer {'mini-epochs' if job.mini_epochs > 1 else 'ranks'} pad less")
+        said = f"{more:.0%} of the samples repeat" if more <= 1 else f"each sample occurs {more + 1:,.1f} times"
+        notes.append(
+            f"{said} in an epoch: use fewer {'mini-epochs' if job.mini_epochs > 1 else 'ranks'} for less padding"
+        )
     return notes
 
 

@@ -1,4 +1,4 @@
-"""What storage, processors and the hand-over allow, what the training step asks for, and which of them limits."""
+"""The samples/s that storage, processors and the hand-over allow, the needs of training, and the limit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Epoch", "Needs", "epochs_of", "needs_of"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a full node needs so that training never waits; None without ``step_s``.
+    """Needs of a full node so that training never waits; None without ``step_s``.
 
     Attributes:
-        samples_per_s: of the node.
-        bandwidth: bytes a second from storage for the node, while nothing is cached.
-        bandwidth_cached: the same in the last epoch planned.
-        total_bandwidth: of all nodes, while nothing is cached.
-        cores: of the node, for its workers.
-        workers: of each rank: cores over ranks, and one at least.
+        samples_per_s: samples/s of the node.
+        bandwidth: bytes per second from storage for the node, with an empty cache.
+        bandwidth_cached: the same in the last planned epoch.
+        total_bandwidth: bytes per second for all nodes, with an empty cache.
+        cores: cores of the node for its workers.
+        workers: workers of each rank: cores / ranks, at least one.
     """
 
     samples_per_s: float | None
@@ -36,13 +36,13 @@ class Epoch:
     """An epoch on a full node.
 
     Attributes:
-        hit_rate: reads of samples that the cache answers.
-        read_bytes: from storage, by the node.
-        amplification: these over the bytes of the samples that the node trains on.
-        ceilings: samples a second that each thing allows, for the node: "storage", "CPU", "hand-over", "step"; without
-            those that nobody set.
-        limit: the lowest of them.
-        seconds: of the epoch.
+        hit_rate: share of sample reads that the cache answers.
+        read_bytes: bytes that the node reads from storage.
+        amplification: ``read_bytes`` over the bytes of the node's samples.
+        ceilings: samples/s of the node that each resource allows: "storage", "CPU", "hand-over", "step"; without those
+            that are not set.
+        limit: the resource with the lowest ceiling.
+        seconds: duration of the epoch.
         waiting: share of the time in which training waits for data.
     """
 
@@ -60,10 +60,11 @@ def _bytes_a_sample(job: Job, hit_rate: float) -> float:
 
 
 def needs_of(job: Job, hits: tuple[float, ...]) -> Needs:
-    """What training asks for, by the step alone.
+    """Return the needs of training, from the time of a step.
 
     Args:
-        hits: of the cache, by epoch, see `penstock.tools.planning.hit_rates`.
+        job: the run.
+        hits: hit rates of the cache by epoch, see `penstock.tools.planning.hit_rates`.
 
     >>> needs_of(Job(samples=10**6, sample_bytes=10**5, batch_size=256, step_s=0.256), (0.0, 0.5)).bandwidth
     100000000.0
@@ -84,9 +85,9 @@ def needs_of(job: Job, hits: tuple[float, ...]) -> Needs:
 
 
 def epochs_of(job: Job, assumed: Assumptions, dealing: Dealing, hits: tuple[float, ...]) -> tuple[Epoch, ...]:
-    """Each epoch: what limits it, how long it takes, what it reads.
+    """Return each epoch: its limit, its duration and its reads.
 
-    Loading and training overlap, so the slowest sets the pace; everything is even, as if no batch were late.
+    Loading and training overlap, so the slowest resource is the limit. The model assumes that no batch is late.
     """
     return tuple(_epoch(job, assumed, dealing, hit_rate) for hit_rate in hits)
 

@@ -11,23 +11,24 @@ from penstock.tools.planning.job import Assumptions, Job
 __all__ = ["LIGHT_FACTOR", "Memory", "StartUp", "memory_of", "start_up_of"]
 
 LIGHT_FACTOR = 8
-"""Times as many batches are made ahead if they are small: what `penstock.loader` does where nobody says how many."""
+"""Factor of the prefetch for small batches, as in `penstock.loader` without an explicit ``prefetch_factor``."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, as they are counted in decision and documentation: private memory, the ring and mapped files apart.
+    """Memory in bytes: private memory, the ring and mapped files are counted separately.
 
     Attributes:
-        rank: private, of a rank's process without its model.
-        worker: private, of each of its workers.
-        slot_bytes, slots: of the ring that a rank shares with its workers: batches in flight, and those it holds.
-        ring: all of it.
-        index_bytes: of the index beside the manifest (the sidecar): 8 bytes a row. Mapped.
-        manifest_bytes: of the manifest's file. Mapped.
+        rank: private memory of a rank's process without its model.
+        worker: private memory of each worker.
+        slot_bytes, slots: size and number of slots in the ring of a rank and its workers: batches in flight, and
+            batches that the rank holds.
+        ring: size of the ring.
+        index_bytes: size of the manifest's index (the sidecar): 8 bytes a row. Mapped.
+        manifest_bytes: size of the manifest's file. Mapped.
         node: private memory and rings of all ranks of a full node.
-        node_mapped: manifest and index, once for all processes of the node. Pages that the system drops when it needs
-            the memory, and reads again.
+        node_mapped: manifest and index, once for all processes of the node. The system may drop these pages when it
+            needs memory, and read them again.
     """
 
     rank: int
@@ -43,14 +44,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class StartUp:
-    """Seconds.
+    """Times of start-up and resume in seconds.
 
     Attributes:
-        index: to index the manifest, once, before or at the first start.
-        first_batch: to make the first batch: one worker makes it whole, and reads it over a rank's part of the storage.
+        index: indexing the manifest, once, before or at the first start.
+        first_batch: making the first batch, by one worker with a rank's part of the storage bandwidth.
         start: from the start of a program to its first batch, with an index.
-        resume: the same in the middle of an epoch: position and order are arithmetic, nothing is read again.
-        replay: what a loader without positions needs on top, on average: half an epoch is made and thrown away.
+        resume: the same in the middle of an epoch. The order is computed, and no sample is read again.
+        replay: mean extra time of a loader that must replay the epoch up to its position: half an epoch.
     """
 
     index: float
@@ -61,11 +62,10 @@ class StartUp:
 
 
 def memory_of(job: Job, assumed: Assumptions) -> Memory:
-    """Memory of processes and nodes, and the size of the index.
+    """Return the memory of processes and nodes, and the size of the index.
 
-    The ring's slots are the loader's own (`slots_for` in `loader/executors/process/ring.py`), for worker processes and
-    batches that come as one tensor. Workers that run ahead of a slow one may take 32 MiB more. The index's size is that
-    of its format.
+    The ring's slots are computed as in the loader (`slots_for` in `loader/executors/process/ring.py`), for worker
+    processes and batches of one tensor. Workers ahead of a slow one may take 32 MiB more.
 
     >>> memory_of(Job(samples=10, sample_bytes=1000), Assumptions()).index_bytes
     216
@@ -89,10 +89,11 @@ def memory_of(job: Job, assumed: Assumptions) -> Memory:
 
 
 def start_up_of(job: Job, assumed: Assumptions, *, epoch_s: float) -> StartUp:
-    """Start-up and resume.
+    """Return the times of start-up and resume.
 
     Args:
-        epoch_s: what a cold epoch takes.
+        job, assumed: the run and the assumptions.
+        epoch_s: duration of an epoch with an empty cache.
     """
     bandwidths = [job.node_bandwidth, job.total_bandwidth and job.total_bandwidth / job.nodes]
     bandwidth = min((given for given in bandwidths if given), default=None)

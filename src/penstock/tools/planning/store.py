@@ -1,11 +1,10 @@
-"""What a job fetches from an object store, epoch by epoch: shards of the real order, through the cache of each node.
+"""A job's downloads from an object store, epoch by epoch: shards in the real order, with a cache on each node.
 
-    order -> first and last position of each shard, on each node -> copies that come, stay and go -> bytes, requests
+    order -> first and last position of each shard, on each node -> copies fetched, kept and evicted -> bytes, requests
 
-The cache is one that knows the order (`penstock.storage.copy_choice`, `penstock.tools.planning.eviction`). Beside it
-stands one that drops what was used longest ago. Three ways are compared: rows dealt to all ranks anew in each epoch
-("plain"), the same with the other cache ("plain, LRU"), and shards dealt to nodes that keep most of their own ("by
-node").
+Three ways are compared. "plain" splits rows among all ranks in each epoch, with a cache that knows the order
+(`penstock.storage.copy_choice`, `penstock.tools.planning.eviction`). "plain, LRU" is the same with a cache that evicts
+the least recently used shard. "by node" assigns shards to nodes, so that a node keeps most of its shards.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from penstock.tools.planning.eviction import KnownOrder, LeastRecentlyUsed
 __all__ = ["WAYS", "Fetched", "StoreJob", "StorePlan", "Uses", "plan_store", "uses_of"]
 
 WAYS = ("plain, LRU", "plain", "by node")
-_ROWS = 2_000_000  # of an epoch that are looked at; of more, shards and blocks count as smaller ones
+_ROWS = 2_000_000  # most simulated rows of an epoch; larger shards and blocks are scaled down
 _CHUNK = 1 << 18
 
 Ints = npt.NDArray[np.int64]
@@ -37,16 +36,16 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob:
-    """A job that reads shards of a store.
+    """A job that reads shards from a store.
 
     Args:
-        samples, sizes: of each shard: rows and bytes, int64 of shape (shards,).
-        nodes: each with ``ranks / nodes`` ranks and a cache of its own.
-        ranks: of the job; by default one a node.
-        cache_bytes: of each node.
-        epochs: to be planned.
+        samples, sizes: rows and bytes of each shard, int64 of shape (shards,).
+        nodes: number of nodes, each with ``ranks / nodes`` ranks and its own cache.
+        ranks: number of ranks of the job; by default one for each node.
+        cache_bytes: size of the cache of each node.
+        epochs: number of epochs to plan.
         shuffle, block_size, window, seed: the order, see `penstock.order.make_order`: ``"block"`` or ``"global"``.
-        request_bytes: a copy takes a request for each so many bytes; as `penstock.storage.Storage` has it.
+        request_bytes: bytes of one request of a copy, as in `penstock.storage.Storage`.
 
     Raises:
         ConfigError: a number outside its range, another shuffle, or nodes that do not divide the ranks.
@@ -74,26 +73,26 @@ class StoreJob:
             or min(self.samples) < 0
             or min(self.sizes) < 0
         ):
-            raise ConfigError("samples and sizes are numbers for each of one shard or more")
+            raise ConfigError("samples and sizes need a number, 0 or more, for each of one or more shards")
         if self.layout.ranks < 1 or self.layout.ranks % self.nodes:
-            raise ConfigError(f"ranks must be equally many on each node, got {self.ranks} on {self.nodes} nodes")
+            raise ConfigError(f"each node must have equally many ranks, got {self.ranks} ranks on {self.nodes} nodes")
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes must be 0 or more, got {self.cache_bytes}")
         if self.shuffle not in ("block", "global"):
-            raise ConfigError(f"a store is planned for shuffle 'block' or 'global', not for {self.shuffle!r}")
+            raise ConfigError(f"a plan with shards needs shuffle 'block' or 'global', not {self.shuffle!r}")
 
     @property
     def layout(self) -> Nodes:
-        """Nodes and ranks."""
+        """The layout of ranks on nodes."""
         return Nodes(self.nodes, self.nodes if self.ranks is None else self.ranks)
 
 
 class Fetched(NamedTuple):
-    """What all nodes together fetch in an epoch.
+    """Downloads of all nodes in an epoch.
 
     Attributes:
-        bytes, requests: from the store; requests that list shards, or read their indexes, are not among them.
-        hits: the share of the samples that nodes read which their caches had before the epoch.
+        bytes, requests: from the store, without requests that list shards or read their indexes.
+        hits: share of the nodes' samples that were in their caches before the epoch.
     """
 
     bytes: int
@@ -101,18 +100,18 @@ class Fetched(NamedTuple):
     hits: float
 
     def cost(self, *, gb_price: float, request_price: float) -> float:
-        """Return the price: of a GB (10**9 bytes), and of 1,000 requests."""
+        """Return the cost, from the price of a GB (10**9 bytes) and of 1,000 requests."""
         return self.bytes / 1e9 * gb_price + self.requests / 1e3 * request_price
 
 
 @dataclass(frozen=True)
 class StorePlan:
-    """What is fetched.
+    """The downloads of a job.
 
     Attributes:
         shards, samples, bytes: of the data.
         nodes, ranks, cache_bytes: of the job.
-        ways: by name (`WAYS`), each epoch.
+        ways: downloads of each epoch, by name of the way (`WAYS`).
     """
 
     shards: int
@@ -125,12 +124,12 @@ class StorePlan:
 
 
 class Uses(NamedTuple):
-    """When a node needs each shard in an epoch, in its own positions: int64 of shape (shards,).
+    """A node's uses of each shard in an epoch, as the node's own positions: int64 of shape (shards,).
 
     Attributes:
-        first, last: positions; `NEVER` and -1 where it does not.
-        rows: how many of the shard's rows it needs.
-        end: how many positions there are.
+        first, last: positions of the first and the last use; `NEVER` and -1 without a use.
+        rows: number of rows of the shard that the node needs.
+        end: number of positions.
     """
 
     first: Ints
@@ -140,9 +139,9 @@ class Uses(NamedTuple):
 
 
 def plan_store(job: StoreJob) -> StorePlan:
-    """Plan what a job fetches from a store.
+    """Plan a job's downloads from a store.
 
-    Cost: about 0.2 s for each epoch and way, up to two million rows of which are looked at, and O(shards) memory.
+    Cost: about 0.2 s for each epoch and way, with at most two million simulated rows, and O(shards) memory.
 
     >>> job = StoreJob(samples=np.full(80, 100), sizes=np.full(80, 10**6), nodes=4, cache_bytes=10**7, block_size=100)
     >>> ways = plan_store(job).ways
@@ -170,7 +169,7 @@ def plan_store(job: StoreJob) -> StorePlan:
 
 
 def _thinned(job: StoreJob) -> StoreJob:
-    """Return a job of as many shards with fewer rows."""
+    """Return a job with equally many shards and fewer rows."""
     factor = -(-int(job.samples.sum()) // _ROWS)
     if factor <= 1:
         return job
@@ -195,17 +194,17 @@ def _epoch_uses(job: StoreJob, order: Order, starts: Ints) -> list[Uses]:
 
 
 def uses_of(order: Order, layout: Nodes, node: int, starts: Ints) -> Uses:
-    """Return when a node needs each shard.
+    """Return a node's uses of each shard.
 
     Args:
         order: of the epoch.
-        layout: nodes and ranks.
-        node: whose positions.
+        layout: layout of ranks on nodes.
+        node: number of the node.
         starts: the first row of each shard, and the number of rows.
     """
     n, here, shards = len(order), layout.ranks // layout.nodes, len(starts) - 1
     first, last, rows = np.full(shards, NEVER), np.full(shards, -1), np.zeros(shards, np.int64)
-    rounds = -(-n // layout.ranks)  # the last one repeats the first positions, as padding does
+    rounds = -(-n // layout.ranks)  # the last round repeats the first positions, like padding
     for begin in range(0, rounds, _CHUNK):
         steps = np.arange(begin, min(begin + _CHUNK, rounds), dtype=np.int64)
         positions = steps[:, None] * layout.ranks + node * here + np.arange(here)
@@ -220,7 +219,7 @@ def uses_of(order: Order, layout: Nodes, node: int, starts: Ints) -> Uses:
 
 
 def _known(job: StoreJob, small: StoreJob, epochs: list[list[Uses]]) -> tuple[Fetched, ...]:
-    """Return what nodes fetch whose caches know the order."""
+    """Return the downloads of nodes with caches that know the order."""
     names = [mix(number) for number in range(len(job.sizes))]
     caches = [KnownOrder(job.sizes, job.cache_bytes) for _ in range(job.nodes)]
     found = []
@@ -234,7 +233,7 @@ def _known(job: StoreJob, small: StoreJob, epochs: list[list[Uses]]) -> tuple[Fe
 
 
 class _Part(NamedTuple):
-    """What a node fetches in an epoch: bytes, requests, rows of it that it needs; and all rows that it needs."""
+    """Downloads of a node in an epoch: bytes, requests, rows that were not cached, and all rows that it needs."""
 
     bytes: int
     requests: int
@@ -251,7 +250,7 @@ def _of_node(job: StoreJob, small: StoreJob, cache: KnownOrder, uses: Uses, agai
     kept = stay(sizes, again[needed], there, [names[number] for number in needed.tolist()], room)
     copied, ranged = _copies(job, uses, needed[kept & ~there]), needed[~kept]
     cache.keep(needed[kept])
-    # A row is a part of its shard, and a request.
+    # Each row of these shards is read by a request of its own.
     shares = uses.rows[ranged] / np.maximum(small.samples[ranged], 1)
     read, rows = (int(np.rint(column[ranged] * shares).sum()) for column in (job.sizes, job.samples))
     missed = copied.missed + uses.rows[ranged].sum()
@@ -259,14 +258,14 @@ def _of_node(job: StoreJob, small: StoreJob, cache: KnownOrder, uses: Uses, agai
 
 
 def _copies(job: StoreJob, uses: Uses, fetched: Ints) -> _Part:
-    """Return what copies of these shards take."""
+    """Return the downloads for copies of these shards."""
     sizes = job.sizes[fetched]
     requests = -(-sizes // job.request_bytes)
     return _Part(int(sizes.sum()), int(requests.sum()), uses.rows[fetched].sum(), int(uses.rows.sum()))
 
 
 def _least_recent(job: StoreJob, epochs: list[list[Uses]]) -> tuple[Fetched, ...]:
-    """Return what nodes fetch whose caches drop what was used longest ago: whole shards, each once used an epoch."""
+    """Return the downloads of nodes with LRU caches of whole shards, each used once an epoch."""
     caches = [LeastRecentlyUsed(job.sizes, job.cache_bytes) for _ in range(job.nodes)]
     found = []
     for now in epochs[:-1]:

@@ -1,4 +1,4 @@
-"""`token_batches`: how many batches a budget of tokens makes of given lengths, and how much of them is padding."""
+"""`token_batches`: the number of batches within a token budget for given lengths, and their padding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TokenBatches:
 
     Attributes:
         max_tokens: the budget.
-        samples, tokens: in all batches; what is longer than the budget is left out.
-        too_long: samples that are longer.
-        classes: of lengths.
-        batches: of the whole job.
-        batches_rank: of each rank.
-        use: the share of the budget that tokens of samples are, on average.
-        padding: the share of the padded batches that is padding, at most.
+        samples, tokens: numbers in all batches, without samples longer than the budget.
+        too_long: number of samples longer than the budget.
+        classes: number of length classes.
+        batches: batches of the whole job.
+        batches_rank: batches of each rank.
+        use: mean share of the budget that tokens of samples use.
+        padding: upper limit of the share of padding in batches.
     """
 
     max_tokens: int
@@ -43,24 +43,24 @@ class TokenBatches:
 def token_batches(
     path: str | os.PathLike[str], max_tokens: int, *, ranks: int = 1, remainder: str = "pad", classes: int = 256
 ) -> TokenBatches:
-    """Plan the batches of an epoch from the lengths alone: one pass over them, in O(1) memory; no index is made.
+    """Plan the batches of an epoch from lengths, in one pass and O(1) memory, without an index.
 
     Args:
-        path: an ``.npy`` file with one integer a sample.
+        path: an ``.npy`` file with an integer for each sample.
         max_tokens: the budget.
-        ranks: of the job.
-        remainder: what becomes of batches that do not go round, see `Partition`.
-        classes: of lengths, at most.
+        ranks: number of ranks of the job.
+        remainder: batches that do not divide evenly among ranks, see `Partition`.
+        classes: most length classes.
 
     Raises:
-        ConfigError: a budget below 1, or lengths that are no integers or negative (as an OrderError).
+        ConfigError: a budget below 1, or lengths that are not integers or negative (an OrderError).
         DataFileError, DataFileIOError: the file cannot be read.
     """
     file = look_at(path, None)
     if max_tokens < 1:
         raise ConfigError(f"max_tokens must be 1 or more, got {max_tokens}")
     if len(file.shape) != 1:
-        raise ConfigError(f"{file.path} must have one integer a sample, got shape {file.shape}")
+        raise ConfigError(f"{file.path} must have one integer for each sample, got shape {file.shape}")
     found = classes_of(MappedFiles([file]).array(0), max_tokens, classes)
     cut = budget_batches(found, drop_too_long=True)
     tokens = int(found.tokens[1:].sum())

@@ -1,7 +1,7 @@
-"""The pipeline alone: one thread, stage by stage, the first time and once more.
+"""Measure the pipeline alone: in one thread, stage by stage, on new samples and again on the same ones.
 
-Every other batch is measured by the processor's clock instead of the wall's. So there is a share of waiting for each
-stage, and no stage is slowed down by a second clock.
+Every other batch is measured in processor time instead of wall time. This yields the share of waiting of each stage,
+and no batch pays for two clocks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.storage import is_remote
 
 __all__ = ["Account", "account", "drop_from_page_cache", "one_thread"]
 
-_LITTLE = 0.02  # share of all stages: what is that short, clocks cannot tell
+_LITTLE = 0.02  # share of the total, below which clocks are too coarse for a stage
 
 
 class Account:
-    """Seconds by stage, by both clocks, of some samples."""
+    """Seconds by stage, in wall time and in processor time, with the numbers of samples."""
 
     def __init__(self) -> None:
         self.wall: dict[str, float] = {}
@@ -40,11 +40,11 @@ class Account:
 
     @property
     def samples(self) -> int:
-        """How many, by either clock."""
+        """Number of samples measured with either clock."""
         return self.wall_samples + self.cpu_samples
 
     def add(self, spent: dict[str, float], samples: int, *, cpu: bool) -> None:
-        """Count a batch."""
+        """Add the seconds of a batch."""
         seconds = self.cpu if cpu else self.wall
         for name, value in spent.items():
             seconds[name] = seconds.get(name, 0.0) + value
@@ -55,18 +55,18 @@ class Account:
             self.wall_samples += samples
 
     def each(self, name: str) -> float:
-        """Seconds of a stage for a sample."""
+        """Return the seconds of a stage per sample."""
         return self.wall.get(name, 0.0) / self.wall_samples if self.wall_samples else 0.0
 
     def waits(self, name: str) -> float:
-        """Share of a stage's time in which it did not compute; 0 of one that takes next to nothing."""
+        """Return the share of a stage's time in which it did not compute; 0 for a very short stage."""
         if not self.cpu_samples or self.wall.get(name, 0.0) <= _LITTLE * sum(self.wall.values()):
             return 0.0
         return min(1.0, max(0.0, 1 - self.cpu.get(name, 0.0) / self.cpu_samples / self.each(name)))
 
     @property
     def waiting(self) -> float:
-        """The same of all stages together."""
+        """Share of waiting in the time of all stages."""
         total = sum(self.wall.values())
         return sum(seconds * self.waits(name) for name, seconds in self.wall.items()) / total if total else 0.0
 
@@ -78,13 +78,13 @@ def account(
     *,
     done: Callable[[float], object] = lambda seconds: None,
 ) -> Account:
-    """Make batches until the requests or the time are up; one for each clock at least, if there are two.
+    """Make batches until requests or time run out; at least one for each clock, if there are two requests.
 
     Args:
-        fetcher: makes the batches; a stream's begins anew, and once more where it ends early.
-        requests: what is to be made; endless for a stream.
-        seconds: a batch that has begun is finished.
-        done: told how many seconds have passed.
+        fetcher: makes the batches; for a stream it restarts, also when the stream ends early.
+        requests: the batches to make; endless for a stream.
+        seconds: limit; a batch in progress is finished.
+        done: called with the seconds that have passed.
     """
     result = Account()
     fetcher.begin(None)
@@ -111,7 +111,7 @@ def account(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch and OpenCV compute in the calling thread alone, as they do in workers."""
+    """Limit torch and OpenCV to the calling thread, as in workers, until the block ends."""
     cv2: Any = sys.modules.get("cv2")
     threads = torch.get_num_threads()
     others = cv2.getNumThreads() if cv2 is not None else 0
@@ -127,15 +127,15 @@ def one_thread() -> Iterator[None]:
 
 
 def drop_from_page_cache(probe: Probe, requests: Iterable[BatchRequest]) -> int:
-    """Have the system forget the files of these samples, so that they are read from storage; how many were dropped.
+    """Drop the files of these samples from the page cache, so that storage is measured; return the number of files.
 
-    Those of a manifest are known by name. Of other data sets nothing is dropped.
+    Only a manifest knows its files by name. For other datasets nothing is dropped.
     """
     dropped = 0
     if not hasattr(os, "posix_fadvise"):
         return dropped
     for path in _files(probe.samples, requests):
-        with suppress(OSError):  # what is missing is told when it is loaded
+        with suppress(OSError):  # loading reports a missing file
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -148,7 +148,7 @@ def drop_from_page_cache(probe: Probe, requests: Iterable[BatchRequest]) -> int:
 def _files(samples: Any, requests: Iterable[BatchRequest]) -> Iterator[str]:
     source = samples.source if isinstance(samples, ImageDataset) else samples
     manifest = source.source if isinstance(source, SourceDataset) else source
-    if not isinstance(manifest, Manifest):  # shards, a server, a data set of the user's
+    if not isinstance(manifest, Manifest):  # shards, a server, or a dataset of the user
         return
     for request in requests:
         at = () if request.place is None else (request.place,)

@@ -1,4 +1,4 @@
-"""`profile`: the whole measurement, within the seconds that it is given."""
+"""`profile`: the whole measurement, within a limit of seconds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from penstock.tools.profiling.together import rehearse, try_out
 __all__ = ["profile", "worker_counts"]
 
 _FIRST, _AGAIN, _TRIALS, _NEW, _REHEARSAL = 0.12, 0.12, 0.46, 0.1, 0.2  # shares of the time
-_SAMPLES = 4096  # measured alone at most; enough, however fast they are made
-_BATCHES = 64  # the same of batches
-_PLANNED = 4  # times as many are planned, so that later trials find samples that were not read before
+_SAMPLES = 4096  # most samples measured alone, enough even for very fast ones
+_BATCHES = 64  # most batches measured alone
+_PLANNED = 4  # factor of planned samples, so that later trials have new samples
 _WAITS = 0.5  # share of waiting from which more workers than cores are tried
 _SHORTEST = 0.2  # seconds of a trial
 
@@ -40,24 +40,26 @@ def profile(
     name: str = "",
     progress: Callable[[int, int], object] | None = None,
 ) -> Profile:
-    """Measure what a loader's pipeline can do here: stage by stage, alone and together, and beside a training step.
+    """Measure a loader's pipeline on this machine: each stage alone, all together, and beside a training step.
 
     Args:
-        loader: ours or torch's. It stays as it is; no pass of it may be under way.
-        seconds: that the measurement may take, about; a batch that has begun is finished, and starting workers
-            comes on top.
-        step: seconds of a training step, without waiting. None: as fast as it goes.
-        executors: to try besides inline: "auto", "process", "thread". By default those that the data set is made for:
-            threads only where it says that it is ``pure``, or where the loader has threads already.
-        name: of what is measured, for the report.
-        progress: called with what is done and what there is to do, in milliseconds.
+        loader: ours or torch's. It is not changed, and must not be in iteration.
+        seconds: approximate duration, without starting workers; a batch in progress is finished.
+        step: seconds of a training step, without waiting. None: training takes no time.
+        executors: to try besides inline: "auto", "process", "thread". By default the safe ones: threads only if the
+            dataset sets ``pure = True``, or if the loader uses threads already.
+        name: title of the report.
+        progress: called with the passed and the total milliseconds.
 
     Raises:
-        ConfigError: no time or no end of it, a negative step, an unknown executor, or a loader without batches.
-        Exception: what the data set raises.
+        ConfigError: seconds that are not positive and finite, a negative step, an unknown executor, or a loader
+            without batches.
+        Exception: any error of the dataset.
     """
     if not 0 < seconds < math.inf or (step is not None and not 0 <= step < math.inf):
-        raise ConfigError(f"seconds={seconds} must be positive, step={step} must not be negative, and both must end")
+        raise ConfigError(
+            f"seconds={seconds} must be positive, step={step} must not be negative, and both must be finite"
+        )
     unknown = [one for one in executors or () if one not in EXECUTORS or one in ("inline", "ray")]
     if unknown:
         raise ConfigError(f"unknown executor {unknown[0]!r}: use 'auto', 'process' or 'thread'")
@@ -73,7 +75,7 @@ def profile(
 
 
 def worker_counts(cores: int, waiting: float) -> list[int]:
-    """Return the numbers of workers to try, for stages that wait for this share of their time."""
+    """Return the numbers of workers to try, given the share of time in which stages wait."""
     counts = {1, 2, cores} if cores <= 4 else {1, max(2, cores // 4), cores // 2, cores}
     if waiting > _WAITS:
         counts |= {2 * cores, 4 * cores}
@@ -104,15 +106,15 @@ class _Session:
                 f"{type(probe.samples).__name__}: the loader has no batches, so there is nothing to measure"
             )
         self.requests, self.size = self._divided()
-        self._next = 0  # of the requests, the first one that was not made yet
+        self._next = 0  # index of the first request that is still new
 
     def measure(self, name: str) -> Profile:
-        """All of it."""
+        """Run the whole measurement."""
         alone = self._limited(self.requests)
         self.dropped = drop_from_page_cache(self.probe, alone)
         first = self._account(alone, _FIRST)
         if not first.samples:
-            raise ConfigError(f"{name}: the data set yields nothing, so there is nothing to measure")
+            raise ConfigError(f"{name}: the dataset yields nothing, so there is nothing to measure")
         self._next = first.batches
         load = _Load()
         again = self._account(alone[: first.batches], _AGAIN)
@@ -126,7 +128,7 @@ class _Session:
             trials += new
             chosen = choose(new, needed=needed)
         requests, cached = self._new(), not storage_matters(stages)
-        step = (self.step or 0.0) * self.size / self.probe.batch_size  # of what is measured as a batch
+        step = (self.step or 0.0) * self.size / self.probe.batch_size  # scaled to the measured part of a batch
         rehearsal = rehearse(
             *(self.probe, chosen.setting, requests, _REHEARSAL * self.seconds), step=step, cached=cached
         )
@@ -143,14 +145,15 @@ class _Session:
         )
 
     def _divided(self) -> tuple[list[BatchRequest], int]:
-        """What is made in the measurement, and of how many samples: the batches, or parts of them that take no more
-        than a quarter of the time for measuring them alone.
+        """Return the requests to measure and their size: whole batches, or parts of batches.
+
+        A part takes at most a quarter of the time for measuring alone.
         """
         size, requests = self.probe.batch_size, self.probe.requests
         if self.probe.stream or size == 1:
             return requests, size
         fetcher, last = self.probe.fetcher(), requests[-1]
-        for at in range(2):  # the first one finds files to open and modules to import
+        for at in range(2):  # the first one opens files and imports modules
             tried = account(fetcher, [last.part(at % len(last.indices), at % len(last.indices) + 1)], 0.0)
         each = sum(map(tried.each, tried.wall))
         most = max(1, int(_AGAIN * self.seconds / 4 / each)) if each > 0 else size
@@ -161,7 +164,7 @@ class _Session:
         return cut, most
 
     def _limited(self, requests: list[BatchRequest]) -> list[BatchRequest]:
-        """So many that their samples are enough."""
+        """Return the first requests, with enough samples for a measurement."""
         if self.probe.stream:
             return []
         return requests[: max(_BATCHES, _SAMPLES // self.size)]
@@ -176,13 +179,13 @@ class _Session:
         return found
 
     def _trials(self, waiting: float) -> list[Trial]:
-        """Inline and the executors with workers, over samples that were read before."""
+        """Try inline and the executors with workers, on cached samples."""
         seen = self.requests[: max(1, self._next)]
         settings = [Setting("inline", 0)]
         for count in worker_counts(self.cores, waiting):
             for executor in self.executors:
                 if executor == "process" and count == 1 and "auto" in self.executors:
-                    continue  # one process with one thread, either way
+                    continue  # the same as "auto": one process with one thread
                 settings.append(Setting(executor, count))
         given = _setting_of(self.probe.config)
         if given not in settings and given.executor != "ray":
@@ -198,7 +201,7 @@ class _Session:
         return trials
 
     def _new_samples(self, setting: Setting, waiting: float) -> list[Trial]:
-        """The chosen setting, and more workers, over samples that were not read before."""
+        """Try the chosen setting and more workers, on new samples."""
         settings = [setting]
         if self.executors:
             executor = setting.executor if setting.workers else self.executors[0]
@@ -208,7 +211,7 @@ class _Session:
         return [try_out(self.probe, one, self._new, limit, cached=False) for one in settings]
 
     def _new(self) -> Iterator[BatchRequest]:
-        """Batches that were not made yet, as long as there are any; then from the beginning, their files dropped."""
+        """Return requests of new samples, then from the start again, with their files dropped from the page cache."""
         if self.probe.stream:
             return iter(())
         begin, count = self._next % len(self.requests), len(self.requests)
@@ -241,14 +244,14 @@ class _Session:
 
 
 class _Load:
-    """How busy the cores are with other programs, from here on."""
+    """Measures how busy other programs keep the cores, from its creation on."""
 
     def __init__(self) -> None:
         self._ticks, self._mine = ticks(), time.process_time()
         self._start = time.perf_counter()
 
     def others(self, count: int) -> float:
-        """Cores that they used until now; 0 where the system does not say, or too little time has passed."""
+        """Return the cores that other programs used; 0 if the system does not say, or after too short a time."""
         before, now, passed = self._ticks, ticks(), time.perf_counter() - self._start
         if before is None or now is None or now[1] <= before[1] or passed < _SHORTEST:
             return 0.0
@@ -257,7 +260,7 @@ class _Load:
 
 
 def _setting_of(config: LoaderConfig) -> Setting:
-    """Return what a loader has, as its arguments would say it."""
+    """Return a loader's setting in terms of its arguments."""
     if config.kind == "process" and config.workers == 1 and config.threads > 1:
         return Setting("auto", config.threads)
     return Setting(config.kind, config.workers)

@@ -1,7 +1,7 @@
-"""The plots of a report, as SVG without numbers for colours: those come from the page's style.
+"""The plots of a report as SVG; their colours come from the page's style sheet.
 
 `ceilings` (stages), `settings` (samples/s by workers), `timeline` (batches of the rehearsal), `waiting` (over time).
-Classes: ``plot grid axis``, and ``one all line dot s0 s1 s2 wait train ready need inline`` for what is drawn.
+CSS classes: ``plot grid axis``, and for the marks ``one all line dot s0 s1 s2 wait train ready need inline``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SERIES = ("process", "auto", "thread")
 
 
 def ceilings(profile: Profile) -> str:
-    """A pair of bars for each stage, on one core and on all, by a logarithmic scale."""
+    """Return two bars for each stage, on one core and on all cores, on a logarithmic scale."""
     rows = [(stage.name, stage.ceiling(), stage.ceiling(profile.cores)) for stage in profile.stages]
-    rows.append(("all of it", profile.rate_alone(), max((t.rate for t in profile.trials if t.cached), default=0.0)))
+    rows.append(("all stages", profile.rate_alone(), max((t.rate for t in profile.trials if t.cached), default=0.0)))
     needed = profile.verdict.needed
     values = [value for row in rows for value in row[1:] if 0 < value < math.inf]
     values += [needed] if needed else []
@@ -54,7 +54,7 @@ def ceilings(profile: Profile) -> str:
 
 
 def settings(profile: Profile) -> str:
-    """Samples/s by number of workers, a line for each executor; small circles for samples not read before."""
+    """Return samples/s by number of workers, a line for each executor; hollow circles are new samples."""
     shown = [trial for trial in profile.trials if trial.rate > 0 and trial.setting.workers]
     counts = sorted({trial.setting.workers for trial in shown})
     inline = next((trial.rate for trial in profile.trials if not trial.setting.workers), 0.0)
@@ -93,7 +93,7 @@ def _series(kind: str, trials: Sequence[Trial], x: Callable[[int], float], y: Ca
 
 
 def timeline(rehearsal: Rehearsal) -> str:
-    """The first batches: when each of them was waited for, when trained with, and how many were ready."""
+    """Return the first batches: when training waited for each, when it used each, and how many were ready."""
     shown = rehearsal.moments[:_SHOWN]
     if not shown:
         return _svg(40, "no batches", [])
@@ -112,7 +112,7 @@ def timeline(rehearsal: Rehearsal) -> str:
         parts.append(_box("wait", _LEFT + scale * moment.asked, 16, max(0.6, scale * moment.wait), 24))
         parts.append(_box("train", _LEFT + scale * moment.had, 50, max(0.6, scale * (after - moment.had) - 1), 24))
     parts += _ready(shown, scale)
-    return _svg(168, f"the first {len(shown)} batches: waiting, training, and batches that were ready", parts)
+    return _svg(168, f"the first {len(shown)} batches: waiting, training, and ready batches", parts)
 
 
 def _ready(shown: Sequence[Moment], scale: float) -> list[str]:
@@ -125,7 +125,7 @@ def _ready(shown: Sequence[Moment], scale: float) -> list[str]:
 
 
 def waiting(rehearsal: Rehearsal) -> str:
-    """How long each batch was waited for, over the whole rehearsal; of many batches in a row, the longest."""
+    """Return the wait for each batch over the rehearsal; for many batches, the longest of each group."""
     moments = rehearsal.moments
     size = max(1, math.ceil(len(moments) / _POINTS))
     groups = [moments[at : at + size] for at in range(0, len(moments), size)]

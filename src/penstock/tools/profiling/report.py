@@ -1,4 +1,4 @@
-"""`report`: a profile as one HTML page that needs nothing else: no network, no scripts, no files. Light and dark."""
+"""`report`: a profile as one self-contained HTML page, light and dark, without network, scripts or files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ rect.wait { fill: var(--orange) } rect.train { fill: var(--green) } rect.ready {
 
 
 def report(profile: Profile) -> str:
-    """The page."""
+    """Return the HTML page of a profile."""
     about = (
         f"{counted(profile.cores, 'core')}, batches of {profile.batch_size}, "
         f"{counted(profile.samples, 'sample')} measured alone, in {profile.seconds:.0f} s"
@@ -46,14 +46,14 @@ def report(profile: Profile) -> str:
         + "</section>",
         _plot(
             "Ceilings of the stages",
-            "samples/s if there were nothing but this stage, read before, logarithmic"
+            "samples/s of each stage alone, cached samples, logarithmic"
             + _keys(("pale", "one core"), ("blue", f"all {profile.cores}" if profile.cores > 1 else "together"))
             + _needed(profile),
             plots.ceilings(profile),
         ),
         _plot(
             "Executors and workers",
-            "samples/s; hollow: samples not read before"
+            "samples/s; hollow: new samples"
             + _keys(("blue", "processes"), ("green", "one process with threads"), ("violet", "threads"))
             + "; dotted: inline"
             + _needed(profile),
@@ -78,14 +78,14 @@ def report(profile: Profile) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Samples/s, with three digits that matter."""
+    """Return samples/s as text with three significant digits."""
     if value is None or value == float("inf"):
         return "–"
     return rate_text(value)
 
 
 def span(seconds: float) -> str:
-    """A time: "3.21 ms"."""
+    """Return a time as text: "3.21 ms"."""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size:
             return f"{seconds / size:,.3g} {unit}"
@@ -94,7 +94,7 @@ def span(seconds: float) -> str:
 
 def _step(profile: Profile) -> str:
     if not profile.rehearsal.step:
-        return "no time at all"
+        return "0 ms"
     part = "" if profile.share == 1 else f", {profile.measured} of {profile.batch_size} samples of a batch"
     return span(profile.rehearsal.step) + part
 
@@ -103,14 +103,14 @@ def _numbers(profile: Profile) -> str:
     verdict = profile.verdict
     cells = [
         (escape(verdict.limit), "limits", ""),
-        (rate(verdict.rate), "samples/s to be expected", ""),
-        (escape(str(verdict.setting)), "is what this machine wants", ""),
+        (rate(verdict.rate), "samples/s expected", ""),
+        (escape(str(verdict.setting)), "best on this machine", ""),
     ]
     if verdict.waiting is None:
         cells.append((rate(profile.rate_alone()), "samples/s of one thread", ""))
     else:
         kind = "" if verdict.keeps_up else "bad"
-        cells.append((span(verdict.waiting) if verdict.waiting else "0 ms", "of waiting by step, expected", kind))
+        cells.append((span(verdict.waiting) if verdict.waiting else "0 ms", "expected wait per step", kind))
     divs = "".join(
         f"<div><b class='{kind}'>{value}</b><span class='soft'>{text}</span></div>" for value, text, kind in cells
     )
@@ -132,7 +132,7 @@ def _plot(title: str, caption: str, svg: str) -> str:
 
 
 def _stages(profile: Profile) -> str:
-    head = ("stage", "a sample, first time", "read before", "waiting", "one core", f"all {profile.cores}", "first, all")
+    head = ("stage", "a sample, new", "cached", "waiting", "one core", f"all {profile.cores}", "new, all")
 
     def row(stage: Stage) -> tuple[str, ...]:
         return (
@@ -141,14 +141,16 @@ def _stages(profile: Profile) -> str:
             rate(stage.ceiling(profile.cores, cached=False)),
         )
 
-    return _table("Stages, alone in one thread; ceilings in samples/s", head, [row(stage) for stage in profile.stages])
+    return _table(
+        "Each stage alone, in one thread; ceilings in samples/s", head, [row(stage) for stage in profile.stages]
+    )
 
 
 def _trials(profile: Profile) -> str:
     head = ("setting", "samples", "samples/s", "batches", "first batch after", "arguments")
 
     def row(trial: Trial) -> tuple[str, ...]:
-        what = "read before" if trial.cached else "new"
+        what = "cached" if trial.cached else "new"
         if trial.error:
             return (escape(str(trial.setting)), what, "–", "–", "–", escape(trial.error[:60]))
         return (
@@ -157,7 +159,7 @@ def _trials(profile: Profile) -> str:
         )
 
     chosen = [trial.setting == profile.verdict.setting for trial in profile.trials]
-    return _table("Executors and workers, as fast as they can", head, [row(t) for t in profile.trials], chosen)
+    return _table("Executors and workers at full speed", head, [row(t) for t in profile.trials], chosen)
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[bool] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Results of `penstock.tools.profiling.profile`: frozen dataclasses of numbers, and `Profile.as_dict` for JSON."""
+"""Results of `penstock.tools.profiling.profile` as frozen dataclasses; `Profile.as_dict` returns JSON."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ __all__ = ["Moment", "Profile", "Rehearsal", "Setting", "Stage", "Trial", "Verdi
 
 @dataclass(frozen=True)
 class Stage:
-    """What one step takes for a sample, in seconds.
+    """Seconds of one stage per sample.
 
     Attributes:
-        name: "fetch" is what the data set does outside of its named stages, "collate" making the batch.
-        first: alone in one thread, the first time that the samples are asked for; files that we know of were dropped
-            from the page cache before.
-        again: the same samples once more, alone in one thread.
-        together: the same with a worker process on every core, the work of all of them added up; None where that could
+        name: "fetch" is the dataset's time outside its named stages, "collate" is stacking the batch.
+        first: on new samples, alone in one thread; files of a manifest were dropped from the page cache before.
+        again: on the same samples again, alone in one thread.
+        together: on cached samples with a worker process on every core, summed over the workers; None if that could
             not be measured.
-        waits: share of ``again`` in which it did not compute, but waited: for storage, a lock, a server.
-        first_waits: the same of ``first``.
+        waits: share of ``again`` in which it did not compute, but waited: for storage, a lock or a server.
+        first_waits: the same share of ``first``.
     """
 
     name: str
@@ -33,26 +32,26 @@ class Stage:
     first_waits: float
 
     def ceiling(self, cores: int = 1, *, cached: bool = True) -> float:
-        """Samples/s if there were nothing but this stage, on one core, or on all of them."""
+        """Return the samples/s of this stage alone, on so many cores."""
         seconds = self.again if cached else self.first
         if cores > 1 and self.together is not None:
-            # Together costs more than alone: cores share memory and clock. That holds for the first time, too.
+            # Cores share memory and clock, so each is slower together than alone, on new samples, too.
             seconds *= self.together / self.again if self.again > 0 else 1.0
         return cores / seconds if seconds > 0 else float("inf")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Batches made by one setting, as fast as it can.
+    """The throughput of one setting.
 
     Attributes:
-        setting: which.
-        cached: whether all samples had been asked for before.
+        setting: executor and workers.
+        cached: whether all samples had been read before.
         rate: samples/s.
-        batches: that this rests on.
+        batches: number of measured batches.
         start: seconds from starting the workers to the first batch.
-        stages: seconds of work by sample and stage, all workers together.
-        error: why there is no result, in words; "" if there is one.
+        stages: seconds of work per sample, by stage, summed over the workers.
+        error: why there is no result; "" if there is one.
     """
 
     setting: Setting
@@ -66,7 +65,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Moment:
-    """A batch of the rehearsal: seconds since it began; ``ready`` batches were finished when it was asked for."""
+    """A batch of the rehearsal.
+
+    Attributes:
+        asked: when training asked for it, in seconds from the start of the rehearsal.
+        had: when training received it.
+        ready: number of finished batches when training asked.
+    """
 
     asked: float
     had: float
@@ -74,19 +79,19 @@ class Moment:
 
     @property
     def wait(self) -> float:
-        """Seconds that the training waited for the batch."""
+        """Seconds that training waited for the batch."""
         return self.had - self.asked
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The chosen setting beside a training that takes no core.
+    """The chosen setting beside a simulated training that sleeps for each step.
 
     Attributes:
-        step: seconds that it takes for each batch; its share of them, where parts of batches are measured.
-        cached: whether the samples had been asked for before.
+        step: seconds of a training step, scaled if parts of batches are measured.
+        cached: whether the samples had been read before.
         moments: the batches, in order.
-        settled: batches at the beginning that are not counted: workers start, and nothing is ready yet.
+        settled: number of first batches that do not count, because workers start and nothing is ready yet.
     """
 
     setting: Setting
@@ -97,24 +102,24 @@ class Rehearsal:
 
     @property
     def waiting(self) -> float:
-        """Seconds of waiting by batch, or part of one."""
+        """Mean wait in seconds for a batch, or for a part of one."""
         counted = self.moments[self.settled :]
         return sum(moment.wait for moment in counted) / len(counted) if counted else 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answers.
+    """The conclusions from a profile.
 
     Attributes:
-        limit: "training" if the loader keeps up with the step that was given, else the name of a stage.
-        limit_cached: the stage that limits where everything has been read before.
-        setting: that this machine wants.
-        rate: samples/s that are to be expected of it.
-        needed: samples/s that the step asks for; None without one.
-        keeps_up: whether it does; None without a step.
-        waiting: seconds of waiting by step that are expected; None without one.
-        sentences: all of it in words.
+        limit: "training" if the loader keeps up with the given step, else the name of the slowest stage.
+        limit_cached: the slowest stage on cached samples.
+        setting: the best setting on this machine.
+        rate: expected samples/s of this setting.
+        needed: samples/s that the step needs; None without a step.
+        keeps_up: whether the loader keeps up with the step; None without a step.
+        waiting: expected wait in seconds per step; None without a step.
+        sentences: the conclusions in words.
     """
 
     limit: str
@@ -129,18 +134,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured, and what follows.
+    """Measurements of a loader, and the conclusions.
 
     Attributes:
-        name: of what was measured.
-        cores: that this process may use.
+        name: title of the profile.
+        cores: number of cores that this process may use.
         batch_size: samples of a batch.
-        measured: samples of a batch as it was measured: fewer, where a batch takes very long.
-        samples: that the measurement alone rests on.
-        dropped: files that were dropped from the page cache before they were read the first time.
-        given: what the loader had.
-        others: cores that other programs kept busy while this one measured in one thread; 0 where nobody knows.
-        seconds: that it took.
+        measured: samples of a measured batch; fewer than ``batch_size`` if a batch takes very long.
+        samples: number of samples measured alone.
+        dropped: number of files dropped from the page cache before their first read.
+        given: the loader's own setting.
+        others: cores that other programs kept busy during the measurement in one thread; 0 if unknown.
+        seconds: duration of the measurement.
     """
 
     name: str
@@ -159,16 +164,16 @@ class Profile:
 
     @property
     def share(self) -> float:
-        """Of a batch, that was measured as one."""
+        """Measured samples as a share of the batch size."""
         return self.measured / self.batch_size
 
     def rate_alone(self, *, cached: bool = True) -> float:
-        """Samples/s of one thread that does everything."""
+        """Return the samples/s of one thread that runs all stages."""
         total = sum(stage.again if cached else stage.first for stage in self.stages)
         return 1 / total if total > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-serialisable; ceilings are added to the stages."""
+        """Return the profile as JSON-serialisable values, with ceilings in each stage."""
         result = asdict(self)
         for stage, entry in zip(self.stages, result["stages"], strict=True):
             for name, cores, cached in _CEILINGS:

@@ -1,4 +1,4 @@
-"""The pipeline together: batches by one executor and a number of workers, as fast as it can, or beside a training."""
+"""Measure the whole pipeline with one executor and some workers: at full speed, or beside a training step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
 
 __all__ = ["rehearse", "stages_of", "try_out"]
 
-_MOMENTS = 5000  # batches of a rehearsal at most: a page can show no more
-_HARD = 3  # times as long as it should take: then what there is has to do
+_MOMENTS = 5000  # most batches of a rehearsal that a page can show
+_HARD = 3  # factor of the planned time at which a measurement stops
 
 
 def try_out(
@@ -25,19 +25,19 @@ def try_out(
     *,
     cached: bool,
 ) -> Trial:
-    """Make batches as fast as a setting can for about so many seconds, three times that at most.
+    """Make batches at full speed for about ``seconds``, and for three times that at most.
 
     Args:
-        requests: gives what is to be made, endless; of a stream it says nothing.
-        cached: what is said of the samples in the result.
+        requests: returns the endless batches to make; ignored for a stream.
+        cached: whether the samples were read before, for the result.
 
-    An error is a result: the setting cannot make these batches, and says why.
+    An error is stored in the result, because it shows that the setting cannot make these batches.
     """
     meter = ThroughputMeter(setting.workers, seconds=seconds, warm=0.0, limit=_HARD * seconds)
     try:
         while _pass(probe, setting, requests(), meter):
             pass
-    except Exception as error:  # whatever a data set, starting processes or pickling raises
+    except Exception as error:  # any error of the dataset, of starting processes or of pickling
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
     found = meter.found
@@ -46,7 +46,7 @@ def try_out(
 
 
 def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], meter: ThroughputMeter) -> bool:
-    """Measure one pass; return whether there is to be another one."""
+    """Measure one epoch; return whether another one is needed."""
     meter.begin(time.perf_counter())
     had_any = False
     with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
@@ -62,7 +62,7 @@ def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], mete
 def rehearse(
     probe: Probe, setting: Setting, requests: Iterable[BatchRequest], seconds: float, *, step: float, cached: bool
 ) -> Rehearsal:
-    """Take batches as a training does that needs ``step`` seconds for each, for so many seconds or a few batches."""
+    """Consume batches as a training with ``step`` seconds a step does, for ``seconds`` and at least a few batches."""
     moments: list[Moment] = []
     start = time.perf_counter()
     with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
@@ -82,7 +82,7 @@ def rehearse(
 
 
 def stages_of(metrics: BatchMetrics) -> dict[str, float]:
-    """Seconds of work by stage, each for itself."""
+    """Return the seconds of work by stage, without overlap."""
     named = dict(metrics.stages)
     rest = max(0.0, metrics.fetch - sum(named.values())) + named.pop("fetch", 0.0)
     return {"fetch": rest, **named, "collate": metrics.collate, "hand-over": metrics.hand_over}

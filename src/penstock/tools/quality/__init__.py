@@ -1,9 +1,9 @@
-"""How well an order mixes, and what it reads: measured on the order itself, by samples of it, in constant memory.
+"""How well an order mixes, and its reads: measured on samples of the order itself, in constant memory.
 
-* `measure`: displacement, classes in a batch, batches that come again, runs read; of any order, over any labels.
+* `measure`: displacement, classes per batch, repeated batches and runs read, for any order and any labels.
 * `buffer`: the shuffle buffer of streaming loaders as an order, for comparison.
 
-`penstock shuffle-quality` prints it for a manifest, `penstock plan` for a job that is planned.
+`penstock shuffle-quality` prints it for a manifest, `penstock plan` for a planned job.
 
 >>> from penstock.order import make_order
 >>> from penstock.tools.quality import measure

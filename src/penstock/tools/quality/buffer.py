@@ -1,11 +1,11 @@
-"""The order of a shuffle buffer, computed at any position without running through the file.
+"""The order of a shuffle buffer, with random access to any position.
 
-A buffer holds the first ``size`` rows; at each step it gives out one of them, drawn at random, and takes in the next
-row of the file in its place; what is left at the end comes in random order. The place drawn at step t is a hash of t.
-So what step t gives out is the row that went into that place when it was last drawn: a search backwards over some
-multiples of ``size`` steps. Where a row comes out is the same search forwards.
+A buffer holds the first ``size`` rows. At each step it returns a random one of them, and replaces it by the next row of
+the file; the last rows come in random order. The place drawn at step t is a hash of t. So step t returns the row that
+entered this place when it was last drawn: a search backwards over a few times ``size`` steps. The position of a row is
+the same search forwards.
 
-It is here to be compared with. Streaming loaders shuffle so; ours have no buffer.
+This order exists for comparison: streaming loaders shuffle like this; Penstock's do not.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 __all__ = ["ShuffleBuffer"]
 
 _LARGEST = 1 << 30
-_CHUNK = 1 << 16  # steps looked at in one go, at least
+_CHUNK = 1 << 16  # fewest steps of one search
 
 
 class ShuffleBuffer:
-    """The order in which a shuffle buffer gives out the rows of a file.
+    """The order in which a shuffle buffer returns the rows of a file.
 
     Args:
         n: rows of the file.
-        size: rows that the buffer holds, 1 to 2**30.
+        size: rows in the buffer, 1 to 2**30.
         key: 64-bit key, see `penstock.order.derive_key`.
 
     Raises:
         OrderError: a negative n, or a size outside its range.
 
-    ``order[position]`` is a row, ``order.inverse[row]`` the position at which it comes out; both take an int or an
-    array of them. Cost: neighbouring positions share a search over about ``size * ln(count)`` steps at 100 M steps/s;
-    memory is that of a few times ``size`` steps.
+    ``order[position]`` is a row, ``order.inverse[row]`` its position; both take an int or an array of ints.
+    Cost: neighbouring positions share a search over about ``size * ln(count)`` steps at 100 M steps/s, with the memory
+    of a few times ``size`` steps.
 
     >>> order = ShuffleBuffer(1000, size=10, key=0)
     >>> sorted(order[np.arange(1000)].tolist()) == list(range(1000))
     True
-    >>> int(order[0]) < 10  # only the first rows are there
+    >>> int(order[0]) < 10  # the buffer holds only the first rows
     True
     """
 
     streams = True
-    """Whether rows are read in the order of the file, whatever order they come out in."""
+    """Whether rows are read in the order of the file."""
 
     def __init__(self, n: int, size: int, key: int) -> None:
         if n < 0:
             raise OrderError(f"an order needs n >= 0, got {n}")
         if not 1 <= size <= _LARGEST:
-            raise OrderError(f"a shuffle buffer holds 1 to 2**30 rows, got {size}")
+            raise OrderError(f"a shuffle buffer must hold 1 to 2**30 rows, got {size}")
         self.n = n
         self.size = min(size, max(n, 1))
         self.key = key
         self._steps = max(0, n - self.size)
-        """Steps at which a row comes in; those after it empty the buffer."""
+        """Number of steps at which a row enters; later steps empty the buffer."""
         self._last = Permutation(n - self._steps, mix(key, 1))
         self._draws = mix(key, 0)
 
@@ -96,7 +96,7 @@ class ShuffleBuffer:
         return int(rows) if rows.ndim == 0 else rows
 
     def _find(self, rows: Indices) -> None:
-        """Rows into their positions, in place."""
+        """Replace rows by their positions, in place."""
         first = rows < self.size
         entered = np.where(first, -1, rows - self.size)
         places = np.where(first, rows, self._place(np.maximum(entered, 0)))
@@ -106,12 +106,12 @@ class ShuffleBuffer:
         rows[late] = self._steps + self._last.inverse[places[late]]
 
     def _place(self, steps: Indices) -> Indices:
-        """The place of the buffer that is drawn at each step."""
+        """Return the place of the buffer that is drawn at each step."""
         high = mix_array(self._draws, steps.astype(np.uint64)) >> np.uint64(32)
         return ((high * np.uint64(self.size)) >> np.uint64(32)).astype(np.int64)
 
     def _drawn(self, places: Indices, times: Indices, way: int) -> Indices:
-        """The last step before each time (``way`` -1), or the first after it (1), that draws its place; -1 for none."""
+        """Return the last step before each time (``way`` -1) or the first after it (1) that draws its place, or -1."""
         found = np.full(len(places), -1, np.int64)
         order = np.argsort(times, kind="stable")
         chunk = max(_CHUNK, 2 * self.size)

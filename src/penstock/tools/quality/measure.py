@@ -1,12 +1,10 @@
-"""`measure`: displacement, classes in a batch, batches that come again, and runs read, of any order.
+"""`measure`: displacement, classes per batch, repeated batches, and runs read, for any order.
 
-Batches are those that training sees: positions are dealt to ranks in strides (`penstock.order.Partition`), and a rank's
-positions are cut into batches. Of a large data set a few hundred batches are looked at, spread evenly over the epoch;
-of each, every row. So the cost does not depend on the number of rows, and the error is that of the sample: displacement
-is right to two digits with 256 batches of 256.
+Batches are the same as in training: ranks get strided positions (`penstock.order.Partition`), divided into batches. For
+a large dataset a few hundred whole batches are measured, spread evenly over the epoch. So the cost does not depend on
+the number of rows, and the error is a sampling error: displacement has two correct digits with 256 batches of 256.
 
-Invariant: memory is that of some thousand samples, or of one batch, and of one window of positions where runs are
-counted.
+Memory is bounded by some thousand samples or one batch, and by one window of positions for counting runs.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ __all__ = [
 Labels = Callable[[Indices], npt.NDArray[Any]]
 """The labels of rows: numbers or texts, an array of the same length."""
 
-_GROUP = 1 << 14  # positions that are looked up at a time
-_WIDEST = 1 << 22  # positions for which runs are counted at a time, 32 MB
-_EXACT = 1 << 20  # rows up to which a random batch is drawn without repetition
+_GROUP = 1 << 14  # positions of one look-up
+_WIDEST = 1 << 22  # most positions of a window for counting runs, 32 MB
+_EXACT = 1 << 20  # most rows for which a random batch is drawn without repetition
 
 
 class Invertible(Order, Protocol):
-    """An order that also says where a row stands."""
+    """An order with an inverse."""
 
     @property
     def inverse(self) -> Order:
@@ -53,11 +51,11 @@ class Invertible(Order, Protocol):
 
 
 Make = Callable[[int], Invertible]
-"""Makes the order of an epoch."""
+"""A function from an epoch to its order."""
 
 
 class TableOrder:
-    """An order that is a list: `numpy.random.permutation`, torch's, one of your own. O(n) memory.
+    """An order from an array of rows: `numpy.random.permutation`, torch's, or your own. O(n) memory.
 
     Args:
         rows: the row at each position, int64 of shape (n,), each row once.
@@ -77,7 +75,7 @@ class TableOrder:
 
     @cached_property
     def inverse(self) -> TableOrder:
-        """Where each row stands."""
+        """The position of each row."""
         places = np.empty_like(self.rows)
         places[self.rows] = np.arange(len(self.rows))
         return TableOrder(places)
@@ -85,22 +83,22 @@ class TableOrder:
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured, means over the batches looked at.
+    """The measurements: means over the measured batches.
 
     Attributes:
-        rows, batch_size, ranks, epochs: what it was measured on.
-        batches: looked at, in each epoch.
+        rows, batch_size, ranks, epochs: the measured job.
+        batches: measured batches of each epoch.
         displacement: distance of a sample from its place in the file, as a share of the file; 1/3 for a random order.
-        classes: different labels in a batch; None without labels.
-        classes_low: the same, 5th percentile of the batches.
-        classes_random: the same of batches of rows drawn at random.
-        commonest: share of a batch that its commonest label has.
-        pairs_again: share of the pairs in a batch that are in one batch again in the next epoch; None for one epoch.
-        pairs_random: the same, expected of a random order.
-        overlap: samples that a batch has in common with the batch of the next epoch that has most of them.
-        overlap_random: the same for batches drawn at random.
-        window: positions (of all ranks) for which runs were counted; all of them where the file is streamed.
-        runs: stretches of consecutive rows that are read for these positions.
+        classes: number of different labels in a batch; None without labels.
+        classes_low: the 5th percentile of this number over batches.
+        classes_random: this number for batches of random rows.
+        commonest: share of the most frequent label in a batch.
+        pairs_again: share of the pairs in a batch that are together again in the next epoch; None for one epoch.
+        pairs_random: the same share expected of a random order.
+        overlap: most samples that a batch shares with one batch of the next epoch.
+        overlap_random: the same for random batches.
+        window: positions (of all ranks) for which runs were counted; all of them if the file is streamed.
+        runs: number of runs of consecutive rows that are read for these positions.
     """
 
     rows: int
@@ -127,7 +125,7 @@ class Quality:
 
 
 def classes_in(labels: npt.NDArray[Any]) -> tuple[int, int]:
-    """How many different labels a batch has, and how often it has the commonest.
+    """Return the number of different labels in a batch, and the count of the most frequent one.
 
     >>> classes_in(np.array([3, 1, 3]))
     (2, 2)
@@ -137,7 +135,7 @@ def classes_in(labels: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 def runs_in(rows: Indices) -> int:
-    """How many stretches of consecutive rows a set of rows consists of.
+    """Return the number of runs of consecutive rows in a set of rows.
 
     >>> runs_in(np.array([7, 3, 8, 4]))
     2
@@ -146,15 +144,15 @@ def runs_in(rows: Indices) -> int:
 
 
 def sorted_labels(n: int, classes: int) -> Labels:
-    """Labels of a file of n rows that is sorted by class, all classes equally large: the worst case for mixing."""
+    """Return the labels of a file of n rows sorted by equally large classes: the worst case for mixing."""
     if n * classes < 1 << 62:
         return lambda rows: rows * classes // max(n, 1)
-    each = -(-n // classes)  # one class in so many is a row shorter: nobody sees it, and nothing overflows
+    each = -(-n // classes)  # some classes are a row shorter, which avoids an overflow
     return lambda rows: rows // each
 
 
 class _Batches:
-    """The full batches of an epoch, over all ranks, by number: batch b of rank r is ``b * ranks + r``."""
+    """The full batches of an epoch over all ranks, by number: batch b of rank r is ``b * ranks + r``."""
 
     def __init__(self, n: int, batch_size: int, ranks: int) -> None:
         if batch_size < 1 or ranks < 1:
@@ -163,22 +161,22 @@ class _Batches:
         self.count = n // ranks // batch_size * ranks
         if not self.count:
             raise ConfigError(
-                f"{counted(n, 'row')} do not give {counted(ranks, 'rank')} a batch of {batch_size} each: use "
+                f"{counted(n, 'row')} are too few for {counted(ranks, 'rank')} with a batch of {batch_size} each: use "
                 "smaller batches or fewer ranks"
             )
 
     def positions(self, number: int) -> Indices:
-        """The positions of a batch."""
+        """Return the positions of a batch."""
         batch, rank = divmod(number, self.ranks)
         share = Partition(self.n, self.ranks, rank, remainder="drop")
         return share.positions(batch * self.size, (batch + 1) * self.size)
 
     def of(self, positions: Indices) -> Indices:
-        """The batches that positions are in; the short ones at the end have numbers of their own."""
+        """Return the batch of each position; short batches at the end have numbers of their own."""
         return positions // (self.ranks * self.size) * self.ranks + positions % self.ranks
 
     def some(self, most: int | None) -> list[int]:
-        """Numbers of batches, spread evenly over the epoch and the ranks."""
+        """Return numbers of batches, spread evenly over the epoch and the ranks."""
         if most is None or most >= self.count:
             return list(range(self.count))
         stride = self.count / most
@@ -198,21 +196,21 @@ def measure(
     windows: int | None = 16,
     progress: Callable[[int, int], object] | None = None,
 ) -> Quality:
-    """Measure an order.
+    """Measure how well an order mixes, and its reads.
 
     Args:
-        make: the order of an epoch, from 0 on; wrap what has no ``inverse`` in a `TableOrder`.
+        make: returns the order of an epoch, from 0 on; wrap an order without ``inverse`` in a `TableOrder`.
         batch_size: samples in a batch of one rank.
-        ranks: positions are dealt to so many, in strides.
-        epochs: so many, 1 or more; batches are compared with those of the next epoch.
-        labels: gives the labels of rows; None leaves the classes out.
-        batches: looked at in each epoch, None for all.
-        window: positions for which runs are counted, at most the whole epoch and 4 million.
-        windows: looked at, None for all.
-        progress: called with what is done and what there is to do.
+        ranks: number of ranks, which get strided positions.
+        epochs: number of epochs, 1 or more; batches are compared with the batches of the next epoch.
+        labels: returns the labels of rows; None measures no classes.
+        batches: batches to measure in each epoch; None for all.
+        window: positions of a window for counting runs, at most the whole epoch and 4 million.
+        windows: windows to measure; None for all.
+        progress: called with the number of finished batches and of all batches.
 
     Raises:
-        ConfigError: fewer rows than a batch for each rank, or a number that is not positive.
+        ConfigError: too few rows for a batch on each rank, or a number that is not positive.
 
     Cost: two look-ups of ``batch_size`` positions for each batch and epoch, and one of ``window`` positions for each
     window: about 0.3 s by default for a global shuffle of any size.
@@ -241,7 +239,7 @@ def measure(
 
 
 class _Found:
-    """What was seen, batch by batch."""
+    """Collects measurements, batch by batch."""
 
     def __init__(self) -> None:
         self.moved: list[float] = []
@@ -251,7 +249,7 @@ class _Found:
     def look(
         self, dealt: _Batches, positions: Indices, rows: Indices, labels: Labels | None, following: Invertible | None
     ) -> None:
-        """Note some batches, one after the other in these arrays."""
+        """Add the batches in these arrays, one after the other."""
         size = dealt.size
         self.moved += (np.abs(rows - positions).reshape(-1, size).mean(axis=1) / dealt.n).tolist()
         if labels is not None:
@@ -290,7 +288,7 @@ class _Found:
 
 
 def _random_batches(dealt: _Batches, count: int = 128) -> Iterator[Indices]:
-    """Batches of rows drawn at random, the same ones every time."""
+    """Yield batches of random rows, the same at each call."""
     rng = np.random.default_rng(1)
     for _ in range(count):
         if dealt.n <= _EXACT:
@@ -300,12 +298,12 @@ def _random_batches(dealt: _Batches, count: int = 128) -> Iterator[Indices]:
 
 
 def _largest(dealt: _Batches, positions: Indices) -> int:
-    """Of these positions the most that are in one batch."""
+    """Return the most of these positions that are in one batch."""
     return int(np.unique(dealt.of(positions), return_counts=True)[1].max())
 
 
 def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
-    """The window, not larger than the epoch, and the mean number of runs in it."""
+    """Return the window, at most the epoch, and the mean number of runs in it."""
     n = len(order)
     if getattr(order, "streams", False):
         return n, 1.0
@@ -316,6 +314,6 @@ def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
     for begin in (k * window for k in chosen):
         bounds = (begin, begin + window)
         if isinstance(order, BlockShuffle) and window == order.block_size * order.window:
-            bounds = order.window_at(begin)  # its own windows, which a short block moves
+            bounds = order.window_at(begin)  # the shuffle's own windows, which a short block shifts
         counts.append(runs_in(order[np.arange(*bounds)]))
     return window, float(np.mean(counts))

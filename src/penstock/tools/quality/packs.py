@@ -1,8 +1,8 @@
-"""`PackSpread`: whether batches of packs have documents of all lengths, compared with packs that are filled at random.
+"""`PackSpread`: whether batches of packs have documents of all lengths, compared with randomly filled packs.
 
-Which documents fit together depends on their lengths, so a pack of a good packing is no sample of the lengths: some
-have one long document, others have fifty short ones. What training sees is a batch of packs. So the mean length of a
-document is compared from batch to batch, and with the same of packs that take documents as they come (next-fit).
+The documents that fit together depend on their lengths, so a pack of a good packing is not a random sample of lengths:
+some have one long document, others fifty short ones. But training sees a batch of packs. So the mean document length is
+compared between batches, and with packs that take random documents in order (next-fit).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.samplers.lengths import SampleLengths
 
 __all__ = ["PackSpread", "mean_pieces", "pack_spread"]
 
-_DRAWN = 1 << 17  # documents that packs are filled with at random
+_DRAWN = 1 << 17  # documents for randomly filled packs
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class PackSpread:
     """Lengths of documents in the batches of one rank.
 
     Attributes:
-        batches: looked at.
-        documents: in a pack, on average; a piece of a cut one counts.
-        length: tokens of a document, on average over batches.
-        spread: standard deviation of the batches' mean lengths, over ``length``.
-        spread_random: the same of packs that are filled with documents at random.
+        batches: number of measured batches.
+        documents: mean number of documents in a pack; a piece of a cut document counts as one.
+        length: mean tokens of a document, averaged over batches.
+        spread: standard deviation of the batches' mean lengths, relative to ``length``.
+        spread_random: the same for packs of random documents.
     """
 
     batches: int
@@ -39,7 +39,7 @@ class PackSpread:
 
 
 def mean_pieces(lengths: Indices, capacity: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the tokens of a document's pieces in packs of a capacity, on average over its pieces."""
+    """Return the mean tokens of each document's pieces in packs of a capacity."""
     pieces: np.ndarray[tuple[int], np.dtype[np.float64]] = lengths / np.maximum(1, -(-lengths // capacity))
     return pieces
 
@@ -47,17 +47,17 @@ def mean_pieces(lengths: Indices, capacity: int) -> np.ndarray[tuple[int], np.dt
 def pack_spread(
     lengths: SampleLengths, capacity: int, batches: Indices, pieces: Indices, packs: Indices
 ) -> PackSpread | None:
-    """Return the spread of some batches.
+    """Return the spread of document lengths over batches.
 
     Args:
-        lengths: of all documents.
+        lengths: lengths of all documents.
         capacity: tokens of a pack.
-        batches: the number of the batch of each piece: int64 of shape (pieces,), 0 to ``len(packs) - 1``.
-        pieces: the length of the document that it is of.
-        packs: of each batch.
+        batches: batch number of each piece: int64 of shape (pieces,), 0 to ``len(packs) - 1``.
+        pieces: length of each piece's document.
+        packs: number of packs of each batch.
 
     Returns:
-        None where there are fewer than two batches with packs.
+        The spread; None for fewer than two batches with packs.
     """
     means, counts = _means(batches, mean_pieces(pieces, capacity), len(packs))
     if len(means) < 2:
@@ -75,7 +75,7 @@ def pack_spread(
 def _means(
     batches: Indices, values: np.ndarray[tuple[int], np.dtype[np.float64]], count: int
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], Indices]:
-    """Return the mean of the values of each batch that has some, and how many it has."""
+    """Return mean and number of the values of each batch that has values."""
     counts = np.bincount(batches, minlength=count)
     sums = np.bincount(batches, values, minlength=count)
     return sums[counts > 0] / counts[counts > 0], counts[counts > 0]
@@ -84,7 +84,7 @@ def _means(
 def _at_random(
     lengths: SampleLengths, capacity: int, packs: Indices
 ) -> tuple[Indices, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """Return batches and lengths of pieces where packs take documents at random, one after the other (next-fit)."""
+    """Return batches and lengths of pieces for packs that take random documents in order (next-fit)."""
     rng = np.random.default_rng(0)
     drawn = lengths[rng.integers(0, len(lengths), min(_DRAWN, 4 * len(lengths)))]
     drawn = drawn[drawn > 0]

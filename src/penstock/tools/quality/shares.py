@@ -1,8 +1,8 @@
 """`measure_shares`: whether every rank sees each source of a mixture by its weight.
 
-A mixture that is periodic aliases with ranks, which take every so many positions: the job has the right shares, and a
-rank may have one source only. So windows of positions of single ranks are compared with the weights, in standard
-deviations of sources that are drawn at random for each position.
+A periodic mixture aliases with the strided positions of ranks: the job has the right shares, but a rank may get one
+source only. So windows of positions of single ranks are compared with the weights, in standard deviations of sources
+drawn at random for each position.
 
 >>> periodic = measure_shares(lambda positions: positions % 2, [[0.5, 0.5]], 100_000, ranks=2)
 >>> periodic.worst > 50 and periodic.rank in (0, 1)
@@ -23,8 +23,8 @@ from penstock.order.permutation import Indices
 
 __all__ = ["ShareQuality", "measure_shares"]
 
-_RANKS = 64  # looked at, evenly spread
-_LEAST = 10  # samples that are expected of a source in a window, and of the others: of fewer, counts are not normal
+_RANKS = 64  # most measured ranks, spread evenly
+_LEAST = 10  # fewest expected samples of a source, and of all others, for normally distributed counts
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class ShareQuality:
     """The largest deviation of a rank's share of a source from its weight.
 
     Attributes:
-        ranks: whose windows were looked at.
-        window: positions of a rank in each of them.
-        compared: shares in all windows.
-        worst: the largest deviation, in standard deviations of sources that are drawn at random.
-        worst_random: the median of the largest of as many draws at random.
-        rank, source, begin: whose window that was, of which source, and its first position in the epoch.
-        share, expected: of the source there.
+        ranks: number of measured ranks.
+        window: positions of a rank in each window.
+        compared: number of compared shares in all windows.
+        worst: the largest deviation, in standard deviations of random sources.
+        worst_random: the median of the largest deviation in as many random draws.
+        rank, source, begin: rank, source and first position in the epoch of the window with the largest deviation.
+        share, expected: measured and expected share of the source there.
     """
 
     ranks: int
@@ -67,15 +67,15 @@ def measure_shares(
 
     Args:
         sources: returns the number of the source at positions of an epoch: int64 of the shape of its argument.
-        weights: shares of all sources, that add up to 1: of shape (stages, sources).
+        weights: shares of all sources, which add up to 1: shape (stages, sources).
         length: positions of the epoch.
-        stages: returns the stage of each position; by default all are in the first one.
-        ranks: positions are dealt to so many, in strides.
-        window: positions of a rank that are looked at together, at most those that it has.
-        windows: so many for each rank, evenly spread.
+        stages: returns the stage of each position; by default all are in the first stage.
+        ranks: number of ranks, which get strided positions.
+        window: positions of a rank in one window, at most all of them.
+        windows: number of windows for each rank, spread evenly.
 
     Returns:
-        The worst one; None where fewer than 10 samples are expected of each source, or of all others.
+        The largest deviation; None if fewer than 10 samples are expected of each source, or of all others.
 
     Raises:
         ConfigError: numbers that are not positive, or fewer positions than ranks.
@@ -83,8 +83,10 @@ def measure_shares(
     Cost: ``windows * window`` positions for each of up to 64 ranks: about two seconds by default.
     """
     if min(ranks, window, windows) < 1 or length < ranks:
-        told = f"ranks, window and windows are positive, and each rank has a position: got {ranks}, {window}, {windows}"
-        raise ConfigError(f"{told} of {length} positions")
+        told = (
+            f"ranks, window and windows must be positive, and each rank needs a position: {ranks}, {window}, {windows}"
+        )
+        raise ConfigError(f"{told} for {length} positions")
     shares = np.asarray(weights, dtype=np.float64)
     window = min(window, length // ranks)
     spread = length // ranks - window

@@ -1,8 +1,7 @@
-"""`measure_steps`: how well the steps of a loader are mixed, through filters, mixtures and packs.
+"""`measure_steps`: how well the steps of a loader are mixed, with filters, mixtures and packs.
 
-The rows of some steps of the job are asked of its `penstock.Ledger`, and compared with rows drawn at random of those
-that the filters keep. So whatever a ledger knows can be measured: every data set with an order of its own, samplers,
-filters over them.
+`penstock.Ledger` computes the rows of some steps, which are compared with random rows of those that the filters keep.
+So all orders that a ledger knows can be measured: datasets with their own order, samplers, and filters over them.
 
 >>> from penstock import DataLoader, Mixture
 >>> mixture = Mixture([(range(9000), 3), (range(5000), 1)], stop=8000, names=["web", "books"], rank=0, world_size=1)
@@ -33,25 +32,25 @@ from penstock.tools.quality.shares import ShareQuality, measure_shares
 
 __all__ = ["SourceSpread", "StepQuality", "measure_steps"]
 
-_MOST = 1 << 21  # positions that are looked at, unless fewer than four steps have so many
-_PAIRS = 1 << 15  # of rows at random
+_MOST = 1 << 21  # most measured positions, but at least four steps
+_PAIRS = 1 << 15  # pairs of random rows
 
 
 @dataclass(frozen=True)
 class SourceSpread:
-    """How the rows of one source are spread over steps. Of packs, rows are those of documents.
+    """How steps mix the rows of one source. For packs, rows are documents.
 
     Attributes:
         name: of the source.
-        rows: before filters.
+        rows: rows before filters.
         kept: rows that filters keep.
-        looked_at: in these steps.
-        distance: of a row from the one that follows it in the step, as a share of the file.
-        distance_random: the same of rows at random, of those that are kept: 1/3 without a filter.
-        correlation: of the position in the epoch with the row: 0 if neither says anything of the other.
-        correlation_random: its standard deviation for rows at random.
-        neighbours: the share of a step's rows whose next row in the file, of those kept, is in the same step.
-        neighbours_random: the same of rows at random.
+        looked_at: rows in the measured steps.
+        distance: mean distance of a row from the next one in the step, as a share of the file.
+        distance_random: the same for random kept rows: 1/3 without a filter.
+        correlation: correlation of the position in the epoch with the row: 0 if they are independent.
+        correlation_random: its standard deviation for random rows.
+        neighbours: share of a step's rows whose next kept row in the file is in the same step.
+        neighbours_random: the same for random rows.
         packs: lengths of documents in batches; None without packs.
     """
 
@@ -74,9 +73,9 @@ class StepQuality:
 
     Attributes:
         ranks, batch_size: of the job.
-        epochs: that were looked at, from the first one.
-        steps: looked at, in all of them.
-        sources: each source of a mixture, or the data.
+        epochs: number of measured epochs, from the first one.
+        steps: number of measured steps in all epochs.
+        sources: each source of a mixture, or the dataset as the only one.
         shares: the largest deviation of a rank's share of a source from its weight; None without a mixture.
     """
 
@@ -99,23 +98,23 @@ def measure_steps(
     """Measure how well the steps of a loader's job are mixed.
 
     Args:
-        loader: whose order a `penstock.Ledger` knows.
-        epochs: from the first one.
-        ranks: of the job; by default those that the loader has.
-        steps: looked at in each epoch, evenly spread; fewer where these have many samples.
-        window: positions of a rank in which shares of sources are counted.
+        loader: a loader with an order that `penstock.Ledger` can compute.
+        epochs: number of epochs, from the first one.
+        ranks: number of ranks of the job; by default the loader's.
+        steps: steps to measure in each epoch, spread evenly; fewer if they have many samples.
+        window: positions of a rank for counting shares of sources.
 
     Raises:
-        ConfigError: an order that nobody can compute, numbers that are not positive, or an epoch without a step.
+        ConfigError: an order that cannot be computed, numbers that are not positive, or an epoch without a step.
 
-    Cost: a batch of arithmetic for each rank and step, of up to two million positions together; a few seconds.
+    Cost: the arithmetic of each measured batch, for at most two million positions or four steps; a few seconds.
     """
     for name, value in (("epochs", epochs), ("steps", steps), ("window", window), ("ranks", ranks)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be positive, got {value}")
     ledger = Ledger(loader, world_size=ranks)
     if not ledger.steps_per_epoch:
-        raise ConfigError("an epoch of these data has no step, so there is nothing to measure")
+        raise ConfigError("an epoch of this data has no step, so there is nothing to measure")
     own = with_an_order(ledger.dataset)
     sources = _sources(ledger.dataset if own is None else own)
     size = ledger.world_size * ledger.batch_size
@@ -146,7 +145,7 @@ def _sources(dataset: Any) -> list[_Source]:
 
 
 def _worst(mixture: Mixture, epochs: int, ranks: int, window: int) -> ShareQuality | None:
-    """Return the worst share of all epochs."""
+    """Return the largest deviation of a share in all epochs."""
     rows, length = mixture.plan.source, mixture.plan.samples
     stages = rows.stages_with(mixture.plan.changes)
     weights = np.array([stage.weights for stage in stages], np.float64)
@@ -161,7 +160,7 @@ def _worst(mixture: Mixture, epochs: int, ranks: int, window: int) -> ShareQuali
 
 
 class _EpochSources(NamedTuple):
-    """The sources of an epoch, and where its stages begin, counted from its own beginning."""
+    """The sources of an epoch, and the first positions of its stages, counted from the epoch's start."""
 
     order: StagedMixture
     begins: list[int]
@@ -184,11 +183,11 @@ class _Step(NamedTuple):
 
 @dataclass
 class _Source:
-    """One source, and what was seen of it, step by step.
+    """Collects the rows of one source, step by step.
 
     Attributes:
-        part: the data set.
-        ordered: whether rows are those before filters, as a data set with an order of its own gives them.
+        part: the dataset.
+        ordered: whether its rows are numbered before filters, as by a dataset with its own order.
     """
 
     name: str
@@ -197,7 +196,7 @@ class _Source:
     steps: list[_Step] = field(default_factory=list)
 
     def look(self, found: StepRows, mine: Any) -> None:
-        """Note the rows of a step that are of this source."""
+        """Add the rows of a step that belong to this source."""
         rows = found.rows[mine]
         places = kept_places(self.part, rows) if self.ordered else rows
         self.steps.append(_Step(places, found.positions[mine], found.ranks[mine]))
@@ -213,7 +212,7 @@ class _Source:
         return self.part.plan.samples if self.ordered else row_count(documents_in(self.part))
 
     def spread(self, ranks: int) -> SourceSpread:
-        """Return what was seen."""
+        """Return the measurements of this source."""
         rows, kept = max(1, file_row_count(self.part)), self.kept
         seen = [step for step in self.steps if len(step.places)]
         files = [self.in_file(step.places) / rows for step in seen]
@@ -242,7 +241,7 @@ class _Source:
     def _packs(self, ranks: int) -> PackSpread | None:
         batches = np.concatenate([k * ranks + step.ranks for k, step in enumerate(self.steps)])
         pieces = self.part.lengths[np.concatenate([step.places for step in self.steps])]
-        # Of a batch that has a pack twice, it counts once.
+        # A pack that repeats in a batch counts once.
         packs = np.zeros(len(self.steps) * ranks, np.int64)
         for k, step in enumerate(self.steps):
             both = np.unique(np.stack([step.ranks, step.positions]), axis=1)[0]
