@@ -108,8 +108,8 @@ class AudioDataset(ClipDataset):
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform= takes a function of a tensor, or None, got {transform!r}")
         found = clips_of(files, clips, SOUND_ENDINGS, storage, stride=stride, labels=labels)
-        loading = _loading(rule, channels, transform, storage)
-        super().__init__(found, SOUND, rule, loading, labels, index, storage, progress, share)
+        make_load = _load_factory(rule, channels, transform, storage)
+        super().__init__(found, SOUND, rule, make_load, labels, index, storage, progress, share)
 
 
 def _rule(seconds: Any, rate: Any, stride: Any, random_start: Any) -> SoundRule:
@@ -131,7 +131,7 @@ def _check_integer(name: str, value: Any) -> None:
         raise ConfigError(f"{name}= takes a positive integer, got {value!r}")
 
 
-def _loading(
+def _load_factory(
     rule: SoundRule, channels: int | None, transform: Any, storage: Storage | None
 ) -> Callable[[ClipIndex], LoadSound]:
     """Return a function that creates the ``load`` for an index."""

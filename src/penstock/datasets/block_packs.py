@@ -34,7 +34,7 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
 DEFAULT_BLOCK_SIZE = 1 << 18
 """Documents in a block. Smaller blocks fill packs less well; larger blocks take longer to enter."""
 
-_KEPT = 2  # cached blocks, a few MB each
+_CACHED_BLOCKS = 2  # a few MB each
 
 
 class BlockPacks(Packs):
@@ -61,8 +61,8 @@ class BlockPacks(Packs):
         name = f"{PACK_BLOCK_ORDER} {block_size} {PACK_ORDER}"
         super().__init__(dataset, capacity, lengths, max_documents, name, excluded)
 
-    def _find(self) -> None:
-        self._keep()
+    def _compute_packs(self) -> None:
+        self._create_caches()
         self._firsts: Indices = np.concatenate([[0], np.cumsum(self._types.packs)])
         self.tokens, self.pieces, self.most = self._types.tokens, self._types.pieces, self._types.most
         self._check_excluded()
@@ -83,17 +83,17 @@ class BlockPacks(Packs):
 
     @cached_property
     def _types(self) -> BlockTypes:
-        told = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
-        digest = xxhash.xxh3_128_hexdigest(told.encode())
+        identity = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
+        digest = xxhash.xxh3_128_hexdigest(identity.encode())
         blocks = -(-len(self.lengths) // self._block_size)
         largest = max(self.capacity, self._block_size)
         return BlockTypes.open(digest, blocks, largest, lambda number: self._packed(number, None).layout)
 
-    def _keep(self) -> None:
+    def _create_caches(self) -> None:
         """Create the caches of the blocks used last: a batch lies in one block, or in two neighbours."""
-        self._block = lru_cache(maxsize=_KEPT)(lambda number: self._packed(number, self._types[number]))
-        self._deal = lru_cache(maxsize=_KEPT)(self._dealt)
-        self._instead = lru_cache(maxsize=_KEPT)(self._replaced)
+        self._block = lru_cache(maxsize=_CACHED_BLOCKS)(lambda number: self._packed(number, self._types[number]))
+        self._pack_order = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_pack_order)
+        self._replacements = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_replacements)
 
     def _packed(self, number: int, types: TypeTable | None) -> _Block:
         """Return a block; without ``types``, compute its pack types."""
@@ -108,11 +108,11 @@ class BlockPacks(Packs):
         rows = np.argsort(keys, kind="stable")
         return _Block(layout, rows.astype(np.min_scalar_type(len(rows))), begin)
 
-    def _dealt(self, number: int, seed: int, epoch: int) -> PackOrder:
+    def _make_pack_order(self, number: int, seed: int, epoch: int) -> PackOrder:
         """Return the assignment of documents to the packs of a block in an epoch."""
         return PackOrder(self._block(number).layout, mix(seed, number), epoch)
 
-    def _replaced(self, number: int) -> ExcludedPieces | None:
+    def _make_replacements(self, number: int) -> ExcludedPieces | None:
         """Return the replacements of the excluded documents of a block; None if it has none."""
         if self.excluded is None:
             return None
@@ -124,12 +124,12 @@ class BlockPacks(Packs):
         return ExcludedPieces(ExcludedRows(places, len(rows)), layout.starts, layout.classes.lengths, self.capacity)
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_types", "_block", "_deal", "_instead")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        cached = ("_types", "_block", "_pack_order", "_replacements")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._keep()
+        self._create_caches()
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -146,8 +146,8 @@ class BlockPacks(Packs):
             here = np.flatnonzero(blocks == number)
             block = self._block(number)
             inside = packs[here] - self._firsts[number]
-            own, instead = mix(seed, number), self._instead(number)
-            found = pieces_of(self._deal(number, seed, epoch), inside, instead, own, epoch)
+            own, replacements = mix(seed, number), self._replacements(number)
+            found = pieces_of(self._pack_order(number, seed, epoch), inside, replacements, own, epoch)
             parts.append(PackedDocuments(block.rows[found.places].astype(np.int64) + block.begin, *found[1:]))
             places.append(here)
         return _merged(parts, places)
@@ -158,8 +158,8 @@ class BlockPacks(Packs):
         number = row // self._block_size
         block = self._block(number)
         place = int(np.flatnonzero(block.rows == row - block.begin)[0])
-        order, instead = self._deal(number, seed, epoch), self._instead(number)
-        found: Indices = packs_at(order, place, instead, mix(seed, number), epoch) + self._firsts[number]
+        order, replacements = self._pack_order(number, seed, epoch), self._replacements(number)
+        found: Indices = packs_at(order, place, replacements, mix(seed, number), epoch) + self._firsts[number]
         return found
 
     def costs(self, packs: Indices) -> Indices:

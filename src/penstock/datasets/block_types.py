@@ -82,7 +82,7 @@ class BlockTypes:
             return cls(*_in_memory(blocks, kind, layout_of))
         path = kept_path("packs", f"{digest}.types")
         try:
-            return _opened(path, blocks, kind, layout_of)
+            return _open_or_write(path, blocks, kind, layout_of)
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
@@ -115,7 +115,7 @@ def _hash(numbers: npt.NDArray[Any]) -> int:
     return xxhash.xxh3_64_intdigest(numbers.tobytes()) >> 1
 
 
-def _found(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> Iterator[_Record]:
+def _compute_records(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> Iterator[_Record]:
     """Yield the table row and the record of each block."""
     begin = 0
     with progress_bar("packing", blocks, None if blocks > 1 else False, in_bytes=False) as done:
@@ -130,13 +130,13 @@ def _found(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> Iterator[_
 
 def _in_memory(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> tuple[Indices, npt.NDArray[Any]]:
     rows, records = [], [np.empty(0, kind)]
-    for row, record in _found(blocks, kind, layout_of):
+    for row, record in _compute_records(blocks, kind, layout_of):
         rows.append(row)
         records.append(record)
     return np.array(rows, np.int64).reshape(-1, _COLUMNS), np.concatenate(records)
 
 
-def _opened(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> BlockTypes:
+def _open_or_write(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> BlockTypes:
     """Return the types in a file. One process of a machine writes it while the others wait."""
     found = _map(path, blocks, kind)
     if found is None:
@@ -155,7 +155,7 @@ def _opened(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) 
 def _write(file: BinaryIO, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> None:
     table, size = np.zeros((blocks, _COLUMNS), np.int64), 0
     file.seek(_HEADER.size + table.nbytes)
-    for number, (row, record) in enumerate(_found(blocks, kind, layout_of)):
+    for number, (row, record) in enumerate(_compute_records(blocks, kind, layout_of)):
         table[number] = row
         size += len(record)
         file.write(record.tobytes())

@@ -47,7 +47,7 @@ class ClipDataset(HasClasses, SourceDataset):
         found: the files, or a table of clips.
         kind: video or sound.
         rule: defines the clips of a file.
-        loading: creates ``load`` for the index of the files.
+        make_load: creates ``load`` for the index of the files.
         labels: one label per file; by default their classes.
         index: the path of the index.
         storage: access to object stores.
@@ -65,7 +65,7 @@ class ClipDataset(HasClasses, SourceDataset):
         found: FileList | ClipTable,
         kind: Kind,
         rule: Rule,
-        loading: Callable[[ClipIndex], LoadClip],
+        make_load: Callable[[ClipIndex], LoadClip],
         labels: Sequence[Any] | None,
         index: str | os.PathLike[str] | None,
         storage: Storage | None,
@@ -82,7 +82,7 @@ class ClipDataset(HasClasses, SourceDataset):
             raise ConfigError(f"index= takes the path of an index, got {index!r}")
         opened = open_index(found.paths, index, kind=kind, storage=storage, progress=progress)
         self.files = ClipFiles(opened, rule, labels) if table is None else ListedClips(opened, rule, table)
-        super().__init__(self.files, SharePlan(self.files, **share), loading(opened))
+        super().__init__(self.files, SharePlan(self.files, **share), make_load(opened))
 
     @property
     def lengths(self) -> Ints:

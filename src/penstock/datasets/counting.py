@@ -31,7 +31,7 @@ _ITEMS = 1 << 10  # items in memory at once
 _ROWS = 1 << 16  # rows of a column or an array in memory at once
 _TYPE = np.dtype("<i8")
 
-_Part = Callable[[Indices], Indices]
+_ReadLengths = Callable[[Indices], Indices]
 """Returns the lengths of samples, by row."""
 
 
@@ -93,11 +93,11 @@ def count_lengths(
     if measure is not None and column is not None:
         raise ConfigError("measure= needs items, but column= reads none: give one of the two")
     _check(dataset)
-    part, step = _counting(dataset, measure, column)
+    read, step = _length_reader(dataset, measure, column)
     samples = row_count(dataset)
     try:
         with file_lock(path):
-            return _count(path, samples, part, step, _identity(dataset, samples, measure, column), progress)
+            return _write_lengths(path, samples, read, step, _identity(dataset, samples, measure, column), progress)
     except OSError as error:
         if isinstance(error, DataFileIOError):
             raise
@@ -115,7 +115,7 @@ def _check(dataset: Any) -> None:
     check_rows(dataset)
 
 
-def _counting(dataset: Any, measure: Callable[[Any], int] | None, column: str | None) -> tuple[_Part, int]:
+def _length_reader(dataset: Any, measure: Callable[[Any], int] | None, column: str | None) -> tuple[_ReadLengths, int]:
     """Return the function that reads lengths, and the number of samples for each call."""
     if column is not None:
         read, kept = column_lengths(dataset, column, texts=True), rows_behind(dataset)
@@ -125,18 +125,18 @@ def _counting(dataset: Any, measure: Callable[[Any], int] | None, column: str | 
         return lambda rows: known[rows], _ROWS
     length = measure or _length
 
-    def part(rows: Indices) -> Indices:
+    def read_items(rows: Indices) -> Indices:
         items = load_rows(dataset, rows.tolist(), None)
-        return np.array([_measured(length, *pair) for pair in zip(items, rows.tolist(), strict=True)], np.int64)
+        return np.array([_measure(length, *pair) for pair in zip(items, rows.tolist(), strict=True)], np.int64)
 
-    return part, _ITEMS
+    return read_items, _ITEMS
 
 
 def _length(item: Any) -> int:
     return len(item["input_ids"] if isinstance(item, dict) else item)
 
 
-def _measured(length: Callable[[Any], int], item: Any, row: int) -> int:
+def _measure(length: Callable[[Any], int], item: Any, row: int) -> int:
     try:
         return length(item)
     except (TypeError, KeyError) as error:
@@ -156,8 +156,8 @@ def _identity(dataset: Any, samples: int, measure: Any, column: str | None) -> s
     return xxhash.xxh3_64_hexdigest(f"{samples} {prints} {how}".encode())
 
 
-def _count(
-    path: Path, samples: int, part: _Part, step: int, identity: str | None, progress: bool | None
+def _write_lengths(
+    path: Path, samples: int, read: _ReadLengths, step: int, identity: str | None, progress: bool | None
 ) -> CountedLengths:
     partial = path.with_name(f".{path.name}.{identity or 'unknown'}.part")
     for other in path.parent.glob(f".{path.name}.*.part"):
@@ -167,20 +167,20 @@ def _count(
         open(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file,
         progress_bar("counting lengths", samples, progress, in_bytes=False) as advance,
     ):
-        begin, kept = _resumed(file, samples)
+        begin, kept = _resume(file, samples)
         advance(kept)
         for first in range(kept, samples, step):
-            lengths = part(np.arange(first, min(first + step, samples)))
+            lengths = read(np.arange(first, min(first + step, samples)))
             file.write(lengths.astype(_TYPE, copy=False).tobytes())
             file.flush()
             advance(len(lengths))
         os.fsync(file.fileno())
-    tokens, longest = _summed(partial, begin, samples)
+    tokens, longest = _total_and_longest(partial, begin, samples)
     os.replace(partial, path)
     return CountedLengths(samples, tokens, longest, kept)
 
 
-def _resumed(file: BinaryIO, samples: int) -> tuple[int, int]:
+def _resume(file: BinaryIO, samples: int) -> tuple[int, int]:
     """Return the offset of the lengths in a file and the number already counted; move the file position behind them."""
     header = {"descr": _TYPE.str, "fortran_order": False, "shape": (samples,)}
     file.seek(0)
@@ -193,7 +193,7 @@ def _resumed(file: BinaryIO, samples: int) -> tuple[int, int]:
     return begin, kept
 
 
-def _summed(path: Path, begin: int, samples: int) -> tuple[int, int]:
+def _total_and_longest(path: Path, begin: int, samples: int) -> tuple[int, int]:
     tokens = longest = 0
     every = np.memmap(path, _TYPE, "r", begin, (samples,)) if samples else np.zeros(0, _TYPE)
     for first in range(0, samples, _ROWS):

@@ -87,9 +87,9 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
             raise ConfigError(f"these rows were selected from {keep.rows} rows, but the dataset has {of.samples}")
         return keep
     if isinstance(keep, pc.Expression):
-        return _evaluated(keep, of)
+        return _evaluate(keep, of)
     if isinstance(keep, str | os.PathLike):
-        keep = _loaded(keep)
+        keep = _load_array(keep)
     array = keep.numpy() if isinstance(keep, torch.Tensor) else np.asarray(keep)
     if array.ndim == 1 and array.dtype == np.bool_:
         if len(array) != of.samples:
@@ -103,38 +103,39 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
         return KeptRows.of_rows(array.astype(np.int64) if not array.size else array, of.samples)
     raise ConfigError(
         "keep takes a mask (one boolean for each row), an array of row numbers, the path of an .npy file with one "
-        f"of these, or an expression over columns such as pyarrow.compute.field('label') > 3; got {_said(keep, array)}"
+        "of these, or an expression over columns such as pyarrow.compute.field('label') > 3; got "
+        + _describe(keep, array)
     )
 
 
-def _said(keep: Any, array: Any) -> str:
+def _describe(keep: Any, array: Any) -> str:
     if isinstance(keep, np.ndarray | torch.Tensor) or array.dtype != object:
         return f"{array.dtype} of shape {array.shape}"
     return repr(keep)
 
 
-def _loaded(path: str | os.PathLike[str]) -> Any:
+def _load_array(path: str | os.PathLike[str]) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DataFileError(f"{os.fspath(path)} is not an .npy file with a mask or row numbers: {error}") from error
 
 
-def _evaluated(keep: pc.Expression, of: Filterable) -> KeptRows:
+def _evaluate(keep: pc.Expression, of: Filterable) -> KeptRows:
     if of.source is None:
         raise ConfigError(
             f"keep={keep} is an expression over columns, but this data has no columns. Manifests and Parquet or Arrow "
             "tables have columns; JSON lines do not. Give a mask or an array of rows"
         )
-    names = _named(keep, of.source.columns)
+    names = _columns_in(keep, of.source.columns)
     # Without a fingerprint, the data may be different next time, so nothing is cached. The expression is pickled,
     # because its text abbreviates long lists.
-    said = f"{of.fingerprint} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
-    name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(said)
+    identity = f"{of.fingerprint} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
+    name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(identity)
     return KeptRows.of_masks(lambda: _masks(keep, names, of), of.samples, name=name)
 
 
-def _named(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
+def _columns_in(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
     """Return the columns that an expression may read: the columns whose names occur in its text, else all columns."""
     text = str(keep)
     return [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)] or list(columns)

@@ -45,16 +45,17 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
     if isinstance(given, SampleLengths) and len(given) == count:
         return given
     if isinstance(dataset, Subset):
-        return _known(given, count) or FilteredLengths(document_lengths(dataset.dataset, given), dataset.kept)
+        complete = _complete_lengths(given, count)
+        return complete or FilteredLengths(document_lengths(dataset.dataset, given), dataset.kept)
     kept = rows_behind(dataset)
-    found = _known(given, count) if kept is not None else None
+    found = _complete_lengths(given, count) if kept is not None else None
     if found is not None:
         return found
-    every = _given(dataset, given)
+    every = _all_lengths(dataset, given)
     return every if kept is None else FilteredLengths(every, kept, count)
 
 
-def _known(given: Any, count: int) -> SampleLengths | None:
+def _complete_lengths(given: Any, count: int) -> SampleLengths | None:
     """Return the given lengths if there is one for each document; else None."""
     if given is None or _is_column(given):
         return None
@@ -66,11 +67,11 @@ def _is_column(given: Any) -> bool:
     return isinstance(given, str) and not given.endswith(".npy")
 
 
-def _given(dataset: Any, given: Any) -> SampleLengths:
+def _all_lengths(dataset: Any, given: Any) -> SampleLengths:
     if isinstance(given, SampleLengths):
         return given
     if _is_column(given):
-        return _column(dataset, given)
+        return _cached_column(dataset, given)
     if given is None:
         given = getattr(dataset, "lengths", None)
         if given is None:
@@ -112,29 +113,29 @@ class FilteredLengths(SummarisedLengths):
         return self._every[self._rows(rows)]
 
 
-def _column(dataset: Any, name: str) -> SampleLengths:
+def _cached_column(dataset: Any, name: str) -> SampleLengths:
     """Return a column as lengths. The column is read once, and stored in the user's cache."""
-    part = column_lengths(dataset, name)
+    read = column_lengths(dataset, name)
     source = getattr(dataset, "source", dataset)
     if fingerprint_of(source) is None:
         raise ConfigError(
             f"a {type(source).__name__} has no fingerprint, so its column {name!r} cannot be cached: give an array"
         )
-    said = f"{fingerprint_of(source)} {len(source)} {name}"
-    path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy")
+    identity = f"{fingerprint_of(source)} {len(source)} {name}"
+    path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(identity.encode())}.npy")
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         with file_lock(path):
             if not path.exists():
-                _write(part, len(source), path)
+                _write(read, len(source), path)
     return lengths_of(path)
 
 
-def _write(part: Callable[[Indices], Indices], samples: int, path: Path) -> None:
+def _write(read: Callable[[Indices], Indices], samples: int, path: Path) -> None:
     with write_kept(path) as out:
         np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (samples,)})
         for begin in range(0, samples, _ROWS):
-            out.write(part(np.arange(begin, min(begin + _ROWS, samples))).astype("<i8").tobytes())
+            out.write(read(np.arange(begin, min(begin + _ROWS, samples))).astype("<i8").tobytes())
 
 
 def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[[Indices], Indices]:

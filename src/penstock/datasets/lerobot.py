@@ -104,12 +104,12 @@ class LeRobotDataset(SourceDataset):
             "progress": progress,
         }
         # Check the transforms before reading all videos for the index.
-        loading = _loading(size, transform, max_pixels)
+        make_load = _load_factory(size, transform, max_pixels)
         self.files = _opened(source, options)
         """The frames, in the order of the episodes."""
         self.meta = self.files.meta
         """The dataset's metadata: ``fps``, ``features``, ``tasks``, ``stats``, ``episodes``."""
-        super().__init__(self.files, _plan(self.files, share), loading(self.files))
+        super().__init__(self.files, _plan(self.files, share), make_load(self.files))
 
 
 def _opened(source: Any, options: dict[str, Any]) -> LeRobotFiles:
@@ -143,7 +143,7 @@ def _plan(files: LeRobotFiles, share: ShareOptions) -> SharePlan:
     return SharePlan(files, **share)
 
 
-def _loading(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFiles], LoadFrame]:
+def _load_factory(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFiles], LoadFrame]:
     """Return a function that creates the ``load`` for open files."""
     check_pixels(max_pixels)
     try:
@@ -156,8 +156,8 @@ def _loading(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFil
 
     chain, pixels = chain_of(size, False, transform), int(max_pixels or MAX_PIXELS)
 
-    def loading(files: LeRobotFiles) -> LoadFrame:
+    def make_load(files: LeRobotFiles) -> LoadFrame:
         reader = None if files.index is None else FrameReader(files.index, None, pixels)
         return LoadFrame(reader, chain, files.tolerance_s)
 
-    return loading
+    return make_load

@@ -70,7 +70,7 @@ class EncodedImage:
         self._entries: bytes | None = None
         self._pixels: Pixels | None = None
         # False once the C extension has declined to draw this image.
-        self._drawn = True
+        self._extension_draws = True
         try:
             size = size_from_header(data)
         except TruncatedHeader:
@@ -92,7 +92,7 @@ class EncodedImage:
         pixels, box = self._pixels, view.box
         if pixels is None:
             with stage("decode"):
-                pixels, box = decode_region(self._data, view.box, target=view.size, **self._how(view))
+                pixels, box = decode_region(self._data, view.box, target=view.size, **self._decode_options(view))
         with stage("resize"):
             return render(pixels, box, view, out=out)
 
@@ -107,16 +107,16 @@ class EncodedImage:
 
     def _draw(self, view: View, out: npt.NDArray[Any], **how: Any) -> bool:
         """Draw a view with the C extension; return whether the extension did it."""
-        if self._pixels is not None or not self._drawn:
+        if self._pixels is not None or not self._extension_draws:
             return False
         with stage("decode"):
-            resizing = draw_region(self._data, view, out, **how, **self._how(view))
+            resizing = draw_region(self._data, view, out, **how, **self._decode_options(view))
             if resizing is not None:
                 spent("resize", resizing)
-        self._drawn = resizing is not None
-        return self._drawn
+        self._extension_draws = resizing is not None
+        return self._extension_draws
 
-    def _how(self, view: View) -> dict[str, Any]:
+    def _decode_options(self, view: View) -> dict[str, Any]:
         height, width = self.size
         left, top, right, bottom = view.box
         # If the view is nearly the whole image, entries save less time than hashing the file to look them up.
@@ -180,7 +180,7 @@ class LoadImage:
             raise ConfigError(f"max_pixels must be at least 1, not {max_pixels}")
         self.max_pixels = max_pixels
         self.storage = storage
-        self.size = None if size is None else _sides(size)
+        self.size = None if size is None else _height_and_width(size)
         if transform is not None and (size is not None or flip):
             raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
         if transform is not None and not isinstance(transform, Compose):
@@ -267,13 +267,13 @@ class LoadImage:
         with stage("decode"):
             encoded = read_bytes(record.path, storage=self.storage, data=data)
             source = EncodedImage(encoded, record.path, self.max_pixels, self._entries(record, encoded))
-        belongs = {} if self.target is None else self.target(record)
-        if not isinstance(belongs, dict):
+        targets = {} if self.target is None else self.target(record)
+        if not isinstance(targets, dict):
             raise ConfigError(
-                f"target= must return a dict, but returned {type(belongs).__name__} for {shown_record(record)!r}"
+                f"target= must return a dict, but returned {type(targets).__name__} for {shown_record(record)!r}"
             )
         with stage("augment"):
-            canvas = open_canvas(source, belongs, out)
+            canvas = open_canvas(source, targets, out)
             try:
                 transform.apply(canvas)
             # A transform does not know the file's name.
@@ -282,7 +282,7 @@ class LoadImage:
                 if name in str(error):
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
-            return canvas.tensor, record.label if self.target is None else close_target(canvas, belongs)
+            return canvas.tensor, record.label if self.target is None else close_target(canvas, targets)
 
     def _entries(self, record: Record | SampleRecord, data: bytes) -> Callable[[], bytes | None] | None:
         """Return a function that looks up the entries of an image; None if there is no index."""
@@ -297,7 +297,7 @@ class LoadImage:
         return None if record.entries is None else partial(record.entries, data)
 
 
-def _sides(size: Any) -> tuple[int, int]:
+def _height_and_width(size: Any) -> tuple[int, int]:
     try:
         height, width = map(operator.index, size if isinstance(size, Iterable) else (size, size))
     except (TypeError, ValueError):

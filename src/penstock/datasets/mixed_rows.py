@@ -112,7 +112,7 @@ class MixedRows:
         """Return the items of rows."""
         numbers = self.starts.searchsorted(rows, "right") - 1
         inside = rows - self.starts[numbers]
-        return [self._one(number, row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
+        return [self._load_one(number, row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
 
     # Rows by position.
 
@@ -171,7 +171,7 @@ class MixedRows:
         Each source loads its items in one call; a source whose rows change with each pass, in one call per pass.
         """
         items: list[Any] = [None] * sum(len(turn.places) for turn in turns)
-        for number, turn, places, rows in self._together(turns):
+        for number, turn, places, rows in self._grouped(turns):
             mine = None if keys is None else [keys[at] for at in places.tolist()]
             with stage(self.names[number]):
                 found = self._load(number, turn, rows.tolist(), mine)
@@ -179,7 +179,7 @@ class MixedRows:
                 items[at] = item
         return items
 
-    def _together(self, turns: list[Turn]) -> list[Turn]:
+    def _grouped(self, turns: list[Turn]) -> list[Turn]:
         found: dict[tuple[int, int], list[Turn]] = {}
         for turn in turns:
             varies = isinstance(self.datasets[turn.source], EpochVaryingDataset)
@@ -200,15 +200,15 @@ class MixedRows:
         if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
             return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
         if keys is None:
-            return [self._one(number, row) for row in rows]
+            return [self._load_one(number, row) for row in rows]
         items = []
         with sample_scope(0) as scope:
             for row, key in zip(rows, keys, strict=True):
                 scope.move(key)
-                items.append(self._one(number, row))
+                items.append(self._load_one(number, row))
         return items
 
-    def _one(self, number: int, row: int) -> Any:
+    def _load_one(self, number: int, row: int) -> Any:
         try:
             return self.datasets[number][row]
         except Exception as error:
@@ -262,7 +262,7 @@ class MixedOrder:
     def __init__(self, rows: MixedRows, epoch: int, stages: WeightStages) -> None:
         self._rows = rows
         self.mixture = rows.mixture(epoch, stages)
-        self._had = counts_before(stages, epoch, len(rows))
+        self._consumed = counts_before(stages, epoch, len(rows))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -276,7 +276,7 @@ class MixedOrder:
 
     def turns(self, positions: Indices) -> Iterator[Turn]:
         """Yield the rows at positions, grouped by source and pass."""
-        return self._rows.turns(self.mixture, self._had, positions)
+        return self._rows.turns(self.mixture, self._consumed, positions)
 
 
 def check_source(name: str, dataset: Any) -> None:

@@ -79,14 +79,14 @@ def _proportion(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> lis
 
 def _upsample(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fraction]:
     return [
-        weight * _known(size, number, "upsample")
+        weight * _known_size(size, number, "upsample")
         for number, (weight, size) in enumerate(zip(weights, sizes, strict=True))
     ]
 
 
 def _repeat(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fraction]:
     counts = [
-        Fraction(round(weight * _known(size, number, "repeat")))
+        Fraction(round(weight * _known_size(size, number, "repeat")))
         for number, (weight, size) in enumerate(zip(weights, sizes, strict=True))
     ]
     if not all(counts):
@@ -257,7 +257,7 @@ def _integers(shares: Sequence[Fraction], *, exact: bool) -> tuple[int, ...]:
     return tuple(integer // divisor for integer in found)
 
 
-def _known(size: int | None, number: int, mode: str) -> int:
+def _known_size(size: int | None, number: int, mode: str) -> int:
     if size is None:
         raise ConfigError(
             f"mode={mode!r} needs the length of every source, but source {number} has none: use mode='proportion' or "

@@ -145,10 +145,10 @@ class Mixture(SourceDataset):
         block = block_options(shuffle, block_size, window)
         self._options: dict[str, Any] = {"names": names, "tag": tag, **order, **deal}
         self._mode, self._stop = mode, stop
-        datasets, self._weights, self._schedule, names = _read(sources, schedule, names, mode, stop)
+        datasets, self._weights, self._schedule, names = _read_sources(sources, schedule, names, mode, stop)
         for name, dataset in zip(names, datasets, strict=True):
             check_source(name, dataset)
-        datasets, excluded = _without(datasets, _by_source(exclude, names), names)
+        datasets, excluded = _exclude_rows(datasets, _exclusions_by_source(exclude, names), names)
         proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
         stages = proportions.stages(self._schedule)
         check_stages(stages)
@@ -274,7 +274,7 @@ class Mixture(SourceDataset):
         Raises:
             StateError: the state belongs to something else.
         """
-        found = _own_state(self.state_dict() if state is None else state, self.fingerprint)
+        found = _find_state(self.state_dict() if state is None else state, self.fingerprint)
         if found is None:
             raise StateError("this is not a state of this Mixture, nor of a loader over it")
         changes = self._plan.read_changes(found)
@@ -296,16 +296,16 @@ class Mixture(SourceDataset):
             None if rows is None else rows.among(last_filter(part)).rows
             for part, rows in zip(parts, self._rows.excluded, strict=True)
         ]
-        return self._again(parts, self._weights, self._stop, self._schedule, exclude)
+        return self._copy_with(parts, self._weights, self._stop, self._schedule, exclude)
 
     def excluded_by_source(self, exclude: Mapping[str, Any] | Sequence[Any] | None = None) -> list[Any]:
         """Return the excluded rows of each source, together with further ones; None for a source without any."""
         found: list[Any] = []
         names = self._rows.names
-        sources = zip(names, self.sources, self._rows.excluded, _by_source(exclude, names), strict=True)
+        sources = zip(names, self.sources, self._rows.excluded, _exclusions_by_source(exclude, names), strict=True)
         for name, dataset, rows, further in sources:
             if further is not None:
-                with _naming(name):
+                with _prefix_errors(name):
                     rows = excluded_rows(dataset, further) if rows is None else rows.with_rows(further)
             found.append(None if rows is None else rows.rows)
         return found
@@ -320,12 +320,12 @@ class Mixture(SourceDataset):
             counted = zip(self._weights, ratios, self._rows.sizes, strict=True)
             if self._mode == "choose":
                 weights = [Fraction(max(1, round(w * r)) if w else 0) for w, r, _ in counted]
-                return self._again(datasets, weights, self._stop, [])
+                return self._copy_with(datasets, weights, self._stop, [])
             if self._mode == "repeat" or isinstance(self._stop, str | None):
-                return self._again(datasets, self._weights, self._stop, [])
+                return self._copy_with(datasets, self._weights, self._stop, [])
             shares = [(w * size, r) for w, r, size in counted]
             scale = sum((share * r for share, r in shares), Fraction(0)) / sum(share for share, _ in shares)
-            return self._again(datasets, self._weights, max(1, round(self._stop * scale)), [])
+            return self._copy_with(datasets, self._weights, max(1, round(self._stop * scale)), [])
         stages = [(0, self._weights), *self._schedule]
         new: list[list[Fraction]] = [[w * r for w, r in zip(of, ratios, strict=True)] for _, of in stages]
         scales = [sum(scaled) / Fraction(sum(of)) for scaled, (_, of) in zip(new, stages, strict=True)]
@@ -340,9 +340,9 @@ class Mixture(SourceDataset):
         begins = {rescaled(begin): scaled for (begin, _), scaled in zip(stages, new, strict=True)}
         first, *later = begins.items()
         stop = self._stop if isinstance(self._stop, str | None) else max(1, rescaled(self._stop))
-        return self._again(datasets, first[1], stop, later)
+        return self._copy_with(datasets, first[1], stop, later)
 
-    def _again(
+    def _copy_with(
         self,
         datasets: Sequence[Any],
         weights: Sequence[Fraction],
@@ -415,7 +415,7 @@ def _dataset_of(entry: Any) -> Any:
     return entry[0] if isinstance(entry, tuple | list) and entry else entry
 
 
-def _read(
+def _read_sources(
     sources: Any, schedule: Any, names: Sequence[str] | None, mode: str, stop: Any
 ) -> tuple[list[Any], list[Fraction], list[tuple[int, list[Fraction]]], list[str]]:
     """Return the datasets, their initial weights, the later weights of the schedule, and the names."""
@@ -439,11 +439,11 @@ def _read(
     return entries, later[0][1], later[1:], names
 
 
-def _without(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
+def _exclude_rows(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
     """Return the sources, and the rows of each that the mixture has to replace."""
     without, excluded = [], []
     for dataset, rows, name in zip(datasets, exclude, names, strict=True):
-        with _naming(name):
+        with _prefix_errors(name):
             # The documents in a pack change with each pass, so packs exclude documents themselves.
             inside = rows is not None and isinstance(dataset, EpochVaryingDataset)
             without.append(dataset.excluding(rows) if inside else dataset)
@@ -452,7 +452,7 @@ def _without(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[st
 
 
 @contextlib.contextmanager
-def _naming(source: str) -> Iterator[None]:
+def _prefix_errors(source: str) -> Iterator[None]:
     """Prefix errors about excluded rows with the name of the source."""
     try:
         yield
@@ -460,7 +460,7 @@ def _naming(source: str) -> Iterator[None]:
         raise type(error)(f"{source}: {error}") from error
 
 
-def _by_source(exclude: Any, names: Sequence[str]) -> list[Any]:
+def _exclusions_by_source(exclude: Any, names: Sequence[str]) -> list[Any]:
     """Return the excluded rows of each source; None for none.
 
     Raises:
@@ -482,10 +482,10 @@ def _by_source(exclude: Any, names: Sequence[str]) -> list[Any]:
     return entries
 
 
-def _own_state(state: Any, fingerprint: str) -> State | None:
+def _find_state(state: Any, fingerprint: str) -> State | None:
     """Return the dataset's part of a state, which may be nested in a loader's state; None if there is none."""
     if not isinstance(state, Mapping):
         return None
     if state.get("fingerprint") == fingerprint and "consumed" in state and "epoch" in state:
         return dict(state)
-    return next((own for value in state.values() if (own := _own_state(value, fingerprint)) is not None), None)
+    return next((own for value in state.values() if (own := _find_state(value, fingerprint)) is not None), None)

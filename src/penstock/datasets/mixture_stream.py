@@ -69,7 +69,7 @@ class MixtureStream(ResumableDataset):
         self.names = [f"source {i}" for i in range(len(self.sources))] if names is None else list(names)
         if len(set(self.names)) != len(self.sources):
             raise ConfigError(f"{len(self.sources)} sources need as many different names, got {self.names}")
-        _check_uses(self.sources)
+        _check_duplicates(self.sources)
         sizes = [_size(source) for source in self.sources]
         self._proportions = make_proportions(weights, sizes, mode, stop)
         # Raise for invalid weights here, not at the first sample.
@@ -92,7 +92,7 @@ class MixtureStream(ResumableDataset):
         Each worker of each rank has its own order, so that a step of the job sees sources in proportion to their
         weights.
         """
-        number, _ = _number_of_worker()
+        number, _ = _worker_number()
         return self._proportions.order(mix(derive_key(0, epoch, MIXTURE_ORDER), number), limit)
 
     def _limit(self) -> int | None:
@@ -100,7 +100,7 @@ class MixtureStream(ResumableDataset):
         stop = self._proportions.stop
         if isinstance(stop, str):
             return None
-        number, total = _number_of_worker()
+        number, total = _worker_number()
         return stop // total + (number < stop % total)
 
     # State.
@@ -139,10 +139,11 @@ class MixtureStream(ResumableDataset):
     def open_at(self, cursor: State) -> Stream:
         limit = self._limit()
         order = self._order(limit, int(cursor["epoch"]))
-        return _MixedStream(_Mix(self.sources, self.names, self._proportions.stop, self.tag, order, limit), cursor)
+        epoch = _MixedEpoch(self.sources, self.names, self._proportions.stop, self.tag, order, limit)
+        return _MixedStream(epoch, cursor)
 
 
-class _Mix(NamedTuple):
+class _MixedEpoch(NamedTuple):
     """The sources of one epoch, in this worker's order."""
 
     sources: list[Any]
@@ -152,7 +153,7 @@ class _Mix(NamedTuple):
     order: BlockMixture
     limit: int | None
 
-    def places(self, begin: int) -> Iterator[int]:
+    def source_numbers(self, begin: int) -> Iterator[int]:
         """Yield the source of each position, from position ``begin`` on."""
         while self.limit is None or begin < self.limit:
             end = begin + _CHUNK if self.limit is None else min(begin + _CHUNK, self.limit)
@@ -171,43 +172,43 @@ class _MixedStream(Stream):
     collection.
     """
 
-    def __init__(self, parts: _Mix, cursor: State) -> None:
-        self._mix, self._cursor, self._world = parts, cursor, _world()
+    def __init__(self, epoch: _MixedEpoch, cursor: State) -> None:
+        self._epoch, self._cursor, self._world = epoch, cursor, _world()
         self._yielded = int(cursor["yielded"])
         self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
         """How often each source has started again."""
-        self._passes = [self._pass(number, entry) for number, entry in enumerate(cursor["sources"])]
-        self._places = parts.places(self._yielded)
-        self._over = parts.is_over(self._turns)
+        self._passes = [self._open_pass(number, entry) for number, entry in enumerate(cursor["sources"])]
+        self._source_numbers = epoch.source_numbers(self._yielded)
+        self._over = epoch.is_over(self._turns)
 
-    def _pass(self, number: int, cursor: Mapping[str, Any] | None = None) -> SourceStream:
+    def _open_pass(self, number: int, cursor: Mapping[str, Any] | None = None) -> SourceStream:
         epoch = int(self._cursor["epoch"]) + self._turns[number]
-        return SourceStream(self._mix.sources[number], name=self._mix.names[number], epoch=epoch, cursor=cursor)
+        return SourceStream(self._epoch.sources[number], name=self._epoch.names[number], epoch=epoch, cursor=cursor)
 
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
         # Reset below when there is an item, so that an error also ends the stream.
         self._over = True
-        number = next(self._places)
-        with stage(self._mix.names[number]):
-            item = self._take(number)
+        number = next(self._source_numbers)
+        with stage(self._epoch.names[number]):
+            item = self._next_item(number)
         self._over = False
         self._yielded += 1
-        return (item, number) if self._mix.tag else item
+        return (item, number) if self._epoch.tag else item
 
-    def _take(self, number: int) -> Any:
+    def _next_item(self, number: int) -> Any:
         """Return the next item of a source; at its end, start the source again, unless the mixture ends."""
         item = next(self._passes[number], _END)
         if item is not _END:
             return item
-        name, had = self._mix.names[number], self._passes[number].delivered
+        name, had = self._epoch.names[number], self._passes[number].delivered
         self._turns[number] += 1
-        if self._mix.is_over(self._turns):
+        if self._epoch.is_over(self._turns):
             raise StopIteration
         if not had:
             raise ConfigError(f"{name} yielded no samples: leave it out, or give it more shards")
-        self._passes[number] = self._pass(number)
+        self._passes[number] = self._open_pass(number)
         item = next(self._passes[number], _END)
         if item is _END:
             raise ConfigError(f"{name} yielded samples once, but none when iterated again: it must be re-iterable")
@@ -223,10 +224,10 @@ class _MixedStream(Stream):
         }
 
 
-def _check_uses(sources: Sequence[Any]) -> None:
+def _check_duplicates(sources: Sequence[Any]) -> None:
     """Raise ConfigError if a user's object that stores its own position is given twice: it would need two positions."""
     seen: list[Any] = []
-    for source in _positions(sources):
+    for source in _stateful_sources(sources):
         if any(source is other for other in seen):
             raise ConfigError(
                 f"this {type(source).__name__} is given as a source twice, but its state_dict can store only one "
@@ -235,12 +236,12 @@ def _check_uses(sources: Sequence[Any]) -> None:
         seen.append(source)
 
 
-def _positions(sources: Sequence[Any]) -> Iterator[Any]:
+def _stateful_sources(sources: Sequence[Any]) -> Iterator[Any]:
     for source in sources:
         if keeps_position(source):
             yield source
         elif isinstance(source, MixtureStream):
-            yield from _positions(source.sources)
+            yield from _stateful_sources(source.sources)
 
 
 def _size(source: Any) -> int | None:
@@ -254,7 +255,7 @@ def _world() -> list[int]:
     return [*distributed.current(), *distributed.worker()]
 
 
-def _number_of_worker() -> tuple[int, int]:
+def _worker_number() -> tuple[int, int]:
     """Return the number of this worker among the workers of all ranks, and their total."""
     worker, world = distributed.worker(), distributed.current()
     return world.rank * worker.total + worker.id, world.world_size * worker.total

@@ -136,9 +136,9 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         **deal: Unpack[PartitionOptions],
     ) -> None:
         check_share(type(self), deal, load, known=_OPTIONS)
-        _check(dataset)
-        capacity, pad_token = _whole("capacity", capacity, 1), _whole("pad_token", pad_token, 0)
-        balance = None if balance is None else _whole("balance", balance, 1)
+        _check_documents(dataset)
+        capacity, pad_token = _integer("capacity", capacity, 1), _integer("pad_token", pad_token, 0)
+        balance = None if balance is None else _integer("balance", balance, 1)
         block_size = _block_size(order, block_size)
         self._options: dict[str, Any] = {
             "max_documents": max_documents,
@@ -251,7 +251,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         with stage("read"):
             items = load_rows(self.dataset, rows.tolist(), own)
         expected = self._packs.lengths[rows].tolist()
-        documents = [_document(*args) for args in zip(items, expected, rows.tolist(), strict=True)]
+        documents = [_document_tokens(*args) for args in zip(items, expected, rows.tolist(), strict=True)]
         spans = zip(where.tolist(), found.begins.tolist(), found.lengths.tolist(), strict=True)
         return [documents[at][begin : begin + length] for at, begin, length in spans]
 
@@ -327,7 +327,7 @@ def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     return batch
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _integer(name: str, value: Any, least: int) -> int:
     """Return an option as an integer.
 
     Raises:
@@ -345,10 +345,10 @@ def _block_size(order: str, block_size: Any) -> int:
         return DEFAULT_BLOCK_SIZE
     if order != "block":
         raise ConfigError(f"block_size={block_size!r} needs order='block', got order={order!r}")
-    return _whole("block_size", block_size, 1)
+    return _integer("block_size", block_size, 1)
 
 
-def _check(dataset: Any) -> None:
+def _check_documents(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"a PackedDataset takes documents with __len__ and __getitem__, got a {type(dataset).__name__}"
@@ -364,7 +364,7 @@ def _check(dataset: Any) -> None:
         )
 
 
-def _document(item: Any, expected: int, row: int) -> torch.Tensor:
+def _document_tokens(item: Any, expected: int, row: int) -> torch.Tensor:
     """Return the tokens of a document."""
     if isinstance(item, dict) and "input_ids" not in item:
         raise DataFileError(f"document {row} is a dict without input_ids: its keys are {', '.join(map(str, item))}")
@@ -408,7 +408,7 @@ def _packed_mixture(
     parts = [
         PackedDataset(source, capacity, lengths=own, exclude=exclude, rank=0, world_size=1, seed=number, **options)
         for number, (source, own, exclude) in enumerate(
-            zip(sources, _split(lengths, sources), mixture.excluded_by_source(exclude), strict=True)
+            zip(sources, _lengths_by_source(lengths, sources), mixture.excluded_by_source(exclude), strict=True)
         )
     ]
     for part in parts:
@@ -417,7 +417,7 @@ def _packed_mixture(
     return mixture.rescaled(parts, ratios)
 
 
-def _split(lengths: Any, sources: Sequence[Any]) -> list[Any]:
+def _lengths_by_source(lengths: Any, sources: Sequence[Any]) -> list[Any]:
     """Return the lengths of each source."""
     if lengths is None:
         return [None] * len(sources)

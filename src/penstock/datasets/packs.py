@@ -92,15 +92,15 @@ class Packs(abc.ABC):
         self.excluded = excluded
         identity = [name, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
-        self._find()
+        self._compute_packs()
         self.bounds = (max_documents or self.most) + 2
         """Number of entries in an item's ``cu_seqlens``."""
         # A user's list would be printed in full.
         documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
-        self._said = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
+        self._description = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
 
     @abc.abstractmethod
-    def _find(self) -> None:
+    def _compute_packs(self) -> None:
         """Compute the packs."""
 
     @abc.abstractmethod
@@ -123,7 +123,7 @@ class Packs(abc.ABC):
         """Return the sum of squares of the lengths in each pack."""
 
     def __repr__(self) -> str:
-        return self._said
+        return self._description
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return False: with more documents, other documents are packed together."""
@@ -137,7 +137,7 @@ class Packs(abc.ABC):
 class GlobalPacks(Packs):
     """Packs of documents from the whole dataset. The list of documents by length is a mapped file."""
 
-    def _find(self) -> None:
+    def _compute_packs(self) -> None:
         distinct = self.lengths.distinct
         if len(distinct) and distinct[0] < 0:
             for begin in range(0, len(self.lengths), _CHUNK):
@@ -147,10 +147,10 @@ class GlobalPacks(Packs):
         self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
-        self._instead: ExcludedPieces | None = None
+        self._replacements: ExcludedPieces | None = None
         if self.excluded is not None:
             places = ExcludedRows(self._samples.places(self.excluded.rows), len(self.lengths))
-            self._instead = ExcludedPieces(places, self._layout.starts, classes.lengths, self.capacity)
+            self._replacements = ExcludedPieces(places, self._layout.starts, classes.lengths, self.capacity)
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -161,13 +161,13 @@ class GlobalPacks(Packs):
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         """Return the documents in packs of an epoch."""
-        found = pieces_of(_order(self._layout, seed, epoch), packs, self._instead, seed, epoch)
+        found = pieces_of(_order(self._layout, seed, epoch), packs, self._replacements, seed, epoch)
         return PackedDocuments(self._samples.rows(found.places), *found[1:])
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
         """Return the packs of an epoch that contain a document, in the order of its tokens."""
         place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
-        return packs_at(_order(self._layout, seed, epoch), place, self._instead, seed, epoch)
+        return packs_at(_order(self._layout, seed, epoch), place, self._replacements, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
         """Return the sum of squares of the lengths in each pack."""
@@ -194,21 +194,21 @@ def check_lengths(lengths: Indices, begin: int) -> None:
         raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
 
 
-def pieces_of(order: PackOrder, packs: Indices, instead: ExcludedPieces | None, seed: int, epoch: int) -> Pieces:
+def pieces_of(order: PackOrder, packs: Indices, replacements: ExcludedPieces | None, seed: int, epoch: int) -> Pieces:
     """Return the documents in packs, by position among the documents sorted by class; replace excluded ones."""
     found = order.pieces(packs)
-    if instead is None:
+    if replacements is None:
         return found
-    return Pieces(*instead.replace(DocumentPieces(*found[:3]), seed, epoch), found.splits)
+    return Pieces(*replacements.replace(DocumentPieces(*found[:3]), seed, epoch), found.splits)
 
 
-def packs_at(order: PackOrder, place: int, instead: ExcludedPieces | None, seed: int, epoch: int) -> Indices:
+def packs_at(order: PackOrder, place: int, replacements: ExcludedPieces | None, seed: int, epoch: int) -> Indices:
     """Return the packs with parts of the document at a position, including packs where it replaces an excluded one."""
     own = order.packs_of(place)
-    if instead is None:
+    if replacements is None:
         return own
-    others = [int(order.packs_of(other)[number]) for other, number in instead.instead(place, seed, epoch)]
-    kept = [] if instead.excluded.holds(np.array([place]))[0] else own.tolist()
+    others = [int(order.packs_of(other)[number]) for other, number in replacements.instead(place, seed, epoch)]
+    kept = [] if replacements.excluded.holds(np.array([place]))[0] else own.tolist()
     return np.array(list(dict.fromkeys([*kept, *others])), np.int64)
 
 
@@ -300,7 +300,7 @@ class _Balanced:
             if begin < self._begin or begin + self._window > self._end:
                 found[here] = self._order[flat[here]]
             else:
-                found[here] = self._dealt(begin)[flat[here] - begin]
+                found[here] = self._assigned(begin)[flat[here] - begin]
         return found.reshape(places.shape) if places.ndim else int(found[0])
 
     @property
@@ -314,9 +314,9 @@ class _Balanced:
         begin = self._begin + number * self._window
         if begin < self._begin or begin + self._window > self._end:
             return place
-        return begin + int(np.flatnonzero(self._dealt(begin) == pack)[0])
+        return begin + int(np.flatnonzero(self._assigned(begin) == pack)[0])
 
-    def _dealt(self, begin: int) -> Indices:
+    def _assigned(self, begin: int) -> Indices:
         """Return the packs of a window; index p belongs to rank ``p % world_size``."""
         packs = self._order[np.arange(begin, begin + self._window)]
         return packs[split_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]

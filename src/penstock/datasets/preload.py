@@ -71,7 +71,7 @@ class Preload:
         self._progress = progress
         self._publish()
         self._open: tuple[int, PreloadedRows] | None = None
-        self._own()
+        self._reset()
 
     def _publish(self) -> None:
         """Create the state that this dataset shares with its copies in workers."""
@@ -80,7 +80,7 @@ class Preload:
         # Two slots, read by running workers: key of the mini-epoch, pid and file descriptor of the writer, size.
         self._slots = torch.zeros((2, 4), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
-    def _own(self) -> None:
+    def _reset(self) -> None:
         """Create the state that belongs to this process alone: descriptors by slot, and the background threads."""
         self._pid = os.getpid()
         self._files: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Preload:
         if "_slots" not in state:
             self._publish()
         self._open = None
-        self._own()
+        self._reset()
 
     def records(self, view: EpochView, local: Indices) -> list[Record]:
         """Return the records of some samples of a view, from memory."""
@@ -117,7 +117,7 @@ class Preload:
         opened = self._open
         if opened is None or opened[0] != key:
             if self._pid != os.getpid():
-                self._disinherit()
+                self._reset_after_fork()
             thread = self._threads.pop(key, None)
             if thread is not None:
                 thread.result()
@@ -127,12 +127,12 @@ class Preload:
             self._open = opened = key, found
         return opened[1]
 
-    def _disinherit(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Reset after a fork: drop the parent's threads and locks, and close its files, which this process must not
         keep alive.
         """
         inherited = list(self._files.values())
-        self._own()
+        self._reset()
         for descriptor in inherited:
             os.close(descriptor)
 

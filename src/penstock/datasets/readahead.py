@@ -27,7 +27,7 @@ from penstock.order.permutation import Indices
 from penstock.plan.share import MiniEpoch
 from penstock.threads import Daemon
 
-__all__ = ["ReadAhead", "Slices", "is_run"]
+__all__ = ["ReadAhead", "Slices", "is_consecutive"]
 
 _FEW = 4  # pages before `ReadAhead.useful` can become False
 
@@ -89,8 +89,8 @@ class ReadAhead:
         self._segments = [self._segment(place, first, 0)]
         self._pages: dict[int, pa.RecordBatch] = {}
         self._bytes = self._oldest = self._next = self._mark = 0
-        self._run = 1  # pages in the next request; doubled with each request
-        self._asked: int | None = None if whole else 0  # rows that the consumer has requested
+        self._pages_at_once = 1  # pages in the next request; doubled with each request
+        self._requested_rows: int | None = None if whole else 0  # rows that the consumer has requested
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = Daemon(self._work, name="penstock-pages", wake=self._wake)
@@ -111,14 +111,14 @@ class ReadAhead:
             segment = self._find(place) or self._next_segment(place)
             if segment is None or self._thread.stopping:
                 return None
-            begin, end = (int(at[0]), int(at[-1])) if is_run(at) else (int(at.min()), int(at.max()))
+            begin, end = (int(at[0]), int(at[-1])) if is_consecutive(at) else (int(at.min()), int(at.max()))
             first, last = (segment.number + (row - segment.first) // self._page_rows for row in (begin, end))
             if begin < segment.first or first < self._oldest:
                 return None
             if last >= self._next and last > min(self._next, first) + 1:
                 # Too far ahead, or not in memory together with the first page.
                 return None
-            self._count(first, len(at))
+            self._count_request(first, len(at))
             while last >= self._next and self._error is None and not self._thread.stopping:
                 self._changed.wait()
             if last >= self._next or first < self._oldest:
@@ -141,7 +141,8 @@ class ReadAhead:
         If not, it jumps, or has only a part of the slice.
         """
         with self._changed:
-            return self._asked is None or self._mark < _FEW or self._asked * 3 >= self._mark * self._page_rows
+            requested = self._requested_rows
+            return requested is None or self._mark < _FEW or requested * 3 >= self._mark * self._page_rows
 
     def stop(self) -> None:
         """Tell the thread to end, and wake waiting callers. Does not wait for the thread."""
@@ -160,9 +161,9 @@ class ReadAhead:
         self._changed.notify_all()
         return self._segments[-1]
 
-    def _count(self, first: int, rows: int) -> None:
-        if self._asked is not None:
-            self._asked += rows
+    def _count_request(self, first: int, rows: int) -> None:
+        if self._requested_rows is not None:
+            self._requested_rows += rows
         if first > self._mark:
             self._mark = first
             self._changed.notify_all()
@@ -175,8 +176,8 @@ class ReadAhead:
 
     def _work(self, thread: Daemon) -> None:
         try:
-            while (run := self._wanted(thread)) is not None:
-                place, begin, end = run
+            while (request := self._next_request(thread)) is not None:
+                place, begin, end = request
                 with closing(_paged(self._slices.read(place, begin, end), self._page_rows)) as pages:
                     for page in pages:
                         self._add(page)
@@ -188,12 +189,12 @@ class ReadAhead:
                 self._error = error
                 self._changed.notify_all()
 
-    def _wanted(self, thread: Daemon) -> tuple[MiniEpoch, int, int] | None:
+    def _next_request(self, thread: Daemon) -> tuple[MiniEpoch, int, int] | None:
         """Return the next request, once there is memory for it: a place, and rows of its slice. None to end."""
         with self._changed:
             while not thread.stopping:
                 segment = next((segment for segment in self._segments if self._next < segment.end), None)
-                if segment is not None and (count := self._room()) > 0:
+                if segment is not None and (count := self._pages_to_request()) > 0:
                     begin = segment.first + (self._next - segment.number) * self._page_rows
                     return segment.place, begin, min(begin + count * self._page_rows, segment.size)
                 last = self._segments[-1]
@@ -202,20 +203,20 @@ class ReadAhead:
                     self._changed.wait()
             return None
 
-    def _room(self) -> int:
+    def _pages_to_request(self) -> int:
         """Return the number of pages to request at once; 0 while less than half of the memory is free."""
         page_bytes = self._bytes / len(self._pages) if self._pages else self._page_bytes
-        needed = self._needed()
+        needed = self._first_needed()
         kept = sum(page.nbytes for number, page in self._pages.items() if number >= needed)
-        count = min(int((self._cache_bytes - kept) / page_bytes), self._run)
-        if count < min(self._run, self._cache_bytes / page_bytes / 2):
+        count = min(int((self._cache_bytes - kept) / page_bytes), self._pages_at_once)
+        if count < min(self._pages_at_once, self._cache_bytes / page_bytes / 2):
             count = 0
-        self._run = min(2 * self._run, 1 << 20) if count else self._run
+        self._pages_at_once = min(2 * self._pages_at_once, 1 << 20) if count else self._pages_at_once
         return max(count, self._mark + 2 - self._next)
 
-    def _needed(self) -> int:
+    def _first_needed(self) -> int:
         """Return the first page that may be requested again: the page before the mark, or the first of the slice."""
-        if self._asked is not None:
+        if self._requested_rows is not None:
             return self._mark - 1
         return next(segment.number for segment in reversed(self._segments) if segment.number <= self._mark)
 
@@ -224,7 +225,7 @@ class ReadAhead:
             self._pages[self._next] = page
             self._bytes += page.nbytes
             self._next += 1
-            while self._bytes > self._cache_bytes and self._oldest < self._needed():
+            while self._bytes > self._cache_bytes and self._oldest < self._first_needed():
                 self._bytes -= self._pages.pop(self._oldest).nbytes
                 self._oldest += 1
             self._changed.notify_all()
@@ -247,7 +248,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else as_batch(pa.Table.from_batches(batches))
 
 
-def is_run(at: Indices) -> bool:
+def is_consecutive(at: Indices) -> bool:
     """Return whether rows are consecutive."""
     return int(at[-1]) - int(at[0]) == len(at) - 1 and (len(at) == 1 or bool((np.diff(at) == 1).all()))
 
@@ -259,7 +260,7 @@ def _pick(pages: list[pa.RecordBatch], at: Indices, page_rows: int) -> pa.Record
         numbers = at // page_rows
         wanted, places = np.unique(numbers, return_inverse=True)
         pages, at = [pages[number] for number in wanted.tolist()], at + (places - numbers) * page_rows
-    if not is_run(at):
+    if not is_consecutive(at):
         return as_batch(pa.Table.from_batches(pages).take(as_arrow(at)))
     if len(pages) == 1:
         return pages[0].slice(int(at[0]), len(at))

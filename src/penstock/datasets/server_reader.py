@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.datasets.readahead import ReadAhead, is_run
+from penstock.datasets.readahead import ReadAhead, is_consecutive
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
 from penstock.order.permutation import Indices
@@ -57,20 +57,20 @@ class ServerReader:
             raise ConfigError(f"cache_bytes= and page_rows= must be positive, got {cache_bytes} and {page_rows}")
         self._plan, self._slices = plan, _ServedSlices(client, name, plan, page_rows)
         self._cache_bytes, self._page_rows = cache_bytes, page_rows
-        self._own()
+        self._reset()
 
-    def _own(self) -> None:
+    def _reset(self) -> None:
         """Create the state that belongs to this process alone."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
         # The end of the last request that was answered directly.
-        self._expected: tuple[MiniEpoch, int] | None = None
+        self._expected_next: tuple[MiniEpoch, int] | None = None
         # Consecutive requests that each began at the end of the one before.
-        self._neighbours = 0
+        self._consecutive = 0
         # The number of such requests that starts the read-ahead; doubled each time that a read-ahead was useless.
-        self._doubts = 1
+        self._needed_consecutive = 1
         self._place: MiniEpoch | None = None
         # Requests that were answered directly in this mini-epoch.
         self._requests = 0
@@ -80,32 +80,32 @@ class ServerReader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._own()
+        self._reset()
 
     def records(self, view: EpochView, local: Indices) -> list[Record]:
         """Return the records of some samples of a view, in the order of ``local``."""
         if self._pid != os.getpid():
             # After a fork, the thread exists only in the parent process.
-            self._own()
+            self._reset()
         rows, at = view.rows(local), local + view.place.skip
         records: list[Record] = []
         for begin in range(0, len(rows), self._page_rows):
             end = begin + self._page_rows
-            records += self._some(view.place.whole, at[begin:end], rows[begin:end])
+            records += self._read(view.place.whole, at[begin:end], rows[begin:end])
         return records
 
     def record(self, view: EpochView, local: int, row: int) -> Record:
         """Return the record of one sample; ``row`` is its row in the manifest."""
         if self._pid != os.getpid():
-            self._own()
-        return self._some(view.place.whole, np.array([local + view.place.skip]), np.array([row]))[0]
+            self._reset()
+        return self._read(view.place.whole, np.array([local + view.place.skip]), np.array([row]))[0]
 
     def close(self) -> None:
         """Stop the read-ahead thread. Later requests start it again."""
         with self._lock:
             self._replace(None)
 
-    def _some(self, place: MiniEpoch, at: Indices, rows: Indices) -> list[Record]:
+    def _read(self, place: MiniEpoch, at: Indices, rows: Indices) -> list[Record]:
         ahead = self._ahead
         try:
             found = None if ahead is None else ahead.get(place, at)
@@ -119,30 +119,31 @@ class ServerReader:
             # The server sends whole slices, without filters and exclusions: read ahead only without these.
             if not self._plan.filters and self._plan.excluded is None:
                 with self._lock:
-                    self._answered(place, at)
+                    self._count_direct_request(place, at)
             return records
-        self._expected = None
+        self._expected_next = None
         if not ahead.useful:
             self._drop(ahead)
-            self._doubts *= 2
+            self._needed_consecutive *= 2
         return manifest.parse(found, rows)
 
-    def _answered(self, place: MiniEpoch, at: Indices) -> None:
+    def _count_direct_request(self, place: MiniEpoch, at: Indices) -> None:
         """Count a request that was answered directly; start the read-ahead if access is sequential or the slice is
         small.
         """
         size, begin, end = self._slices.size(place), int(at[0]), int(at[-1]) + 1
-        in_order = is_run(at)
-        self._neighbours = self._neighbours + 1 if in_order and self._expected == (place, begin) else 0
-        self._expected = None
+        in_order = is_consecutive(at)
+        self._consecutive = self._consecutive + 1 if in_order and self._expected_next == (place, begin) else 0
+        self._expected_next = None
         self._requests, self._place = (self._requests if place == self._place else 0) + 1, place
         small = size * self._row_bytes <= self._cache_bytes and self._requests * _ROUND_TRIP >= size
         follower = (place, end) if end < size else (self._slices.after(place), 0)
         where = (place, 0) if small else follower
-        if (small or self._neighbours >= self._doubts) and (self._ahead is None or not self._ahead.covers(*where)):
+        is_worthwhile = small or self._consecutive >= self._needed_consecutive
+        if is_worthwhile and (self._ahead is None or not self._ahead.covers(*where)):
             self._replace(self._read_ahead(*where, whole=small))
         elif in_order:
-            self._expected = follower
+            self._expected_next = follower
 
     def _read_ahead(self, place: MiniEpoch, first: int, *, whole: bool) -> ReadAhead:
         return ReadAhead(

@@ -56,11 +56,11 @@ class ShardPrefetcher:
 
     def __init__(self, shards: ShardsInStores) -> None:
         self._set = shards
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._place: MiniEpoch | None = None
-        self._had = 0
+        self._consumed = 0
         self._pid = os.getpid()
         self._thread: Daemon | None = None
 
@@ -69,7 +69,7 @@ class ShardPrefetcher:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set = state["_set"]
-        self._begin()
+        self._reset()
 
     @cached_property
     def _shards(self) -> list[StoredShard]:
@@ -87,18 +87,18 @@ class ShardPrefetcher:
         """Start to copy the shards that a view needs, in the order in which it needs them."""
         if view.place == self._place or self._pid != os.getpid() or get_worker_info() is not None or not self._shards:
             return
-        self._place, self._had = view.place, 0
+        self._place, self._consumed = view.place, 0
         if self._thread is not None:
             self._thread.stop()
-        is_whole = self._follow(view, following, _AT_ONCE)
+        is_whole = self._plan_uses(view, following, _AT_ONCE)
         if not is_whole:
-            work = partial(self._follow_all, view, following)
+            work = partial(self._plan_all_uses, view, following)
             self._thread = Daemon(work, name="penstock-shard-uses")
 
     def advance(self, view: EpochView, count: int) -> None:
         """Report that the consumer has received the first ``count`` samples of a view."""
         if view.place == self._place:
-            self._had = count
+            self._consumed = count
             self._ahead.advance(count)
 
     def close(self) -> None:
@@ -109,26 +109,26 @@ class ShardPrefetcher:
             self._ahead.close()
         self._place = None
 
-    def _follow_all(self, view: EpochView, following: EpochView, thread: Daemon) -> None:
-        self._follow(view, following, None, lambda: thread.stopping)
+    def _plan_all_uses(self, view: EpochView, following: EpochView, thread: Daemon) -> None:
+        self._plan_uses(view, following, None, lambda: thread.stopping)
 
-    def _follow(
+    def _plan_uses(
         self, view: EpochView, following: EpochView, most: int | None, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
         """Compute the uses of all shards, from at most ``most`` rows; return whether these rows were enough."""
-        first, last, had = spans(view, self._starts, most, stopping)
-        again, _, had_again = spans(following, self._starts, most, stopping)
+        first, last, is_exact = spans(view, self._starts, most, stopping)
+        again, _, is_next_exact = spans(following, self._starts, most, stopping)
         if stopping():
             return True
         uses = self._uses(first, last, np.where(again < NEVER, len(view) + again, NEVER), len(view))
         try:
-            self._ahead.follow(uses, position=self._had)
+            self._ahead.follow(uses, position=self._consumed)
         except OSError as error:
             # The cache is read-only, or its disk is full. The error is raised later, when a shard is opened.
             if error.errno not in UNWRITABLE:
                 raise
             return True
-        return had and had_again
+        return is_exact and is_next_exact
 
     def _uses(self, first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:
         numbers = np.array([shard.number for shard in self._shards])
@@ -145,8 +145,8 @@ class ShardPrefetcher:
             Use(shard.url, begin, stop, later, is_whole, shard.size, shard.stat)
             for shard, begin, stop, later, is_whole in rows
         ]
-        beside = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
-        return beside + sorted(uses, key=lambda use: use.first)
+        index_uses = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
+        return index_uses + sorted(uses, key=lambda use: use.first)
 
     def _copied(
         self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints, again: Ints
@@ -184,21 +184,21 @@ def spans(
     """
     count, shards = len(view), len(starts) - 1
     first, last = np.full(shards, NEVER), np.full(shards, -1)
-    had = 0
-    while had < count and not stopping():
-        if most is not None and had >= most:
-            first[first == NEVER] = had
+    examined = 0
+    while examined < count and not stopping():
+        if most is not None and examined >= most:
+            first[first == NEVER] = examined
             last[last < 0] = count - 1
             return first, last, False
-        end = min(had + _CHUNK, count)
-        positions = np.arange(had, end, dtype=np.int64)
+        end = min(examined + _CHUNK, count)
+        positions = np.arange(examined, end, dtype=np.int64)
         numbers = starts.searchsorted(view.rows(positions), "right") - 1
         # NumPy keeps the last of several assignments to one index.
         last[numbers] = positions
         begin = np.full(shards, NEVER)
         begin[numbers[::-1]] = positions[::-1]
         first = np.minimum(first, begin)
-        had = end
+        examined = end
         if end == _CHUNK and _is_global(numbers, shards):
             return first, np.full(shards, count - 1), True
     return first, last, True

@@ -169,11 +169,11 @@ def filterable(dataset: Any) -> Filterable:
         return inner._replace(
             fingerprint=dataset.fingerprint, samples=len(dataset), row=lambda rows: inner.row(dataset.kept.find(rows))
         )
-    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset)) if _ours(dataset) else dataset
+    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset)) if _is_penstock(dataset) else dataset
     return Filterable.of(source, fingerprint_of(dataset), len(dataset))
 
 
-def _ours(dataset: Any) -> bool:
+def _is_penstock(dataset: Any) -> bool:
     return isinstance(dataset, BatchedDataset) and type(dataset).__module__.startswith("penstock.")
 
 

@@ -139,7 +139,7 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
             keys: of the samples' generators; None to use the caller's scope.
             place: the mini-epoch of the source that the indices belong to; by default the current one.
         """
-        return self._made(self._samples(indices, keys, place), indices, keys)
+        return self._make_items(self._load_source(indices, keys, place), indices, keys)
 
     @property
     def has_rows(self) -> bool:
@@ -148,9 +148,9 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
 
     def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of rows, independent of the order. See `penstock.datasets.rows.load_rows`."""
-        return self._made(load_rows(self.source, rows, keys), rows, keys)
+        return self._make_items(load_rows(self.source, rows, keys), rows, keys)
 
-    def _made(self, samples: list[Any], indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+    def _make_items(self, samples: list[Any], indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of text samples."""
         texts = [text_of(sample, self.column, index) for sample, index in zip(samples, indices, strict=True)]
         with stage("tokenize"):
@@ -159,7 +159,7 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
             items = [self._with_columns(sample, ids) for sample, ids in zip(samples, items, strict=True)]
         return items if self.load is None else load_each(self.load, items, keys)
 
-    def _samples(self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None) -> list[Any]:
+    def _load_source(self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None) -> list[Any]:
         source = self.source
         if isinstance(source, BatchedDataset) and (load := getattr(source, "load_samples", None)) is not None:
             found: list[Any] = load(indices, keys) if place is None else load(indices, keys, place)

@@ -105,7 +105,7 @@ class VideoDataset(ClipDataset):
         check_share(type(self), share)
         rule = _rule(frames, step, stride, random_start)
         found = clips_of(files, clips, VIDEO_ENDINGS, storage, stride=stride, labels=labels)
-        how = _loading(rule, size, flip, transform, max_pixels, storage)
+        how = _load_factory(rule, size, flip, transform, max_pixels, storage)
         super().__init__(found, VIDEO, rule, how, labels, index, storage, progress, share)
 
 
@@ -118,7 +118,7 @@ def _rule(frames: Any, step: Any, stride: Any, random_start: Any) -> FrameRule:
     return FrameRule(int(frames), int(step), None if stride is None else int(stride), anywhere)
 
 
-def _loading(
+def _load_factory(
     rule: FrameRule, size: Any, flip: bool, transform: Any, max_pixels: Any, storage: Storage | None
 ) -> Callable[[ClipIndex], LoadVideo]:
     """Return a function that creates the ``load`` for an index."""
