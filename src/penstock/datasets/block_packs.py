@@ -178,7 +178,13 @@ class BlockPacks(Packs):
 
 
 class _Block(NamedTuple):
-    """The packs of a block, its documents sorted by class (relative to the block's first row), and that first row."""
+    """The packs of a block.
+
+    Attributes:
+        layout: the packs.
+        rows: its documents sorted by class, relative to ``begin``.
+        begin: the row of its first document.
+    """
 
     layout: PackLayout
     rows: npt.NDArray[Any]

@@ -60,7 +60,7 @@ class BlockTypes:
         self.pieces = int(table[:, _PIECES].sum())
         """Documents, or parts of them, in all packs."""
         self.most = int(table[:, _MOST].max(initial=1))
-        """Documents in the pack with the most documents."""
+        """The largest number of documents in a pack."""
 
     @classmethod
     def open(cls, digest: str, blocks: int, largest: int, layout_of: _LayoutOf) -> BlockTypes:

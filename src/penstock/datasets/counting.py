@@ -78,7 +78,7 @@ def count_lengths(
         DataFileIOError: ``out`` cannot be written.
 
     After a kill, the next call continues where this one stopped, if the dataset has a fingerprint; otherwise it starts
-    again. Cost: that of loading the items; a column of lists takes 0.1 microseconds per row. Memory: 1,024 items.
+    again. Cost: loading all items once; a column of lists takes 0.1 microseconds per row. Memory: 1,024 items.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

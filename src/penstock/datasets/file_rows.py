@@ -1,7 +1,7 @@
 """Map rows of a map-style dataset to rows of its files, through filters and packs.
 
-A dataset over another counts rows as `penstock.datasets.rows.load_rows` does: the rows that its filters keep. The
-functions here convert them to rows of the data before any filter.
+A dataset that wraps another one numbers its rows as `penstock.datasets.rows.load_rows` does: only rows that the filters
+keep are counted. The functions here convert these numbers to rows of the data before any filter.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Stop = str | int | None
 
 
 class Proportions(NamedTuple):
-    """The weights of sources as coprime integers, and the samples in an epoch; 0 if only the sources know."""
+    """The weights of sources as coprime integers, and the samples in an epoch; 0 if unknown in advance."""
 
     weights: tuple[int, ...]
     length: int

@@ -7,7 +7,7 @@ for batch in DataLoader(packs, batch_size=8, num_workers=4):
 
 Packing depends only on the lengths of the documents, so the packs of an epoch are computed (`penstock.order.packing`)::
 
-    position -> pack -> ranks of its lengths -> documents, different in each epoch
+    position -> pack -> lengths of its documents -> documents of these lengths, different in each epoch
 
 Each token of each document occurs once per epoch, on any number of ranks. At least 99.9 % of the tokens are real, not
 padding. Any batch can be computed directly, wherever a job resumes. Memory: a few MB for the types of packs; the list
@@ -151,7 +151,6 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         }
         self.dataset = dataset
         """The documents."""
-        self._given = lengths
         found = document_lengths(dataset, lengths)
         excluded = excluded_rows(dataset, exclude)
         self._packs: Packs = (

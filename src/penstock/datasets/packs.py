@@ -73,7 +73,7 @@ class Packs(abc.ABC):
     pieces: int
     """Documents, or parts of them, in all packs."""
     most: int
-    """Documents in the pack with the most documents."""
+    """The largest number of documents in a pack."""
 
     def __init__(
         self,

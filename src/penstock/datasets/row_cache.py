@@ -1,5 +1,4 @@
-"""Cache of the rows for the next indices: for datasets whose batches are cheaper to read than their order is to
-compute.
+"""`RowCache`: cache the rows of the next indices, for datasets whose order takes longer to compute than rows to read.
 
 Computing the order of 64 samples costs about as much as that of a thousand (some hundred NumPy calls in either case),
 and more than copying 64 short rows. Loaders request consecutive indices, so a block of rows is computed at once and

@@ -1,8 +1,8 @@
 """`ShardPrefetcher`: copy shards from a store into the cache before they are needed, by the epoch's order.
 
     view.rows -> shard of each row -> first and last position of each shard; first position in the next epoch
-    the shards in use at a time fit the cache:   copies are made and evicted; those needed last are evicted first
-    they do not fit (a global shuffle):          as many shards as fit stay copied; ranges are read of the others
+    the shards in use at a time fit the cache:   shards are copied and evicted; the shard needed last is evicted first
+    they do not fit (a global shuffle):          as many shards as fit stay in the cache; ranges of the others are read
 
 So an epoch downloads only the data that the cache cannot hold, for any shuffle.
 """

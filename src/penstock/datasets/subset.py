@@ -152,8 +152,8 @@ def filter_rows(dataset: Any) -> int:
 
 
 def _refuse_shares(dataset: Any) -> None:
-    """Raise ConfigError for a user's dataset over datasets with their own order: its indices are other rows in each
-    epoch.
+    """Raise ConfigError for a user's dataset over datasets with their own order: its indices mean other rows
+    in each epoch.
     """
     if not isinstance(dataset, SourceDataset) and holds_a_share(dataset):
         raise ConfigError(

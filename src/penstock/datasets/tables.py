@@ -69,7 +69,7 @@ class TableDataset(HasClasses, SourceDataset):
     and ``len`` raises `LengthUnknownError` until its end. To read all files before the start, use
     ``TableDataset(JsonFiles(...))``.
 
-    The values are the values of `penstock.tables.values`: numbers and arrays of the columns' own dtypes, text,
+    Values have the types that `penstock.tables.values` defines: numbers and arrays of the columns' own dtypes, text,
     ``None``. With Penstock's loader, and without ``load`` or ``collate_fn``, whole batches are made at once. Numbers in
     mapped files are copied once: from the pages of the files into the batch's memory.
 
