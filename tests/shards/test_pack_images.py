@@ -283,7 +283,7 @@ def run(*arguments: object, code: int = 0) -> str:
 def test_commands(folder: Path, tmp_path: Path) -> None:
     marked, indexed, plain = tmp_path / "marked", tmp_path / "indexed", tmp_path / "plain"
     text = " ".join(run("pack", folder, marked, "--restart-markers").split())
-    assert "re-marked 21 images; 3 stay as they are" in text
+    assert "re-marked 21 images; 3 unchanged" in text
     assert "entries written for 20 images" in " ".join(
         run("pack", folder, indexed, "--index-images", "--workers", 2).split()
     )
@@ -307,4 +307,4 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
 
 def test_a_shard_in_a_store_is_refused() -> None:
     done = CliRunner().invoke(app, ["shards", "index", "s3://bucket/a.tar", "--images"])
-    assert "s3://bucket/a.tar is in a store, and entries are used of local shards alone" in str(done.exception)
+    assert "s3://bucket/a.tar is in a store, but entries work for local shards only" in str(done.exception)

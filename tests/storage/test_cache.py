@@ -457,7 +457,7 @@ class TestCommands:
         text = self.run("info", "--folder", folder)
         assert "/a.bin" in text
         assert "just now" in text
-        assert "2 copies read, all sound" in self.run("verify", "--folder", folder)
+        assert "2 copies read, none damaged" in self.run("verify", "--folder", folder)
         with path.open("r+b") as file:
             file.seek(PIECE + 5)
             file.write(b"damage")
@@ -478,7 +478,7 @@ class TestCommands:
         (job,) = json.loads(self.run("info", "--json", "--folder", folder))["jobs"]
         assert (job["pid"], job["objects"], job["copies"], job["here"], job["position"]) == (os.getpid(), 3, 2, 1, 7)
         text = " ".join(self.run("info", "--folder", folder).split())
-        assert f"process {os.getpid()} at 7 wants 2 copies (1 here), and ranges of 1 others" in text
+        assert f"process {os.getpid()} at 7 needs 2 copies (1 cached), and ranges of 1 others" in text
         future.close()
         assert json.loads(self.run("info", "--json", "--folder", folder))["jobs"] == []
 

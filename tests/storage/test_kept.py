@@ -129,7 +129,7 @@ def test_what_a_living_process_has_mapped_stays() -> None:
         assert names() == ["mapped.classes"]
         assert not other.exists()
         assert clear() == (0, 0, 1)
-        assert "; 1 file in use stayed" in run("clear")
+        assert "; kept 1 file in use" in run("clear")
         process.communicate(b"\n", timeout=HANG)
     assert clear() == (1, 1000, 0)
 

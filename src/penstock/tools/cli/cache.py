@@ -182,7 +182,7 @@ def clear(
     out = console()
     out.print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
     if folder is None:
-        left = f"; {counted(stay, 'file')} in use remain" if stay else ""
+        left = f"; kept {counted(stay, 'file')} in use" if stay else ""
         out.print(f"removed {counted(made, 'file')}, {byte_size(made_size)}, derived from local data{left}")
 
 
