@@ -392,7 +392,7 @@ def test_the_whole_epoch_is_known_anywhere_in_it(make: Maker) -> None:
     halfway = make.loaded(through_json(run.cursor(3).state()))
     for step in ("before it runs", "where it runs"):
         everything = items(halfway.whole())
-        assert everything == (whole[3:] if make.case.rest else whole), step
+        assert everything == whole, step
         assert length(halfway.whole()) == len(everything)
         if step == "before it runs":
             assert rest(halfway) == whole[3:]
@@ -517,7 +517,8 @@ def test_a_state_is_heard_once(make: Maker) -> None:
     following = reader.plan.after(run, len(expected))
     second = reader.start(advance=True, delivered=len(expected))
     assert where(reader.plan.restart(second)) == where(following)
-    if not make.case.endless and not make.case.rest and not make.case.chance:
+    # Uneven mini-epochs differ in length.
+    if not make.case.endless and not make.case.chance and "uneven" not in make.name:
         whole = make.reader()
         whole.set_epoch(second.epoch)
         assert length(second) == length(whole.peek())

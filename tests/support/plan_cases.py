@@ -55,7 +55,6 @@ class Case(NamedTuple):
         ranks: whether ranks share the samples out; otherwise each rank has them all.
         endless: no epoch ends.
         moves: reading it moves an object of the user's, of which there is one.
-        rest: `Plan.whole` is what a resume left, and not the whole epoch.
         local: indices are numbers in this rank's share.
         filled: the last round repeats samples in their own positions.
     """
@@ -65,7 +64,6 @@ class Case(NamedTuple):
     ranks: bool = False
     endless: bool = False
     moves: bool = False
-    rest: bool = False
     local: bool = False
     filled: bool = False
 
@@ -207,28 +205,24 @@ SAMPLES: dict[str, Case] = {
     "torch, weighted, generator": Case(
         lambda w, r, m: plan_of(_data.WeightedRandomSampler(WEIGHTS.tolist(), 60, True, of_generator())), "own"
     ),
-    "share": Case(_share, ranks=True, rest=True, local=True),
-    "share, mini-epochs": Case(lambda w, r, m: _share(w, r, m, mini_epochs=3), ranks=True, rest=True, local=True),
-    "share, uneven": Case(
-        lambda w, r, m: _share(w, r, m, mini_epochs=2, remainder="uneven"), ranks=True, rest=True, local=True
-    ),
+    "share": Case(_share, ranks=True, local=True),
+    "share, mini-epochs": Case(lambda w, r, m: _share(w, r, m, mini_epochs=3), ranks=True, local=True),
+    "share, uneven": Case(lambda w, r, m: _share(w, r, m, mini_epochs=2, remainder="uneven"), ranks=True, local=True),
     "share, by node": Case(
         lambda w, r, m: _share(w, r, m, locality="node", nodes=w, shuffle="block", block_size=3, window=2),
         ranks=True,
-        rest=True,
         local=True,
     ),
     "share, by node, mini-epochs": Case(
         lambda w, r, m: _share(w, r, m, locality="node", nodes=1 if w % 2 else 2, mini_epochs=3),
         ranks=True,
-        rest=True,
         local=True,
     ),
-    "packs": Case(lambda w, r, m: _packs(w, r), ranks=True, rest=True, local=True),
+    "packs": Case(lambda w, r, m: _packs(w, r), ranks=True, local=True),
     "packs, blocks, mini-epochs": Case(
-        lambda w, r, m: _packs(w, r, order="block", block_size=7, mini_epochs=3), ranks=True, rest=True, local=True
+        lambda w, r, m: _packs(w, r, order="block", block_size=7, mini_epochs=3), ranks=True, local=True
     ),
-    "share, sequential": Case(_of_share, ranks=True, rest=True, local=True),
+    "share, sequential": Case(_of_share, ranks=True, local=True),
 }
 """Plans of samples."""
 
@@ -250,10 +244,9 @@ BATCHES: dict[str, Case] = {
     "batch, share by node": Case(
         lambda w, r, m: _batched(SequentialSampler(_share(w, r, m, locality="node", nodes=w))),
         ranks=True,
-        rest=True,
         local=True,
     ),
-    "batch, share": Case(lambda w, r, m: _batched(_of_share(w, r, m)), ranks=True, rest=True, local=True),
+    "batch, share": Case(lambda w, r, m: _batched(_of_share(w, r, m)), ranks=True, local=True),
     "grouped": Case(lambda w, r, m: _grouped(_dealt(w, r)), ranks=True),
     "grouped, first": Case(lambda w, r, m: _grouped(_dealt(w, r), order="first"), ranks=True),
     "grouped, drop": Case(lambda w, r, m: _grouped(_dealt(w, r), 3, drop_last=True), ranks=True),

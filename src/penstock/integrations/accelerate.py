@@ -302,7 +302,7 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, trimmed: bo
             "DataLoaderConfiguration(dispatch_batches=False), or omit use_stateful_dataloader and skip the first steps "
             "with skip_first_batches"
         )
-    loader.pipeline.dealt = True
+    loader.pipeline.is_split = True
     over: Any = object.__new__(_class_of(PreparedLoader, type(prepared)))
     over.__dict__.update(
         prepared.__dict__,

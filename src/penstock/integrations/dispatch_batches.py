@@ -98,11 +98,11 @@ class _DispatchedPlan(BatchEpochPlan):
         whole: the plan of the whole epoch, from which padding is taken.
     """
 
-    def __init__(self, dealt: DispatchedBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
-        self._dealt = dealt
+    def __init__(self, dispatched: DispatchedBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
+        self._dispatched = dispatched
         self.run = run
         self._whole = whole
-        self._round = 1 if dealt.split_batches else dealt.num_processes
+        self._round = 1 if dispatched.split_batches else dispatched.num_processes
         self.seed, self.epoch = run.seed, run.epoch
         self.per_rank, self.one_by_one = run.per_rank, run.one_by_one
 
@@ -113,9 +113,9 @@ class _DispatchedPlan(BatchEpochPlan):
 
     def __len__(self) -> int:
         rounds, rest = divmod(len(self.run), self._round)
-        if not rest or self._dealt.drop_last:
+        if not rest or self._dispatched.drop_last:
             return rounds
-        return rounds + (self._dealt.even_batches or self._dealt.process_index < rest)
+        return rounds + (self._dispatched.even_batches or self._dispatched.process_index < rest)
 
     def cursor(self, count: int) -> Cursor:
         return self.run.cursor(self.before(count))
@@ -136,16 +136,16 @@ class _DispatchedPlan(BatchEpochPlan):
 
     def _mine(self, batches: list[Batch], *, last: bool) -> Batch | None:
         """Return this rank's batch of a round, or None if it has none."""
-        dealt = self._dealt
-        rank, world = dealt.process_index, dealt.num_processes
-        size = dealt.batch_size // world if dealt.split_batches else dealt.batch_size
+        dispatched = self._dispatched
+        rank, world = dispatched.process_index, dispatched.num_processes
+        size = dispatched.batch_size // world if dispatched.split_batches else dispatched.batch_size
         part = slice(rank * size, (rank + 1) * size)
         if last and sum(len(indices) for indices, _ in batches) < world * size:
-            if dealt.drop_last:
+            if dispatched.drop_last:
                 return None
-            if dealt.even_batches:
+            if dispatched.even_batches:
                 return _cut(self._filled(batches, world * size), part)
-        if dealt.split_batches:
+        if dispatched.split_batches:
             batch = _cut(batches[0], part)
         else:
             batch = batches[rank] if rank < len(batches) else ([], np.empty(0, np.int64))

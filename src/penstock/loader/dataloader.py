@@ -421,7 +421,7 @@ class DataLoader(TorchDataLoader[T_co]):
         other._set_up()
         other.pipeline.position.follow(self.pipeline.position)
         other.pipeline.position.states.follow(self.pipeline.position.states)
-        other.pipeline.dealt = self.pipeline.dealt
+        other.pipeline.is_split = self.pipeline.is_split
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -452,7 +452,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def splits(self) -> Splitter:
         """What splits the dataset among the ranks; "nobody" if every rank reads all of it."""
-        return splitter_of(self, chosen=self._has_chosen_sampler, dealt=self.pipeline.dealt)
+        return splitter_of(self, chosen=self._has_chosen_sampler, by_framework=self.pipeline.is_split)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. If it is the epoch of a state just loaded, the position is kept."""
@@ -530,7 +530,7 @@ class DataLoader(TorchDataLoader[T_co]):
             before.close()
         engine, position = self._engine, self.pipeline.position
         config, states = engine.config, position.states
-        if config.split is None and not self.pipeline.dealt:
+        if config.split is None and not self.pipeline.is_split:
             check_split(self, position.plan, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:

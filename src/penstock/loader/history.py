@@ -61,15 +61,15 @@ class History:
         Raises:
             ConfigError: steps are to be skipped, but the plan's batches have no step numbers.
         """
-        dealt = run.dealt
-        if dealt is None:
+        share = run.rank_partition
+        if share is None:
             if self.skip:
                 raise ConfigError(f"skip= needs numbered steps, and {type(run).__name__} has none: omit skip=")
             return self
-        layouts = self.layouts.followed(dealt, self.stood)
-        first = layouts.step_of(dealt)
+        layouts = self.layouts.followed(share, self.stood)
+        first = layouts.step_of(share)
         origin = first if self.origin is None else min(first, self.origin)
-        padded = dealt.partition.padded >= dealt.partition.world_size
+        padded = share.partition.padded >= share.partition.world_size
         return replace(self, layouts=layouts, first=first, origin=origin, padded=padded, stood=None)
 
     def left(self, run: BatchEpochPlan, skipped: int = 0) -> BatchEpochPlan:

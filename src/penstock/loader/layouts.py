@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.order import Partition
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
-from penstock.plan.epoch import Dealt
+from penstock.plan.epoch import RankPartition
 
 __all__ = ["Layout", "Layouts", "Stretch"]
 
@@ -56,12 +56,12 @@ class Layout(NamedTuple):
     excluded: str | None = None
 
     @classmethod
-    def of(cls, step: int, dealt: Dealt) -> Self:
+    def of(cls, step: int, share: RankPartition) -> Self:
         """Return the layout from a step on, with which a bound plan starts."""
-        part = dealt.partition
-        ends = REMAINDERS.index(part.remainder) + len(REMAINDERS) * dealt.drop_last
-        place = dealt.epoch, dealt.mini_epoch, dealt.done, dealt.base, dealt.skip
-        return cls(step, *place, part.world_size, dealt.batch_size, part.n, ends, dealt.excluded)
+        part = share.partition
+        ends = REMAINDERS.index(part.remainder) + len(REMAINDERS) * share.drop_last
+        place = share.epoch, share.mini_epoch, share.done, share.base, share.skip
+        return cls(step, *place, part.world_size, share.batch_size, part.n, ends, share.excluded)
 
     @property
     def rule(self) -> tuple[Any, ...]:
@@ -180,12 +180,12 @@ class Stretch(NamedTuple):
         had = self.first <= step < self.first + self.steps and len(self.positions(step, rank)) > 0
         return (step, rank) if had else None
 
-    def step_of(self, dealt: Dealt) -> int:
+    def step_of(self, share: RankPartition) -> int:
         """Return the step at which a bound plan of this mini-epoch starts, or the next one."""
         whole, layout = self.partition(), self.layout
-        if dealt.empty and dealt.first >= min(whole.end, layout.samples):
+        if share.empty and share.first >= min(whole.end, layout.samples):
             return self.first + self.steps
-        local = -(-(dealt.first - whole.begin) // layout.ranks) - layout.begin(self.epoch, self.part)
+        local = -(-(share.first - whole.begin) // layout.ranks) - layout.begin(self.epoch, self.part)
         return self.first + min(self.steps, max(0, -(-local // layout.batch_size)))
 
 
@@ -220,40 +220,40 @@ class Layouts:
         """Return the entry for a state."""
         return [list(layout if layout.excluded else layout[:_NUMBERS]) for layout in self.layouts]
 
-    def followed(self, dealt: Dealt, stood: int | None = None) -> Layouts:
+    def followed(self, share: RankPartition, stood: int | None = None) -> Layouts:
         """Return these layouts, plus one for a bound plan if its distribution differs from the last one.
 
         Args:
-            dealt: distribution of the plan.
+            share: this rank's partition of the epoch plan.
             stood: the next step according to a state. At the end of an epoch, the position does not tell how many steps
                 of padding were delivered.
 
         A job that goes back to before the last layout counts as one that had no other layout.
         """
-        now, layouts = Layout.of(0, dealt), list(self.layouts)
-        if not layouts or _before(dealt, layouts[-1], dealt.parts):
+        now, layouts = Layout.of(0, share), list(self.layouts)
+        if not layouts or _before(share, layouts[-1], share.parts):
             layouts = [now.whole]
-        found = Layouts(layouts, dealt.parts)
-        last, stretch = layouts[-1], found._last_stretch(dealt)
-        step = stretch.step_of(dealt)
-        if stood is not None and dealt.empty:
+        found = Layouts(layouts, share.parts)
+        last, stretch = layouts[-1], found._last_stretch(share)
+        step = stretch.step_of(share)
+        if stood is not None and share.empty:
             step = min(max(stretch.first, stood), step)
-        if last.rule == now.rule and (dealt.empty or _fits(dealt, stretch, step)):
+        if last.rule == now.rule and (share.empty or _fits(share, stretch, step)):
             return found
         if kept := [layout for layout in layouts if layout.step < step]:
             # The last layout had no step.
             if len(kept) < len(layouts):
-                return Layouts(kept, dealt.parts).followed(dealt, stood)
+                return Layouts(kept, share.parts).followed(share, stood)
         else:
             layouts = []
-        return Layouts([*layouts, now._replace(step=step)][-_MOST:], dealt.parts)
+        return Layouts([*layouts, now._replace(step=step)][-_MOST:], share.parts)
 
-    def step_of(self, dealt: Dealt) -> int:
+    def step_of(self, share: RankPartition) -> int:
         """Return the first step of a bound plan."""
-        return self._last_stretch(dealt).step_of(dealt)
+        return self._last_stretch(share).step_of(share)
 
-    def _last_stretch(self, dealt: Dealt) -> Stretch:
-        return list(self.layouts[-1].stretches(dealt.epoch, self.parts))[dealt.mini_epoch]
+    def _last_stretch(self, share: RankPartition) -> Stretch:
+        return list(self.layouts[-1].stretches(share.epoch, self.parts))[share.mini_epoch]
 
     def at(self, step: int) -> Stretch:
         """Return the stretch that contains a step.
@@ -300,19 +300,19 @@ class Layouts:
         )
 
 
-def _before(dealt: Dealt, layout: Layout, parts: int) -> bool:
+def _before(share: RankPartition, layout: Layout, parts: int) -> bool:
     """Return whether a bound plan starts before a layout."""
-    place, begin = (dealt.epoch, dealt.mini_epoch), (layout.epoch, layout.mini_epoch)
+    place, begin = (share.epoch, share.mini_epoch), (layout.epoch, layout.mini_epoch)
     if place != begin:
         return place < begin
-    return dealt.first < layout.partition(*begin, parts).begin + layout.skip * layout.ranks
+    return share.first < layout.partition(*begin, parts).begin + layout.skip * layout.ranks
 
 
-def _fits(dealt: Dealt, stretch: Stretch, step: int) -> bool:
+def _fits(share: RankPartition, stretch: Stretch, step: int) -> bool:
     """Return whether a bound plan starts with a step of a stretch and ends with the stretch."""
     whole, layout = stretch.partition(), stretch.layout
     had = layout.begin(stretch.epoch, stretch.part) + (step - stretch.first) * layout.batch_size
-    return dealt.first == whole.begin + had * layout.ranks and dealt.partition.end == whole.end
+    return share.first == whole.begin + had * layout.ranks and share.partition.end == whole.end
 
 
 def _is_layout(entry: Any) -> bool:

@@ -31,7 +31,7 @@ from penstock.loader.source import has_own_order, sampler_of, why_not_computable
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
-from penstock.plan.epoch import Dealt
+from penstock.plan.epoch import RankPartition
 from penstock.plan.share import ShareCursor
 from penstock.plan.windows import WindowPlan
 from penstock.random import sample_keys
@@ -130,7 +130,7 @@ class Ledger:
             position.check(state)
             # First, because it may count the samples of uncounted shards.
             cursor = self._cursor_of(state)
-        self._now = self._dealt(Cursor())
+        self._now = self._rank_partition(Cursor())
         nothing = Layouts(parts=self._now.parts)
         self._history, self._epoch = History(skip=loader.config.skip, layouts=nothing), plan.epoch
         if state is not None and cursor is not None:
@@ -155,22 +155,22 @@ class Ledger:
         """Take history and epoch from a state."""
         history = self._history.read(state)
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
-        layouts, here = history.layouts, self._dealt(cursor)
+        layouts, here = history.layouts, self._rank_partition(cursor)
         first = (layouts if layouts.layouts else layouts.followed(here)).step_of(here)
         first = first if history.stood is None else history.stood
         self._history, self._epoch = replace(history, first=first, origin=first), cursor.epoch
 
-    def _dealt(self, cursor: Cursor) -> Dealt:
+    def _rank_partition(self, cursor: Cursor) -> RankPartition:
         """Return how the rest of an epoch is distributed to the job's ranks."""
-        dealt = self._plan.bind(cursor, None).dealt
-        if dealt is None and self._own and isinstance(self.dataset.plan, WindowPlan):
+        share = self._plan.bind(cursor, None).rank_partition
+        if share is None and self._own and isinstance(self.dataset.plan, WindowPlan):
             raise ConfigError(
                 f"epoch {cursor.epoch} is read in windows of shards that had not been counted before, and a ledger "
                 "knows only other epochs: use a state of a later epoch, or a loader over a ShardSet"
             )
-        if dealt is None:
+        if share is None:
             raise ConfigError(f"a ledger does not know the batches of a {type(sampler_of(self._plan)).__name__}")
-        return dealt
+        return share
 
     # The layouts.
 

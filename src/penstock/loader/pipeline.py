@@ -45,7 +45,7 @@ class Pipeline:
         self, dataset: Any, plan: EpochBatchSampler | None, sampler: Any, config: LoaderConfig, *, batched: bool
     ) -> None:
         self.dataset = dataset
-        self.dealt = False
+        self.is_split = False
         """Whether a framework distributes finished batches to the ranks."""
         self._batched = batched
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset

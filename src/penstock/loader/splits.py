@@ -135,18 +135,18 @@ def _check_shuffle(shuffle: Any) -> None:
         raise ConfigError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
 
 
-def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, dealt: bool) -> Splitter:
+def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, by_framework: bool) -> Splitter:
     """Return what splits a loader's data.
 
     Args:
         chosen: whether `choose_sampler` chose the loader's sampler.
-        dealt: whether a framework distributes the batches to the ranks.
+        by_framework: whether a framework distributes the batches to the ranks.
     """
     if holds_a_share(loader.dataset) or isinstance(loader.dataset, IterableDataset):
         return "the data set"
     if splits_by_rank(loader, ranks=distributed.current().world_size):
         return "the loader" if chosen else "a sampler"
-    return "a framework" if dealt else "nobody"
+    return "a framework" if by_framework else "nobody"
 
 
 def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:

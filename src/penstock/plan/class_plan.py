@@ -22,7 +22,7 @@ from penstock.order import Partition
 from penstock.order.class_batches import EpochBatches
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import Batch, BatchEpochPlan, Dealt
+from penstock.plan.epoch import Batch, BatchEpochPlan, RankPartition
 from penstock.plan.exclusion import ExcludedMembers, ExcludedRows
 from penstock.storage.class_index import ClassIndex
 
@@ -209,10 +209,10 @@ class ClassBatchPlan(BatchEpochPlan):
         return numbers, slots
 
     @property
-    def dealt(self) -> Dealt:
+    def rank_partition(self) -> RankPartition:
         mark = None if self._excluded is None else self._excluded.mark
         excluded = None if mark is None else mark[1]
-        return Dealt(self.epoch, self._partition, base=self._partition.consumed, excluded=excluded)
+        return RankPartition(self.epoch, self._partition, base=self._partition.consumed, excluded=excluded)
 
     def cursor(self, count: int) -> Cursor:
         consumed = self._partition.consumed_after(count)

@@ -27,9 +27,9 @@ __all__ = [
     "Batch",
     "BatchEpochPlan",
     "CountedIterable",
-    "Dealt",
     "EpochPlan",
     "PartitionedOrder",
+    "RankPartition",
     "RemainingBatches",
     "length_of",
     "unknown_length",
@@ -61,7 +61,7 @@ class CountedIterable(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
 
 
-class Dealt(NamedTuple):
+class RankPartition(NamedTuple):
     """The partition of an epoch plan among ranks, from which `penstock.Ledger` computes the rows of any step.
 
     Attributes:
@@ -148,7 +148,7 @@ class EpochPlan(abc.ABC):
         return self
 
     @property
-    def dealt(self) -> Dealt | None:
+    def rank_partition(self) -> RankPartition | None:
         """The partition of the epoch among the ranks; None if it cannot be computed."""
         return None
 
@@ -185,7 +185,7 @@ class BatchEpochPlan(abc.ABC):
         """Return the cursor of a consumer that has received the first ``count`` batches."""
 
     @property
-    def dealt(self) -> Dealt | None:
+    def rank_partition(self) -> RankPartition | None:
         """The partition of the epoch among the ranks; None if it cannot be computed."""
         return None
 
@@ -285,9 +285,9 @@ class PartitionedOrder(EpochPlan):
         return Cursor(epoch=self.epoch, consumed=consumed, plan=self._identity, entropy=self._entropy())
 
     @property
-    def dealt(self) -> Dealt:
+    def rank_partition(self) -> RankPartition:
         """The partition of the epoch among the ranks."""
-        return Dealt(self.epoch, self.partition, base=self.partition.consumed)
+        return RankPartition(self.epoch, self.partition, base=self.partition.consumed)
 
     @property
     def rounds(self) -> int | None:
@@ -342,8 +342,8 @@ class RemainingBatches(BatchEpochPlan):
         return self.whole.place
 
     @property
-    def dealt(self) -> Dealt | None:
-        return self.whole.dealt
+    def rank_partition(self) -> RankPartition | None:
+        return self.whole.rank_partition
 
     def __len__(self) -> int:
         length = len(self.whole)

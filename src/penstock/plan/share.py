@@ -26,7 +26,7 @@ from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
-from penstock.plan.epoch import Dealt, EpochPlan
+from penstock.plan.epoch import EpochPlan, RankPartition
 from penstock.plan.reader import Plan, StartRequest
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
@@ -92,7 +92,7 @@ class MiniEpoch(NamedTuple):
         return self._replace(skip=0)
 
     @property
-    def undealt(self) -> MiniEpoch:
+    def unsplit(self) -> MiniEpoch:
         """The same mini-epoch at the start of an epoch that nobody has read from."""
         return self._replace(mini_epochs_done=0, consumed=0, skip=0)
 
@@ -248,13 +248,13 @@ class ShareEpoch(EpochPlan):
             self._plan.ahead.advance(self.view, count)
 
     @property
-    def dealt(self) -> Dealt:
+    def rank_partition(self) -> RankPartition:
         """The partition of the epoch among the ranks."""
         _, mini_epoch, _, done, base, skip, *_ = self.view.place.numbers
         parts, mark = self._plan.mini_epochs, self._plan.excluded_mark
         excluded = None if mark is None else mark[1]
         partition = self.view.partition
-        return Dealt(self.epoch, partition, mini_epoch, done, base, skip, parts, excluded=excluded)
+        return RankPartition(self.epoch, partition, mini_epoch, done, base, skip, parts, excluded=excluded)
 
     def cursor(self, count: int) -> ShareCursor:
         """Return the cursor of the job when every rank has received ``count`` samples of this view."""
@@ -574,11 +574,11 @@ class SharePlan(Plan[ShareEpoch]):
 
     def whole(self, cursor: Cursor) -> Cursor:
         """Return the cursor at the start of the mini-epoch, for the ranks of this job."""
-        return ShareCursor.at(self._place(cursor).undealt)
+        return ShareCursor.at(self._place(cursor).unsplit)
 
     def restart(self, run: ShareEpoch) -> Cursor:
         """Return the cursor at the start of a view's mini-epoch."""
-        return ShareCursor.at(run.place.undealt)
+        return ShareCursor.at(run.place.unsplit)
 
     def after(self, run: ShareEpoch, delivered: int) -> Cursor:
         """Return the start of the next mini-epoch, or of the next epoch after the last one."""
@@ -668,8 +668,8 @@ class SharePlan(Plan[ShareEpoch]):
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
         of = "dataset"
         check_state(state, {"version": STATE_VERSION}, of=of)
-        dealt = {"locality": "none"} if "locality" in state else {}
-        check_state(state, {**dealt, **self.identity(), "samples": samples, **grown}, of=of)
+        locality = {"locality": "none"} if "locality" in state else {}
+        check_state(state, {**locality, **self.identity(), "samples": samples, **grown}, of=of)
         epoch, mini_epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "mini_epoch", "consumed"))
         if mini_epoch >= self.mini_epochs or consumed > samples:
             raise StateError(

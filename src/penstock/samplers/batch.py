@@ -10,7 +10,7 @@ import torch.utils.data
 from penstock.errors import SamplerError
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, Dealt, EpochPlan, length_of
+from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, EpochPlan, RankPartition, length_of
 from penstock.plan.iteration import BatchIterator, batch_blocks, batches
 from penstock.plan.wrapper import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
@@ -199,9 +199,9 @@ class _Batches(BatchEpochPlan):
         )
 
     @property
-    def dealt(self) -> Dealt | None:
-        dealt = self.samples.dealt
-        return None if dealt is None else dealt._replace(batch_size=self._batch_size, drop_last=self._drop_last)
+    def rank_partition(self) -> RankPartition | None:
+        share = self.samples.rank_partition
+        return None if share is None else share._replace(batch_size=self._batch_size, drop_last=self._drop_last)
 
     def cursor(self, count: int) -> Cursor:
         return self.samples.cursor(min(count * self._batch_size, length_of(self.samples)))
