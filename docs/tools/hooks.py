@@ -6,6 +6,7 @@ so that a relative link such as ``../examples/train_ddp.py`` means the same on t
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
 import re
@@ -45,6 +46,8 @@ def on_files(files: Files, config: Any) -> Files:
     for name in sorted(listed | outside):
         level = InclusionLevel.INCLUDED if name in listed else InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, page_of(name), content=content_of(ROOT / name, name), inclusion=level))
+        for picture, content in pictures(ROOT / name).items():
+            files.append(File.generated(config, f"repository/{Path(name).parent}/{picture}", content=content))
     return files
 
 
@@ -108,9 +111,34 @@ def content_of(path: Path, name: str) -> str:
     if path.suffix == ".md":
         return text
     if path.suffix == ".ipynb":
-        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
-        return "\n\n".join(source if kind == "markdown" else fenced(source, "python") for kind, source in cells)
+        return "\n\n".join(cell_of(cell) for cell in json.loads(text)["cells"])
     return f"# {path.name}\n\n`{name}`\n\n{fenced(text, LANGUAGES.get(path.suffix, 'text'))}\n"
+
+
+def cell_of(cell: Any) -> str:
+    """A cell of a notebook as Markdown, with what it has printed and shown."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    parts = [fenced(source, "python")]
+    for output in cell["outputs"]:
+        if "text" in output:
+            parts.append(fenced("".join(output["text"]), "text"))
+        if "image/jpeg" in output.get("data", {}):
+            parts.append(f'<img src="{cell["id"]}.jpg" alt="The output of the cell">')
+    return "\n\n".join(parts)
+
+
+def pictures(path: Path) -> dict[str, bytes]:
+    """The pictures that a notebook shows, by the names that its page has for them; none of other files."""
+    if path.suffix != ".ipynb":
+        return {}
+    found = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        for output in cell.get("outputs", []):
+            if "image/jpeg" in output.get("data", {}):
+                found[f"{cell['id']}.jpg"] = base64.b64decode("".join(output["data"]["image/jpeg"]))
+    return found
 
 
 def fenced(code: str, language: str) -> str:

@@ -1,13 +1,15 @@
-"""A program for Dpex as it was, with one import changed. Without a cluster, the batches are made on this machine."""
+"""A program for Dpex, with one import changed. Without a cluster, batches are made here."""
 
 import sys
 
 import torch
 from torch.utils.data import Dataset
 
-from penstock import DpexDataLoader  # was: from Dpex.dataloader import DpexDataLoader
+from penstock import DpexDataLoader  # was: from Dpex.dataloader
 
-ADDRESS = sys.argv[1] if len(sys.argv) > 1 else None  # of a Ray cluster, such as 10.0.0.1:6379
+ADDRESS = (
+    sys.argv[1] if len(sys.argv) > 1 else None
+)  # of a Ray cluster, such as 10.0.0.1:6379
 
 
 class Squares(Dataset):
@@ -32,4 +34,4 @@ if __name__ == "__main__":
     )
     for epoch in range(2):
         indices = [index for indices, squares in loader for index in indices.tolist()]
-        print(f"epoch {epoch}: {len(loader)} batches, {len(set(indices))} samples, first {indices[:4]}")
+        print(f"epoch {epoch}: {len(loader)} batches, {len(set(indices))} samples")

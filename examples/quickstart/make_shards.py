@@ -1,4 +1,4 @@
-"""Write 1,003 small images into four WebDataset shards: python make_shards.py s3://BUCKET, or a folder."""
+"""Write 1,003 images into four WebDataset shards: python make_shards.py s3://BUCKET"""
 
 import sys
 import tempfile

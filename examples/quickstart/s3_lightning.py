@@ -1,4 +1,4 @@
-"""Train on WebDataset shards in S3 with Lightning. Started again, it goes on at the next batch."""
+"""Train on WebDataset shards in S3 with Lightning. Started again, the program resumes."""
 
 import argparse
 from pathlib import Path
@@ -17,9 +17,9 @@ class Classifier(lightning.LightningModule):
         self.model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
 
     def train_dataloader(self):
-        shards = ps.ShardDataset(self.shards, seed=0)  # this rank's share: no sampler is needed
+        shards = ps.ShardDataset(self.shards, seed=0)  # this rank's share
         images = ps.ImageDataset(shards, size=16)
-        return ps.DataLoader(images, batch_size=48 // self.trainer.world_size, num_workers=2)
+        return ps.DataLoader(images, 48 // self.trainer.world_size, num_workers=2)
 
     def training_step(self, batch, number):
         pixels, labels = batch
@@ -35,12 +35,16 @@ def main():
     parser.add_argument("--max-steps", type=int, default=-1)
     args = parser.parse_args()
     last = Path("checkpoints/last.ckpt")
-    options = {"accelerator": "cpu", "devices": 2, "logger": False, "enable_progress_bar": False}
-    save = ModelCheckpoint(last.parent, last.stem, every_n_train_steps=5, enable_version_counter=False)
-    trainer = lightning.Trainer(max_epochs=2, max_steps=args.max_steps, callbacks=save, **options)
+    options = {"accelerator": "cpu", "devices": 2, "max_epochs": 2, "logger": False}
+    every_5 = {"every_n_train_steps": 5, "enable_version_counter": False}
+    options["callbacks"] = ModelCheckpoint(last.parent, last.stem, **every_5)
+    trainer = lightning.Trainer(
+        max_steps=args.max_steps, enable_progress_bar=False, **options
+    )
     trainer.fit(Classifier(args.shards), ckpt_path=last if last.exists() else None)
     if trainer.is_global_zero:
-        print(f"step {trainer.global_step}, {trainer.train_dataloader.stats()['batches']} batches in this run")
+        batches = trainer.train_dataloader.stats()["batches"]
+        print(f"step {trainer.global_step}, {batches} batches in this run")
 
 
 if __name__ == "__main__":

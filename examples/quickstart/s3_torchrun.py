@@ -1,4 +1,4 @@
-"""Train on WebDataset shards in S3 under torchrun. Started again, it goes on at the next batch."""
+"""Train on WebDataset shards in S3 under torchrun. Started again, the program resumes."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ def main():
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    shards = ps.ShardDataset(args.shards, seed=0)  # this rank's share, another one in each epoch
+    shards = ps.ShardDataset(args.shards, seed=0)  # this rank's share
     images = ps.ImageDataset(shards, size=16)
     loader = ps.DataLoader(images, batch_size=48 // ranks, num_workers=2)
     torch.manual_seed(0)
@@ -42,10 +42,13 @@ def main():
             samples, batches, step = samples + len(labels), batches + 1, step + 1
             if step == args.stop_after:
                 break
-        print(f"rank {rank} of {ranks}, epoch {epoch}: {batches} batches, {samples} samples", flush=True)
+        print(
+            f"rank {rank}, epoch {epoch}: {batches} batches, {samples} samples", flush=True
+        )
         if step == args.stop_after:
             if rank == 0:  # the state is that of the whole job
-                torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, "run.pt")
+                state = {"model": model.state_dict(), "loader": loader.state_dict()}
+                torch.save(state, "run.pt")
             break
     dist.destroy_process_group()
 
