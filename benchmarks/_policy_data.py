@@ -1,4 +1,4 @@
-"""Data sets of `loader_policies`, apart from it: a worker imports the module of its data set, with all its imports."""
+"""Datasets of `loader_policies`, apart from it: a worker imports the module of its dataset, with all its imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets of `ray_executor`, apart from it: a worker imports the module of its data set, and all that it imports."""
+"""Datasets of `ray_executor`, apart from it: a worker imports the module of its dataset, and all that it imports."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``num_workers="auto"`` beside every manual setting, after it was tuned, and what the tuning itself costs.
 
-For each data set, without and with a training step (the main process sleeps, as it does while an accelerator works),
+For each dataset, without and with a training step (the main process sleeps, as it does while an accelerator works),
 one round tunes a new loader, alone, opens one with each setting by hand beside it, and then goes through all of them in
 turns of half a second, until each had ``--seconds``: a machine may be half as fast one second as the next. After its
 turn a loader gets the time to make what it may ahead; it stands still then, and passes that over in its next turn.
@@ -190,7 +190,7 @@ def digest(batch: Any) -> int:
 
 
 def measure(name: str, dataset: Any, step: float, options: argparse.Namespace) -> list[list[str]]:
-    """The rows of the two tables for one data set and step."""
+    """The rows of the two tables for one dataset and step."""
     with ps.DataLoader(dataset, BATCH, shuffle="block", seed=0) as loader:
         truth = [digest(batch) for batch in itertools.islice(loader, 8)]
     rates: dict[str, list[float]] = {setting: [] for setting in manual(dataset)}
@@ -225,7 +225,7 @@ def measure(name: str, dataset: Any, step: float, options: argparse.Namespace) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA), help="data sets to measure")
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA), help="datasets to measure")
     parser.add_argument("--steps", nargs="+", type=float, default=[0.0, 10.0], help="milliseconds of a training step")
     parser.add_argument("--repeat", type=int, default=3, help="rounds (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of one loader in a round (default: %(default)s)")

@@ -58,7 +58,7 @@ def samples_of(paths: Iterable[str], kind: str, how: dict[str, int | bool]) -> l
 
 
 def variants(kind: str) -> dict[str, Callable[[Sample], object]]:
-    """What decodes this format: the whole image by each back end, and a crop."""
+    """What decodes this format: the whole image by each backend, and a crop."""
 
     def whole(name: str) -> Callable[[Sample], object]:
         return lambda sample: decode(sample[0], backend=name)

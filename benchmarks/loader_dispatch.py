@@ -8,7 +8,7 @@ workers, the same order, and may begin the same number of batches.
 2. One sample in 50 takes 20 times as long. A consumer that does nothing shows the throughput. One that trains as long
    per batch as all workers together need for one, and a tenth more, shows how long a loader that is fast enough on
    average still keeps it waiting.
-3. One sample in 10 takes 20 times as long, 4 and 16 workers, the data set declared pure and not declared: batches a
+3. One sample in 10 takes 20 times as long, 4 and 16 workers, the dataset declared pure and not declared: batches a
    second in order, and of whatever is ready. No loader with so many workers can be faster than the work allows, which
    the title says. The first batch is not counted, since starting the workers is no part of it.
 

@@ -120,7 +120,7 @@ def run(
 ) -> None:
     """One case: every ``look``-th batch of each epoch is a moment to count."""
     multiprocessing.set_start_method(method, force=True)
-    torch.set_num_threads(1)  # or torch starts threads of its own to shuffle long data sets
+    torch.set_num_threads(1)  # or torch starts threads of its own to shuffle long datasets
     make, options = LOADERS[name]
     me, main, workers, seen = psutil.Process(), [], [], 0
     before = set(me.children(recursive=True))

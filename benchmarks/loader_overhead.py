@@ -1,14 +1,14 @@
 """The DataLoader beside torch's: bytes and batches per second, CPU of the main process, time to a first batch.
 
 Both loaders run in turn, with two worker processes, on one array of random bytes in random order, larger than any
-cache, so that no sample is hot. The data set returns rows as they are, without a copy; the consumer reads every byte of
+cache, so that no sample is hot. The dataset returns rows as they are, without a copy; the consumer reads every byte of
 every batch once, by xxh3, which also proves that all loaders give the same batches. CPU time of the main process counts
 all its threads and the consumer's reading; that of the workers is from /proc; both in microseconds per batch. "Ratio"
 and "CPU" are rate and CPU time of the main process as a share of torch's in the same round.
 
 Rows are tensors (the headline: collating them is what torch does best) or NumPy arrays, of which torch's collate
 function makes a tensor each. The first batch is timed from the loader's constructor on, in a fresh process, with the
-data set at hand; over a manifest the bar is the faster one of torch over the same manifest and torch over a list.
+dataset at hand; over a manifest the bar is the faster one of torch over the same manifest and torch over a list.
 
     python benchmarks/loader_overhead.py --repeat 5 --seconds 1
 """
@@ -250,7 +250,7 @@ def first_batches(name: str, source: str, path: str) -> list[float]:
 
 
 def first(options: argparse.Namespace) -> None:
-    """Time to the first batch of a data set over a manifest."""
+    """Time to the first batch of a dataset over a manifest."""
     with folder(options.dir) as directory:
         path = str(Path(directory) / "meta.txt")
         make_manifest(path, options.lines)

@@ -4,7 +4,7 @@
     python benchmarks/loader_policies.py chunks groups        some of them
 
 chunks      all workers make the next batch together; without: torch's rule, a whole batch to each
-rows        a data set that is asked for the rows of a batch at once; without: one after the other
+rows        a dataset that is asked for the rows of a batch at once; without: one after the other
 groups      batches that are little work are handed over several at a time; without: one at a time
 careful     a batch that workers die over is made sample by sample; without: the pass ends there
 hedging     a batch that is late is made once more, elsewhere; without: it is waited for

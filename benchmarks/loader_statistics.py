@@ -2,7 +2,7 @@
 
 Statistics cannot be switched off, so their cost is measured by itself, in loops over batches like those that the loader
 makes: in the consumer's thread the clock, the size of the batch and the counting; in the worker the clocks around data
-set and collate function. Beside that, how long a batch takes when the data set only hands out rows of an array and the
+set and collate function. Beside that, how long a batch takes when the dataset only hands out rows of an array and the
 consumer does nothing: the worst case. Everywhere the least of several times is taken, which other programs disturbed
 least. The bar is 1 %, of the consumer's thread, which sets the pace. A named stage is extra, and given on its own.
 

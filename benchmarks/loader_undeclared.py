@@ -1,6 +1,6 @@
-"""The DataLoader over data sets that declare nothing, beside torch's, as a newcomer has them.
+"""The DataLoader over datasets that declare nothing, compared with torch's.
 
-All loaders run in turn over the same data set, in torch's order without a seed and in ours with ``seed=``, which seeds
+All loaders run in turn over the same dataset, in torch's order without a seed and in ours with ``seed=``, which seeds
 Python's, NumPy's and torch's global generators for the samples that draw from them. The consumer reads every byte of
 every tensor, by xxh3. CPU time of the main process counts all its threads and the consumer's reading; that of the
 workers is from /proc; both in microseconds per batch. Ratios are of rounds, one by one.
@@ -154,7 +154,7 @@ def main() -> None:
     for workers in options.workers:
         rows = [row for case in options.cases for row in measure(case, workers, options)]
         where = f"{workers} workers" if workers else "inline"
-        table(f"Data sets that declare nothing, {where}, batches of {BATCH}", HEADER, rows, peer="torch")
+        table(f"Datasets that declare nothing, {where}, batches of {BATCH}", HEADER, rows, peer="torch")
 
 
 if __name__ == "__main__":

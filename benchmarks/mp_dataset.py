@@ -2,8 +2,8 @@
 
 Each rank is a fresh process with torch's own DataLoader and forked workers. ``one rank`` runs the ranks one after the
 other, as if each had its own cores; ``all ranks`` runs them at the same time on this machine. The peer reads the whole
-file in every worker and picks its lines, as stream data sets over a meta file do. Memory is ``Pss_Anon`` of a worker
-beyond that of a worker of an empty data set, which also shows what forking so many workers costs by itself.
+file in every worker and picks its lines, as stream datasets over a meta file do. Memory is ``Pss_Anon`` of a worker
+beyond that of a worker of an empty dataset, which also shows what forking so many workers costs by itself.
 
     python benchmarks/mp_dataset.py --lines 10000000 --ranks 8
 """
@@ -119,7 +119,7 @@ def main() -> None:
             Manifest.open(name)
         empty = statistics.median(private for _, private in run(make_empty, path, 2, 1))
         measured = {
-            f"empty data set, all {options.ranks} ranks on {os.cpu_count()} cores": run(
+            f"empty dataset, all {options.ranks} ranks on {os.cpu_count()} cores": run(
                 make_empty, path, options.ranks, 8
             ),
             "penstock, one rank at a time": run(make_ours, path, options.ranks, 1),

@@ -397,7 +397,7 @@ def measure_many(documents: int, capacity: int, where: Path) -> None:
         kept = found["cpu"] <= 10 and found["state"] <= 1024 and found["memory"] <= 20
         bar = f"10 ms, 1 KiB, 20 MiB: {'met' if kept else 'MISSED'}"
         rows.append([what, *(f"{value:.3g}" for value in found.values()), bar])
-    columns = ["64 ranks", "data set, s", "CPU s", "seek, CPU ms: median", "max", "seek, ms: median", "max"]
+    columns = ["64 ranks", "dataset, s", "CPU s", "seek, CPU ms: median", "max", "seek, ms: median", "max"]
     columns += ["state, bytes", "private memory, MiB", "bar"]
     table(f"web: {documents:,} documents, sequences of {capacity:,} tokens", columns, rows)
 
@@ -423,7 +423,7 @@ def main() -> None:
         write_lengths(where / "few.npy", "web", 1000, longest=LONGEST, dtype=np.int32)
         for kind, capacity in itertools.product(options.kinds, options.capacities):
             measure(kind, capacity, options, where)
-        remark("A list of an epoch has 8 bytes a document and a sequence; a state of ours is a few numbers.")
+        remark("A list of an epoch takes 8 bytes per document and per sequence; a state of Penstock is a few numbers.")
         if options.many:
             measure_many(options.many, max(options.capacities), where)
 

@@ -1,6 +1,6 @@
 """Sequences of tokens: `TokenDataset` beside torch's DataLoader with its default collate function.
 
-The peer is what programs write: a data set over one memory map that gives an int64 tensor for each sequence, shuffled,
+The peer is what programs write: a dataset over one memory map that gives an int64 tensor for each sequence, shuffled,
 in batches that ``default_collate`` makes. The map is a plain array (slicing ``np.memmap`` itself takes twice as long).
 Both have the same file, in the page cache, sequences, types, batch size and number of workers, and are measured in
 turn; a pass begins with ``iter()``, and persistent workers are started before. Each batch is read once by the consumer
