@@ -17,14 +17,14 @@ __all__ = ["CIFAR", "KINDS", "MOSAICS", "drop", "read_listing", "write_listing"]
 CIFAR = Path(__file__).parent.parent / "examples" / "data" / "cifar10-small.tar.xz"
 MOSAICS = {"2.4 megapixels": (1272, 1888), "11 megapixels": (2704, 4064)}
 KINDS = {
-    "as they are": "files as they are",
-    "web": "the same as the web has them, at quality 60 to 75",
+    "as they are": "unmodified",
+    "web": "recompressed at quality 60 to 75",
     **{size: f"mosaics of {size}" for size in MOSAICS},
     "small": "32 x 32 pixels",
-    "cold": "files as they are, copied until none is read twice, and dropped from the page cache before each round",
-    "shards": "files as they are, in tar shards",
+    "cold": "copies that are read once and not in the page cache",
+    "shards": "in tar shards",
 }
-"""What is read, and how the title of the table says it."""
+"""The kinds of files, and how the titles of tables describe them."""
 
 
 def write_listing(data: Path | None, where: Path, kind: str, count: int, least: int) -> tuple[int, int]:

@@ -246,7 +246,7 @@ def main() -> None:
     times = f"{options.repeat} rounds of {options.seconds} s each"
     table(f"Tuned, batches of {BATCH}, {times}", header, rates)
     header = ["data", "step, ms", "tuning, s: min", "median", "max", "cost, s: min", "median", "max"]
-    table("What the tuning took", header, costs)
+    table("Cost of the tuning", header, costs)
 
 
 if __name__ == "__main__":

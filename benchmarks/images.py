@@ -248,22 +248,18 @@ def remarks(mine: Peer, peers: list[Peer]) -> None:
     """Ours beside plain decoding and the best of the others; "auto" beside the best by hand."""
     for peer in peers:
         if peer.name == "decode alone":
-            remark(
-                "{} / decode alone: {} by the clock, {} by processor time.".format(
-                    mine.name, *ratio(mine, peer).texts()
-                )
-            )
+            remark("{} / decode alone: {} in wall time, {} in CPU time.".format(mine.name, *ratio(mine, peer).texts()))
     others = [peer for peer in peers if not ROWS[peer.name].here]
     for name, found in (("peer", others), ("antialiased peer", [p for p in others if ROWS[p.name].antialias != "no"])):
         if found:
             best = min(found, key=lambda peer: statistics.median(r.cpu for r in peer.rounds))
             texts = ratio(mine, best).texts()
-            remark(f"{mine.name} / best {name} ({best.name}): {texts[0]} by the clock, {texts[1]} by processor time.")
+            remark(f"{mine.name} / best {name} ({best.name}): {texts[0]} in wall time, {texts[1]} in CPU time.")
     auto = next((peer for peer in peers if peer.name == f"{_OURS}, auto"), None)
     by_hand = [peer for peer in peers if peer.name in _BY_HAND]
     if auto and by_hand:
         best = max(by_hand, key=lambda peer: statistics.median(r.rate for r in peer.rounds))
-        remark(f'num_workers="auto" / best by hand ({best.name}): {ratio(auto, best).texts()[0]} by the clock.')
+        remark(f'num_workers="auto" / best by hand ({best.name}): {ratio(auto, best).texts()[0]} in wall time.')
 
 
 def warm(peer: Peer, images: int) -> None:
@@ -311,7 +307,7 @@ def main() -> None:
                     warm(peers[-1], options.images)
             began = time.monotonic()
             measure(peers, options, listing)
-            title = f"{files} files ({KINDS[options.kind]}), {images} images a round, {options.repeat} rounds, "
+            title = f"{files} files ({KINDS[options.kind]}), {images} images per round, {options.repeat} rounds, "
             title += f"{time.monotonic() - began:.0f} s in all, {len(cores)} cores: "
             title += "random crop 32 of 40" if options.kind == "small" else "random-resized-crop 224"
             report(peers, title + ", flip, uint8 batches of 64", options.kind)

@@ -126,7 +126,9 @@ def measure(title: str, files: Sequence[bytes], options: argparse.Namespace, ima
             )
         )
     megapixels = sum(np.prod(size_from_header(data) or (1, 1)) for data in files) / len(files) / 1e6
-    head = f"{title}: {images} images a round, {megapixels:.2f} MP, {options.threads} threads, {options.repeat} rounds"
+    head = (
+        f"{title}: {images} images per round, {megapixels:.2f} MP, {options.threads} threads, {options.repeat} rounds"
+    )
     columns = ("", "images/s: min", "median", "max", "of full", "spread", "CPU ms/image")
     table(head, columns, rows, peer="full")
 

@@ -140,9 +140,9 @@ def mix(options: argparse.Namespace) -> None:
         often = [sum(wait > 1e-3 for wait in p.waits[1:]) for p in busy[name]]
         rows.append((name, *spread(rate), *spread(share), *spread(longest), *spread(often)))
     title = (
-        f"{options.batches} batches of {options.batch_size}, {options.mix_milliseconds:g} ms a sample, one in 50 "
-        f"20 times that, {options.workers} workers: at best {1 / ideal:.1f}/s. "
-        f"Training {1.1e3 * ideal:.0f} ms each, waiting:"
+        f"{options.batches} batches of {options.batch_size}, {options.mix_milliseconds:g} ms per sample, one in 50 "
+        f"takes 20 times as long, {options.workers} workers: at best {1 / ideal:.1f}/s. "
+        f"Waiting time with {1.1e3 * ideal:.0f} ms of training per batch"
     )
     header = [
         "loader",
@@ -200,8 +200,8 @@ def ahead(options: argparse.Namespace, workers: int) -> None:
         rows.append((name, *spread(rate), f"{100 * sorted(rate)[len(rate) // 2] / ideal:.0f}", *spread(share)))
     header = ["loader", "batches/s: min", "median", "max", "% of what the work allows"]
     table(
-        f"{batches} batches of {options.batch_size}, {options.ahead_milliseconds:g} ms a sample, one in 10 20 times "
-        f"that, {workers} workers: at best {ideal:.0f}/s",
+        f"{batches} batches of {options.batch_size}, {options.ahead_milliseconds:g} ms per sample, one in 10 takes "
+        f"20 times as long, {workers} workers: at best {ideal:.0f}/s",
         [*header, "% of any order: min", "median", "max"],
         rows,
         peer=peer,

@@ -262,8 +262,8 @@ def report_odd(count: int) -> None:
             after = f"{max(counts[large + 10 :]):.0f}" if large + 10 < len(counts) and max(sizes) > 200 * MIB else ""
             middle = f"{statistics.median(counts):.0f}"
             rows.append((case, name, f"{max(counts):.0f}", middle, after, f"{peaks[name] / peaks['torch']:.2f}x"))
-    header = ["batches", "loader", "peak: shared MiB", "median", "after", "peak beside torch's"]
-    table(f"Batches that differ, {WORKERS} workers", header, rows)
+    header = ["batches", "loader", "peak: shared MiB", "median", "after", "peak / torch's"]
+    table(f"Batches of different sizes, {WORKERS} workers", header, rows)
 
 
 def main() -> None:

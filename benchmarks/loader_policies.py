@@ -218,7 +218,7 @@ def careful(options: argparse.Namespace) -> Iterator[Trial]:
         return len(had), max(waits)
 
     with cluster():
-        yield Trial("careful", (f"samples had of {length}, of which one kills", "longest wait, s"), run)
+        yield Trial("careful", (f"samples received of {length}, of which one kills", "longest wait, s"), run)
 
 
 def hedging(options: argparse.Namespace) -> Iterator[Trial]:
@@ -275,7 +275,8 @@ def losses(options: argparse.Namespace) -> Iterator[Trial]:
         met = "met" if max(seen) < BAR else "missed"
         remark(
             f"A node lost, hedge={hedge}: {max(seen):.2f} s at most without a batch in {len(seen)} rounds, bar < "
-            f"{BAR:g} s: {met}. All {count} batches and their draws were those of the same pass without the loss."
+            f"{BAR:g} s: {met}. All {count} batches and their random draws "
+            "were equal to those of a pass without the loss."
         )
 
 

@@ -108,10 +108,11 @@ def cheap(repeat: int) -> None:
         low, middle, high = spread(rates[name], 4)
         rows.append((name, f"{min(firsts[name]):.2f}", low, middle, high))
     table(
-        "cheap samples, batches of 100", ("", "first batch s", "samples/s least", "middle", "most"), rows, peer="torch"
+        "cheap samples, batches of 100", ("", "first batch, s", "samples/s: min", "median", "max"), rows, peer="torch"
     )
     remark(
-        f"anonymous memory of the workers: {memory / 1e6:.0f} MB; of two bare actors with torch: {bare / 1e6:.0f} MB"
+        f"anonymous memory of the workers: {memory / 1e6:.0f} MB; "
+        f"of two Ray actors that batch with torch alone: {bare / 1e6:.0f} MB"
     )
 
 
@@ -133,7 +134,7 @@ def large(repeat: int) -> None:
         loaders["penstock ray, 2"].close()
     for name, values in found.items():
         rows.append((name, *spread(values)))
-    table("9.6 MB batches", ("", "GB/s least", "middle", "most"), rows, peer="torch")
+    table("9.6 MB batches", ("", "GB/s: min", "median", "max"), rows, peer="torch")
 
 
 def sleep(repeat: int) -> None:
@@ -151,7 +152,7 @@ def sleep(repeat: int) -> None:
         ideal = single * workers * threads
         low, middle, high = spread(rates, 4)
         rows.append((workers, threads, workers * threads, low, middle, high, f"{np.median(rates) / ideal:.0%}"))
-    columns = ("workers", "threads", "at a time", "samples/s least", "middle", "most", "of N x single")
+    columns = ("workers", "threads", "at a time", "samples/s: min", "median", "max", "of N x single")
     table("samples that wait for 20 ms, batches of 8", columns, rows)
 
 
@@ -169,7 +170,7 @@ def driver(repeat: int) -> None:
                 costs.append((time.thread_time() - begin) / count * 1e3)
             rows.append((name, *spread(costs)))
             loader.close()
-    table("processor time of the consumer's thread for a batch, ms", ("batch", "least", "middle", "most"), rows)
+    table("CPU time of the consumer's thread per batch, ms", ("batch", "min", "median", "max"), rows)
 
 
 PARTS = {"cheap": cheap, "large": large, "sleep": sleep, "driver": driver}

@@ -420,7 +420,7 @@ def throughput(found: dict[str, dict[str, list[Round]]], options: argparse.Names
             ratio = [r.rate / other.rate for r, other in zip(results, peer, strict=True)]
             costs = [f"{middle(results, name):.3g}" for name in ("megabytes", "client", "server")]
             rows.append((what, kind, *spread(rate, 4), *costs, *spread(ratio, unit="x")))
-    header = ["asked for", "client", "k rows/s: min", "median", "max", "MB/s", "CPU us/row: client", "server"]
+    header = ["request", "client", "k rows/s: min", "median", "max", "MB/s", "CPU us/row: client", "server"]
     title = f"{options.lines:,} rows, {options.repeat} rounds of {options.seconds} s"
     table(title, [*header, "ratio: min", "median", "max"], rows, peer=FLASK)
     rows = []

@@ -100,7 +100,7 @@ def main() -> None:
         (name, *_milliseconds(times.wall), f"{1000 * statistics.median(times.cpu):.0f}")
         for name, times in found.items()
     ]
-    table(f"whole processes, ms, {repeat} each", ["", "min", "median", "max", "processor, median"], rows)
+    table(f"whole processes, ms, {repeat} each", ["", "min", "median", "max", "CPU, median"], rows)
 
 
 def _milliseconds(seconds: Sequence[float]) -> list[str]:
