@@ -1,7 +1,7 @@
-"""The command ``penstock``: a file for each command; `penstock.tools.cli.app` lists them.
+"""The command ``penstock``: one file per command, listed in `penstock.tools.cli.app`.
 
-No large module is imported before a command runs, so that ``penstock --help`` is fast. From `main` on, Ctrl-C ends the
-process without a traceback, so this module imports nothing before.
+No large module is imported before a command runs, so that ``penstock --help`` is fast. Ctrl-C ends the process without
+a traceback once `main` runs, so this module imports nothing before that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command line of this process. It always raises `SystemExit`, or with ``--debug`` the error itself."""
+    """Run this process's command line. Always raises `SystemExit`, or with ``--debug`` the error itself."""
     try:
         from penstock.tools.cli.interrupt import AtOnce, end_at_once
 

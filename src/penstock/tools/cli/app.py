@@ -1,7 +1,7 @@
-"""The command line: its commands, global options and exit codes.
+"""The command line: commands, global options and exit codes.
 
-Exit codes of all commands: 0 done; 1 the work failed, or a check found problems; 2 an invalid command line; 130 Ctrl-C;
-141 the reader of the output has ended (``| head``). An error is one line on stderr, with ``--debug`` a traceback.
+Exit codes of all commands: 0 success; 1 failure, or a check found problems; 2 invalid command line; 130 Ctrl-C; 141 the
+reader of the output has exited (``| head``). An error is printed as one line on stderr; ``--debug`` adds the traceback.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _options(
 
 
 def main() -> NoReturn:
-    """Run the command line of this process. It always raises `SystemExit`, or with ``--debug`` the error itself."""
+    """Run this process's command line. Always raises `SystemExit`, or with ``--debug`` the error itself."""
     completion: Any = typer.completion
     completion.completion_init()
     try:
@@ -162,7 +162,7 @@ def main() -> NoReturn:
                 sys.stdout.flush()
             raise
     except BrokenPipeError:
-        # The interpreter flushes the rest of the output at its exit.
+        # The interpreter flushes the rest of the output when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_BROKEN_PIPE)
     except (PenstockError, OSError) as error:
@@ -174,13 +174,13 @@ def main() -> NoReturn:
 
 
 def _reasons(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes, from the last to the first."""
+    """Yield an exception, its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _told(error: OSError) -> str:
-    """Return the message of a system error, with its file."""
+    """Return the message of a system error, with the file's name."""
     reason = error.strerror or f"{type(error).__name__}: {error}"
     return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"

@@ -1,7 +1,7 @@
 """``penstock bench``: compare libraries on this machine with your own files.
 
-``penstock bench readers FOLDER`` compares the installed image backends and recommends one. The table is printed to
-standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it with matplotlib.
+``penstock bench readers FOLDER`` compares the installed image backends and recommends one. It prints a table, or one
+JSON object with ``--json``; ``--plot FILE`` draws the result with matplotlib.
 ``penstock bench clips FOLDER`` compares ways to read clips of videos.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["app"]
 
 app = App()
 
-_WIDTH = 24  # characters of the longest bar
+_WIDTH = 24  # length of the longest bar, in characters
 
 
 @app.callback()
@@ -166,7 +166,7 @@ def _print(files: Files, result: Comparison, counts: Sequence[int], target: int)
 
 
 def _advice(files: Files, result: Comparison, threads: int) -> list[str]:
-    """Return the recommended backends, and a line about a missing extension."""
+    """Return lines that recommend backends, or name a missing extension."""
     from penstock.images import native
 
     lines = []

@@ -1,6 +1,7 @@
 """``penstock cache``: show, clear and verify copies of remote objects and files derived from local data.
 
-Results are printed to standard output, with ``--json`` as one JSON object. `verify` exits with 1 for damaged copies.
+Results are printed to standard output, or as one JSON object with ``--json``. `verify` exits with 1 if a copy is
+damaged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["app"]
 
 app = App()
 
-_SHOWN = 10  # copies in a table
+_SHOWN = 10  # largest number of copies in the table
 
 Folder = Annotated[
     Path | None,
@@ -36,7 +37,7 @@ def _cache(folder: Path | None) -> Cache:
     from penstock.errors import StorageError
     from penstock.storage.store import Cache
 
-    if folder is not None and not (folder / "objects").is_dir():  # a typing error must not create a cache
+    if folder is not None and not (folder / "objects").is_dir():  # a typo must not create a cache
         raise StorageError(f"{folder} is not a cache of Penstock: it has no folder 'objects'")
     return Cache(folder)
 
@@ -52,7 +53,7 @@ def _describe(entry: Entry) -> dict[str, Any]:
 
 
 def _describe_jobs(cache: Cache, complete: list[Entry]) -> list[dict[str, Any]]:
-    """Return the needs of each running job."""
+    """Return the cache needs of each running job."""
     import numpy as np
 
     there = np.array([entry.name for entry in complete], np.uint64)
@@ -77,7 +78,7 @@ def _job_in_words(job: dict[str, Any]) -> str:
 
 
 def _kept(folder: Path | None) -> dict[str, list[KeptFile]]:
-    """Return the files derived from local data, by kind; a cache of copies has none."""
+    """Return the files derived from local data, by kind. A cache given with --folder has none."""
     from penstock.storage.derived import KINDS, kept_files
 
     found: dict[str, list[KeptFile]] = {kind: [] for kind in KINDS}

@@ -1,7 +1,7 @@
 """``penstock clips``: index video or audio files for training on clips.
 
 ``penstock clips index FILES`` writes an index of packets (`penstock.clips.clip_index`). It prints a report to standard
-output, with ``--json`` as one JSON object.
+output, or one JSON object with ``--json``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["app"]
 app = App()
 
 
-# Without a callback, typer would turn the only command into the group itself.
+# Without a callback, typer would merge the group with its only command.
 @app.callback()
 def _group() -> None:
     """Index video or audio files for training on clips."""

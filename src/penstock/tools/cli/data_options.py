@@ -1,7 +1,7 @@
-"""Options of ``penstock plan`` and ``shuffle-quality`` for the data of a job: from a program, or as plain numbers.
+"""Options that describe the data of a job, for ``penstock plan`` and ``shuffle-quality``: a program, or plain numbers.
 
-Plain numbers become a `penstock.Mixture`, over ranges if only the size of a source is known. So plans and measurements
-use the same arithmetic as training.
+Plain numbers become a `penstock.Mixture`; a source with only a number of rows becomes a range. So plans and
+measurements use the same arithmetic as training.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DataOptions:
         """Whether sources were given.
 
         Raises:
-            BadParameter: options of sources without --source.
+            BadParameter: options for sources, but no --source.
         """
         if not self.source and (self.weights or self.keep or self.stop is not None):
             raise typer.BadParameter("--weights, --keep and --stop need sources: add --source NAME=ROWS")
@@ -77,10 +77,10 @@ class DataOptions:
     def loader(
         self, batch_size: int, *, drop_last: bool = False, **share: Any
     ) -> tuple[DataLoader[Any], dict[str, int]]:
-        """Return a loader over the mixture of the sources, and the rows of each before filters.
+        """Return a loader over the mixture of the sources, and each source's number of rows before filters.
 
         Args:
-            batch_size, drop_last: of the loader.
+            batch_size, drop_last: passed to the loader.
             share: arguments of `penstock.Mixture`.
 
         Raises:
@@ -122,10 +122,10 @@ def as_loader(target: str, batch_size: int) -> DataLoader[Any]:
 
     Args:
         target: ``MODULE:NAME`` or ``FILE.py:NAME``.
-        batch_size: for a dataset.
+        batch_size: used if the object is a dataset.
 
     Raises:
-        ConfigError: no such object, or a loader of torch.
+        ConfigError: no such object, or a torch loader.
     """
     from penstock.loader.dataloader import DataLoader
     from penstock.tools.cli.profile_source import load_object, names_a_loader
@@ -146,7 +146,7 @@ def as_loader(target: str, batch_size: int) -> DataLoader[Any]:
 
 
 def with_rows(found: _Found, rows: dict[str, int]) -> _Found:
-    """Return a plan or a measurement with each source's rows before filters."""
+    """Return a plan or measurement, completed with each source's number of rows before filters."""
     sources: Any = tuple(replace(source, rows=rows[source.name]) for source in found.sources)
     return replace(found, sources=sources)
 
@@ -167,7 +167,7 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
 
 
 def _weights(text: str) -> tuple[int, dict[str, float]]:
-    """Parse a stage of the weights: its first position, and the weights by name."""
+    """Parse one stage of weights: return its first position, and the weights by source name."""
     begin, colon, rest = text.partition(":")
     if not colon or "=" in begin:
         begin, rest = "0", text
@@ -184,7 +184,7 @@ def _weights(text: str) -> tuple[int, dict[str, float]]:
 
 
 def _opened(text: str) -> Any:
-    """Return a source: a range for a number of rows, else the dataset of `penstock.open`."""
+    """Return a range if the text is a number of rows, else the dataset that `penstock.open` returns."""
     if re.fullmatch(r"[0-9][0-9_.]*(e\+?[0-9]+)?[kmgtp]?i?", text, re.IGNORECASE):
         return range(count(text))
     from penstock.opening import open
@@ -193,7 +193,7 @@ def _opened(text: str) -> Any:
 
 
 def _check_rows(name: str, kept: int, rows: int, keep: str | None) -> None:
-    """Refuse a source without rows."""
+    """Raise `BadParameter` for a source without rows."""
     if not rows:
         raise typer.BadParameter(f"--source {name}=...: {name} is empty: leave it out")
     if not kept:
@@ -211,7 +211,7 @@ def _filtered(data: Any, keep: str | None) -> Any:
         some = round(rows * float(share[1]) / 100) if share else count(keep)
         if some > rows:
             raise typer.BadParameter(f"--keep {keep}: the source has {rows:,} rows")
-        # A plan needs only the number of rows, not which ones.
+        # A plan needs only the number of remaining rows, not which rows they are.
         return range(some)
     from penstock.datasets.subset import Subset
     from penstock.tools.cli.expressions import parse_expression

@@ -1,6 +1,6 @@
 """``penstock demo``: a training run on real images that is killed twice and loses no sample.
 
-The demo itself is an example, ``examples/demo``, which wheels contain, too (setup.py). This module has its options.
+The demo itself is ``examples/demo``; setup.py also puts it into wheels. This module defines the command's options.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def command(
 
 
 def _terminated(number: int, frame: Any) -> NoReturn:
-    # SystemExit runs every `with`, so that no training process stays behind.
+    # SystemExit leaves every `with` block, so that no training process is left running.
     sys.exit(128 + number)
 
 
@@ -88,6 +88,6 @@ def _files_in(data: Path) -> tuple[Path, Path]:
 
 
 def _load(folder: Path) -> Any:
-    """Import the demo. Its files import each other as top-level modules, so their folder goes into sys.path."""
+    """Import the demo. Its files import each other as top-level modules, so add their folder to sys.path."""
     sys.path.insert(0, str(folder))
     return importlib.import_module("demo")

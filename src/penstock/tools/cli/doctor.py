@@ -1,7 +1,7 @@
 """``penstock doctor``: check this machine and its packages, and say how to solve problems.
 
-The checks are in `penstock.tools.doctor`. This module prints them as tables, or with ``--json`` as one JSON object. The
-exit code is 1 if a required or requested thing does not work; mere improvements are no failure.
+The checks are in `penstock.tools.doctor`. This module prints the results as tables, or as one JSON object with
+``--json``. The exit code is 1 if something required or requested does not work, but not for suggested improvements.
 """
 
 from __future__ import annotations

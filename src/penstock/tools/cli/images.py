@@ -1,7 +1,7 @@
 """``penstock images``: index the images of a manifest for fast crops.
 
 ``penstock images index FILE`` writes an index of entries (`penstock.images.entries`). It prints a report to standard
-output, with ``--json`` as one JSON object.
+output, or one JSON object with ``--json``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["app"]
 app = App()
 
 
-# Without a callback, typer would turn the only command into the group itself.
+# Without a callback, typer would merge the group with its only command.
 @app.callback()
 def _group() -> None:
     """Index the images of a manifest for fast crops."""
@@ -105,7 +105,7 @@ def _print_json(report: IndexReport, seconds: float, examples: int) -> None:
 
 
 def _print(name: str, report: IndexReport, seconds: float, examples: int) -> None:
-    """Print a table, with errors below."""
+    """Print a table, then the errors."""
     size = report.path.stat().st_size
     rate = f"{report.images / seconds:,.0f} images/s, {speed(report.nbytes, seconds)}"
     rows = [

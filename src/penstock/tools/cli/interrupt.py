@@ -1,7 +1,7 @@
-"""Ctrl-C during imports: end the process at once, with the exit code of Ctrl-C.
+"""Ctrl-C during imports: end the process at once, with exit code 130.
 
-Some extension modules swallow a KeyboardInterrupt during their import, or turn it into another error. No work has begun
-then, so there is nothing to clean up.
+Some extension modules swallow a KeyboardInterrupt during their import, or turn it into another error. No work has
+started at that point, so there is nothing to clean up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTERRUPTED = 130  # 128 + the number of SIGINT, as in shells
 
 
 class AtOnce:
-    """Makes Ctrl-C end the process at once, until the block ends."""
+    """Context manager: Ctrl-C ends the process at once until the block ends."""
 
     def __enter__(self) -> None:
         self._changed = end_at_once()
@@ -32,8 +32,8 @@ class AtOnce:
 def end_at_once() -> bool:
     """Make Ctrl-C end the process at once from now on; return whether this changed the handler.
 
-    Background programs of a shell ignore Ctrl-C, and another handler was set on purpose: both stay. Only the main
-    thread can set a handler.
+    Programs in the background of a shell ignore Ctrl-C, and a custom handler was set on purpose: neither is changed.
+    Outside the main thread, nothing changes, because only the main thread can set a handler.
     """
     mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     mine = mine and threading.current_thread() is threading.main_thread()

@@ -1,7 +1,7 @@
 """Groups of commands, and their ``--help`` as plain text under headings.
 
-Typer draws its own help with rich, whose import takes longer than the rest of ``--help``, and it imports all commands
-of a group to list them. `App` is `typer.Typer` with plain help. `Catalog` is a group that imports the module of a
+Typer renders help with rich, whose import takes longer than the rest of ``--help``, and to list the commands of a group
+it imports all of them. `App` is `typer.Typer` with plain help. `Catalog` is a group that imports the module of a
 command only to run it.
 """
 
@@ -47,7 +47,7 @@ def _section(formatter: Any, title: str, rows: Sequence[tuple[str, str]]) -> Non
 
 
 def _epilog(text: str | None, formatter: Any) -> None:
-    """Write examples, one on each line, unwrapped, so that they can be copied."""
+    """Write examples, one per line and unwrapped, so that they can be copied."""
     if text:
         formatter.write_paragraph()
         for line in text.splitlines():
@@ -82,7 +82,7 @@ class _Group(TyperGroup):
             _section(formatter, panel, [(name.ljust(width), text) for name, _, text in rows])
 
     def entries(self, ctx: Any) -> Iterator[tuple[str, str, str]]:
-        """Yield name, heading and first sentence of each command."""
+        """Yield name, heading and one line of help for each command."""
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
             yield name, getattr(command, "rich_help_panel", None) or "Commands", command.get_short_help_str(100)
@@ -110,10 +110,10 @@ class Entry:
     """A command that is not imported yet.
 
     Attributes:
-        module: contains an `App` named ``app``, or a function named ``command``.
-        panel: heading in the list of commands.
+        module: a module with an `App` named ``app``, or a function named ``command``.
+        panel: the heading above it in the list of commands.
         help: one line of help.
-        example: for a function; an `App` has its own.
+        example: used for a function; an `App` defines its own.
     """
 
     module: str
@@ -136,7 +136,7 @@ class Entry:
 
 
 class _Commands(MutableMapping[str, Any]):
-    """Commands by name, each imported at its first use."""
+    """A mapping from name to command. A command is imported at its first use."""
 
     def __init__(self, entries: dict[str, Entry]) -> None:
         self.entries = entries
@@ -161,7 +161,7 @@ class _Commands(MutableMapping[str, Any]):
 
 
 class Catalog(_Group):
-    """A group of commands that are imported when they run; a subclass lists their entries."""
+    """A group of commands, each imported only when it runs. Subclasses list the entries."""
 
     catalog: dict[str, Entry] = {}
 

@@ -1,6 +1,6 @@
-"""``penstock ledger``: list the rows in a step of a job, or the steps with a row, computed from the plan.
+"""``penstock ledger``: list the rows in a step of a job, or the steps that use a row, computed from the plan.
 
-The answer is printed to standard output, with ``--json`` as one JSON object.
+The answer is printed to standard output, or as one JSON object with ``--json``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_SHOWN = 16  # rows of a step in the table
+_SHOWN = 16  # largest number of rows of a step in the table
 
 
 def command(
@@ -91,7 +91,7 @@ def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
 
 
 def _source(given: str | None) -> int | str:
-    """Return a source as a number, if it is one, else as a name."""
+    """Return a source as an int if the text is a number, else as a name."""
     if given is None:
         return -1
     return int(given) if given.isdecimal() else given
@@ -120,7 +120,7 @@ def _in_words(value: Any) -> str:
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """Return the first loader state in a file, at any depth."""
+    """Return the first loader state in a file, however deeply nested."""
     try:
         content = json.loads(path.read_bytes())
     except (UnicodeDecodeError, json.JSONDecodeError):

@@ -1,6 +1,6 @@
 """``penstock lengths``: count the length of every document, for packing; a killed run continues when run again.
 
-The report is printed to standard output, with ``--json`` as one JSON object, and the progress bar to standard error.
+The report is printed to standard output, or as one JSON object with ``--json``; the progress bar to standard error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def command(
 
 
 _WHOLE: dict[str, Any] = {"rank": 0, "world_size": 1, "shuffle": "none"}
-"""Arguments for all rows in stored order."""
+"""Arguments that select all rows in stored order."""
 
 
 def _table(files: str | list[str], column: str) -> Any:
@@ -102,7 +102,7 @@ def _tokenized(files: str | list[str], tokenizer: Path, column: str, end: str | 
 
 
 def _has_documents(source: list[str]) -> bool:
-    """Return whether these files of tokens have an index of documents: from ``penstock tokenize`` or Megatron."""
+    """Return whether these token files have an index of documents, from ``penstock tokenize`` or Megatron."""
     return all(
         Path(name, "tokens.json").is_file() or Path(name).name == "tokens.json" or Path(name).suffix == ".idx"
         for name in source

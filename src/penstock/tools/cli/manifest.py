@@ -1,7 +1,7 @@
 """``penstock manifest``: show, index, check and prepare lists of samples.
 
-Results are printed to standard output, with ``--json`` as one JSON object, and progress bars to standard error. Exit
-code 1 means problems in the data. `penstock.tools.cli.app.main` handles a `PenstockError`, with exit code 1, too.
+Results are printed to standard output, or as one JSON object with ``--json``; progress bars to standard error. Exit
+code 1 means problems in the data, or a `PenstockError`, which `penstock.tools.cli.app.main` handles.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def info(
 
 
 def _label_counts(manifest: Manifest, *, bars: bool) -> dict[str, Any]:
-    """Return range, number of classes and rows per class. One pass; memory grows only with the classes."""
+    """Return range, number of classes and rows per class, in one pass. Memory grows only with the number of classes."""
     import numpy as np
 
     counts: dict[int, int] = {}
@@ -261,7 +261,7 @@ def build(
     if force:
         for path in index_files(how.open(list(files), bars=not as_json)):
             path.unlink(missing_ok=True)
-    began = time.time_ns() - 20_000_000  # the file system's clock may be some ms behind
+    began = time.time_ns() - 20_000_000  # the file system's clock may lag by some ms
     started = time.perf_counter()
     manifest = how.open(list(files), bars=not as_json)
     seconds = time.perf_counter() - started
@@ -375,6 +375,6 @@ def warm(
 
 
 def _some(paths: list[Path]) -> str:
-    """Return the first paths of a list as text, and the number of others."""
+    """Return the first paths of a list as text, followed by the number of the others."""
     more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
     return ", ".join(shown(str(path)) for path in paths[:3]) + more

@@ -1,4 +1,4 @@
-"""Shared parts of commands: the options for reading a manifest, tables, progress bars and numbers.
+"""Helpers shared by commands: the options for reading a manifest, tables, progress bars and numbers.
 
 `reading` turns the eight options of `Manifest.open` into one argument:
 
@@ -99,7 +99,7 @@ class Reading:
         """Return the keyword arguments of `Manifest.open`.
 
         Raises:
-            ConfigError: columns that mix both notations.
+            ConfigError: columns mix both notations, ``NAME`` and ``NAME=SOURCE``.
         """
         return {
             "root": self.root,
@@ -116,7 +116,7 @@ class Reading:
         """Open a manifest, or the list of images or arrays in a folder. Indexing a large file shows a progress bar.
 
         Raises:
-            ConfigError: a folder of other samples. The message names the command for them.
+            ConfigError: a folder of other samples. The message names the command to use instead.
         """
         from penstock.manifest import Manifest
 
@@ -180,7 +180,7 @@ def given_options(context: typer.Context, *options: type[Any] | str, but: Contai
     """Return the options on the command line, including options with their default value.
 
     Args:
-        context: of the command.
+        context: the context of the command.
         options: the options to check: dataclasses of options, and names of parameters.
         but: names of parameters to ignore.
     """
@@ -199,7 +199,7 @@ reading = spread("how", Reading)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console without markup. It wraps no line of a file or a pipe."""
+    """Return a console without markup. Lines written to a file or a pipe are not wrapped."""
     from rich.console import Console
 
     result = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
@@ -208,10 +208,10 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def bar(title: str, *, unit: str = "", show: bool = True) -> Iterator[Callable[[int, int], object]]:
-    """Show a progress bar on standard error; yield a function to call with the done and the total amount.
+    """Show a progress bar on standard error; yield a function to call with the finished and the total amount.
 
-    The bar appears at the first call, so that it does not disturb the bar of an index. ``unit="B"`` counts bytes.
-    Without a terminal, or with ``show=False``, there is no bar.
+    The bar appears at the first call, so that it does not disturb the bar shown while an index is built.
+    ``unit="B"`` counts bytes. Without a terminal, or with ``show=False``, there is no bar.
     """
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -262,7 +262,7 @@ def figures(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def print_figures(table: Table) -> None:
     """Print a table of numbers, never truncated.
 
-    Its columns are ``no_wrap``. On a narrow terminal, first the heads are wrapped, then padding is removed, then the
+    Its columns are ``no_wrap``. On a narrow terminal, first the headings are wrapped, then padding is removed, then the
     first column is wrapped. If that is not enough, the terminal wraps the lines.
     """
     from rich.console import Console
@@ -289,7 +289,7 @@ def print_figures(table: Table) -> None:
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """Print a JSON object in one line, with unknown types as text, and NaN and infinity as null."""
+    """Print a JSON object on one line. Unknown types become text; NaN and infinity become null."""
     print(json.dumps(_plain(report), default=str, allow_nan=False))
 
 
@@ -302,7 +302,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown(text: str) -> str:
-    """Escape invalid UTF-8 and control characters, so that text of a file is safe to print."""
+    """Escape invalid UTF-8 and control characters, so that text from a file is safe to print."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -325,7 +325,7 @@ def speed(size: float, seconds: float) -> str:
 
 
 def index_files(manifest: Manifest) -> list[Path]:
-    """Return the index or the converted file of each source of a manifest."""
+    """Return the index, or the converted file, of each source file of a manifest."""
     from penstock.manifest.formats import LinePart
     from penstock.manifest.formats.mapped import ArrowPart
     from penstock.manifest.sidecar import places

@@ -20,7 +20,7 @@ Lengths = npt.NDArray[np.int32]
 
 
 def size_figures(widths: Lengths, heights: Lengths) -> dict[str, dict[str, float] | None]:
-    """Return minimum, maximum and median of widths and heights, without unreadable images; None for no images."""
+    """Return minimum, maximum and median of the widths and heights of readable images; None if there are none."""
     good = widths > 0
     return {
         name: {"min": int(lengths.min()), "max": int(lengths.max()), "median": float(np.median(lengths))}
@@ -33,7 +33,7 @@ def size_figures(widths: Lengths, heights: Lengths) -> dict[str, dict[str, float
 def print_sizes(
     name: str, output: Path, seconds: float, widths: Lengths, heights: Lengths, errors: Sequence[SizeError]
 ) -> None:
-    """Print a table, with the errors below."""
+    """Print a table, then the errors."""
     count, good = len(widths), widths > 0
     rows = [
         ("images", f"{count:,} in {duration(seconds)}: {count / seconds:,.0f} images/s"),

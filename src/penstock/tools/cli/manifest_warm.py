@@ -20,7 +20,7 @@ _EXAMPLES = 10
 
 
 class _Reader(threading.local):
-    """Reads files to their end, into one buffer for each thread."""
+    """Reads files to their end, into one buffer per thread."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(_BUFFER)
@@ -35,7 +35,7 @@ class _Reader(threading.local):
 def read_files(paths: Sequence[Path], progress: Callable[[int, int], object]) -> int:
     """Read whole files one after the other; return the number of bytes.
 
-    ``progress`` is called with the bytes read so far and the bytes of all files.
+    ``progress`` is called with the bytes read so far and the total size of the files.
 
     Raises:
         ManifestIOError: a file that cannot be read.
@@ -59,7 +59,7 @@ def read_samples(
 ) -> tuple[int, int, list[str]]:
     """Read the files of all rows on threads; return bytes read, number of failures, and the first error messages.
 
-    ``progress`` is called with the finished rows and all rows. Memory: a buffer of 1 MiB for each thread.
+    ``progress`` is called with the numbers of finished rows and of all rows. Memory: a buffer of 1 MiB per thread.
     """
     reader = _Reader()
 

@@ -1,7 +1,7 @@
 """``penstock plan``: estimate the needs of a training run.
 
-The arithmetic is in `penstock.tools.planning`. This module prints tables to standard output, or with ``--json`` one
-JSON object, and draws a plot with ``--plot``.
+The arithmetic is in `penstock.tools.planning`. This module prints tables to standard output, or one JSON object with
+``--json``, and draws a plot with ``--plot``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _STORE = {"samples", "sample_bytes", "ranks", "epochs", "cache", "shuffle", "block_size", "window", "seed"}
-"""Options of a job that a plan of a store uses, too."""
+"""Options of a job that the plan of a store also uses."""
 
 _LAYOUT = {"ranks", "batch_size", "epochs"}
 _SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remainder", "seed"}
-"""Options of a job that a program's dataset fixes itself."""
+"""Options of a job that a program's dataset sets itself."""
 
 
 @spread("assumed", AssumedOptions)
@@ -152,7 +152,7 @@ def _report(plan: Plan) -> dict[str, Any]:
 
 
 def _ranks(context: typer.Context, run: JobOptions) -> int | None:
-    """Return the number of ranks if it is on the command line."""
+    """Return the number of ranks if given on the command line, else None."""
     return run.ranks if given_options(context, "ranks") else None
 
 
@@ -160,7 +160,7 @@ def _data_plan(context: typer.Context, data: str | None, sources: DataOptions, r
     """Return the plan of a program's data, or of the sources on the command line.
 
     Raises:
-        BadParameter: both, or options that the data fixes.
+        BadParameter: both are given, or options that the data itself sets.
     """
     from penstock.tools.cli.data_options import as_loader, with_rows
     from penstock.tools.planning.data import data_plan
@@ -264,7 +264,7 @@ def _token_rows(found: TokenBatches) -> list[tuple[str, str]]:
 
 
 def _time(seconds: float) -> str:
-    """Return a time as text, like `duration`, and in hours or days from one hour on."""
+    """Return a time as text, like `duration`, but in hours or days from one hour up."""
     if seconds < 3600:
         return duration(seconds)
     hours = seconds / 3600

@@ -1,4 +1,4 @@
-"""``penstock plan`` of data: samples of each source, stages of weights, and a plot of the shares over the run."""
+"""``penstock plan`` for data: samples of each source, stages of weights, and a plot of the shares over the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_data", "print_data", "write_page"]
 
 _COLOURS = 8
-_LETTER = 8  # largest width of a letter in a plot, in pixels
+_LETTER = 8  # width of the widest letter in a plot, in pixels
 
 
 def print_data(plan: DataPlan) -> None:
@@ -193,7 +193,7 @@ def _areas(plan: DataPlan) -> str:
 
 
 def _fill(number: int, count: int) -> str:
-    """Return the colour of a source, from the page's style if there are few sources."""
+    """Return the colour of a source; with few sources, one from the page's style."""
     return f'class="s{number}"' if count <= _COLOURS else f'fill="hsl({360 * number / count:.1f},60%,50%)"'
 
 

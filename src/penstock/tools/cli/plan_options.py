@@ -142,7 +142,7 @@ class JobOptions:
         """Check the number of epochs.
 
         Raises:
-            BadParameter: no epoch, or too many to plan one by one.
+            BadParameter: less than one epoch, or too many to plan one by one.
         """
         if not 1 <= self.epochs <= _EPOCHS:
             told = (
@@ -187,7 +187,7 @@ def _make(kind: Callable[..., _Made], values: dict[str, Any]) -> _Made:
 
 @dataclass(frozen=True)
 class AssumedOptions:
-    """Assumptions. A test compares the defaults with `penstock.tools.planning.Assumptions`."""
+    """The options for assumptions. A test compares the defaults with `penstock.tools.planning.Assumptions`."""
 
     rank_memory: Annotated[int, _size("--rank-memory", "Private memory of a rank's process.", **_ASSUMED)] = 200_000_000
     worker_memory: Annotated[int, _size("--worker-memory", "Private memory of a worker.", **_ASSUMED)] = 26_000_000
@@ -250,10 +250,10 @@ class StoreOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether a store is planned.
+        """Whether to plan downloads from a store.
 
         Raises:
-            BadParameter: options of a store without --shards.
+            BadParameter: options of a store, but no --shards.
         """
         if self.shards is None and (self.nodes, self.gb_price, self.request_price) != (None, None, None):
             raise typer.BadParameter(
@@ -287,7 +287,7 @@ class PackingOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether packs are compared.
+        """Whether to compare packs.
 
         Raises:
             BadParameter: a required option of packing is missing.

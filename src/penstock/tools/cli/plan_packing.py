@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["print_packing"]
 
-_RANKS = 8  # default; a single rank never waits for others
+_RANKS = 8  # default number of ranks; a single rank would never wait for others
 _PACKS = 8
 
 
@@ -31,11 +31,11 @@ def print_packing(
     """Print the padding and the cost of packs, and draw them if requested.
 
     Args:
-        given: the options of packing.
+        given: the packing options.
         ranks: number of ranks; None for the default.
         others: options on the command line that packing does not use.
-        plot: file of the plot.
-        as_json: print one JSON object.
+        plot: file for the plot.
+        as_json: print one JSON object instead of tables.
 
     Raises:
         BadParameter: options that only the plan of a job uses.

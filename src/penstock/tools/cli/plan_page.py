@@ -24,7 +24,7 @@ text { fill: var(--ink); font-size: 13px } .bar { fill: var(--blue) } .pale { fi
 
 
 def check_page(path: Path | None) -> None:
-    """Check before the plan that the page can be written.
+    """Check, before planning, that the page can be written.
 
     Raises:
         ConfigError: its folder does not exist.
@@ -34,14 +34,14 @@ def check_page(path: Path | None) -> None:
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table of texts."""
+    """Return an HTML table."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def plan_page(title: str, about: str, body: Sequence[str], notes: Sequence[str]) -> str:
-    """Return an HTML page with a title, a line about the plan, the parts of the body, and notes."""
+    """Return an HTML page: title, a line about the plan, the elements of the body, and notes."""
     said = [f"<p>{escape(note)}</p>" for note in notes]
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>", *body, *said]
     return html_page(f"Penstock: {title}", _STYLE, "\n".join(parts))

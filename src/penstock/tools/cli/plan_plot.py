@@ -97,7 +97,7 @@ def _cache(axes: Any, plan: Plan) -> None:
     sizes = [round(data * k / _POINTS) for k in range(_POINTS + 1)]
     for kind in sorted(plan.hit_rates, key="block".__eq__):
         rates = [hit_rates(replace(job, cache_bytes=size), kind)[-1] for size in sizes]
-        style = "--" if kind == "block" else "-"  # dashes show a curve below: equal to global for reads of one row
+        style = "--" if kind == "block" else "-"  # dashed: block equals global for reads of one row
         axes.plot([size / data for size in sizes], rates, style, label=kind)
     axes.axvline(min(1.0, job.cache_bytes / data), color="black", linewidth=0.8, linestyle="--")
     axes.set(xlabel="cache of a node / data", ylabel="hits", ylim=(-0.02, 1.02))

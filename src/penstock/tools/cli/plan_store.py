@@ -27,9 +27,9 @@ def print_store(store: StoreOptions, run: JobOptions, ranks: int | None, *, as_j
 
     Args:
         store: the shards, nodes and prices.
-        run: the options of the job, some of which a store uses.
-        ranks: number of ranks; None for one on each node.
-        as_json: print one JSON object.
+        run: the options of the job; the plan uses some of them.
+        ranks: number of ranks; None for one per node.
+        as_json: print one JSON object instead of a table.
 
     Raises:
         BadParameter: missing or invalid numbers.

@@ -1,4 +1,4 @@
-"""Checks of the file for ``--plot``."""
+"""Check the file for ``--plot``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["check_plot"]
 
 
 def check_plot(path: Path) -> None:
-    """Check before any work that the plot can be written.
+    """Check, before any work, that the plot can be written.
 
     Raises:
-        ConfigError: the file cannot be written, or its extension is an unknown format.
+        ConfigError: the file cannot be written, or its extension is not a known format.
     """
     if not path.parent.is_dir():
         raise ConfigError(f"cannot draw into {str(path)!r}: the folder {str(path.parent)!r} does not exist")

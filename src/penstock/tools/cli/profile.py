@@ -1,7 +1,7 @@
 """``penstock profile``: find the limiting stage of a loader, and its best executor and number of workers.
 
-The measurement is `penstock.tools.profiling.profile`. This module prints tables to standard output, or with ``--json``
-one JSON object, and writes a page with plots with ``--html FILE``.
+The measurement is `penstock.tools.profiling.profile`. This module prints tables to standard output, or one JSON
+object with ``--json``; with ``--html FILE`` it also writes a page with plots.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_WIDTH = 24  # characters of the longest bar
-_BATCH_SIZE = 64  # default for a path
+_WIDTH = 24  # length of the longest bar, in characters
+_BATCH_SIZE = 64  # default if the target is a path
 
 
 class _Executor(StrEnum):

@@ -1,4 +1,4 @@
-"""The loader that ``penstock profile`` measures: from the user's program, or over a manifest, shards or a folder."""
+"""Open the loader that ``penstock profile`` measures: from a program, or over a manifest, shards or a folder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ENCODED = ("jpeg", "png")  # MDS column types that hold the bytes of image file
 
 
 def names_a_loader(target: str) -> bool:
-    """Return whether this is ``MODULE:LOADER`` or ``FILE.py:LOADER``, not a path or an address."""
+    """Return whether the target is ``MODULE:LOADER`` or ``FILE.py:LOADER``, not a path or a URL."""
     module, colon, attribute = target.rpartition(":")
     return bool(colon and module) and not os.path.exists(target) and attribute.replace(".", "_").isidentifier()
 
 
 def load(target: str) -> TorchDataLoader[Any]:
-    """Return a program's loader by name, or the loader that its function without arguments returns.
+    """Return the named loader of a program, or the loader that the named function returns without arguments.
 
     Raises:
         ConfigError: no such module or name, or it is not a loader.
@@ -48,7 +48,7 @@ def load(target: str) -> TorchDataLoader[Any]:
 
 
 def load_object(target: str) -> Any:
-    """Return a program's object by name. A function or class is called without arguments.
+    """Return the named object of a program. A function or class is called without arguments.
 
     Raises:
         ConfigError: no such module or name.
@@ -81,12 +81,12 @@ def _module(place: str) -> Any:
     path = Path(place).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no file {place!r}")
-    if "." in path.stem:  # workers that are not forked import the file by its name
+    if "." in path.stem:  # workers that are not forked import the file by name
         renamed = path.stem.replace(".", "_")
         raise ConfigError(
             f"{place}: Python cannot import a file with a dot in its name: rename it, for example to {renamed}.py"
         )
-    sys.path.insert(0, str(path.parent))  # for its own imports, and for workers that are not forked
+    sys.path.insert(0, str(path.parent))  # for the file's own imports, and for workers that are not forked
     module = importlib.import_module(path.stem)
     if module.__file__ is None or Path(module.__file__).resolve() != path:
         raise ConfigError(f"{place}: another module has the name {path.stem!r} ({module.__file__}); rename the file")
@@ -117,7 +117,7 @@ def _loaders(module: Any) -> str:
 
 
 def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -> TorchDataLoader[Any]:
-    """Return a loader over `penstock.open` of a path. Images get a crop and a flip; other samples are unchanged.
+    """Return a loader over `penstock.open` of a path. Images are cropped and flipped; other samples are unchanged.
 
     Raises:
         PenstockError: an unknown or unreadable path; a size for samples that are not images.
@@ -162,7 +162,7 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
 
 
 def _check_memory(size: int, samples: int) -> None:
-    """Check before the measurement that two batches fit into memory, the current and the next one."""
+    """Check, before measuring, that two batches fit into memory: the current and the next one."""
     from penstock.loader.memory import available_memory
     from penstock.tools.cli.manifest_options import byte_size
 
@@ -225,7 +225,7 @@ def _first(dataset: Any) -> Iterator[Any]:
 
 
 def _collates(dataset: Any) -> bool:
-    """Return whether samples can be stacked: all of one shape and type."""
+    """Return whether samples can be stacked, that is, have the same shape and type."""
     from torch.utils.data import IterableDataset, default_collate
 
     if isinstance(dataset, IterableDataset):

@@ -1,4 +1,4 @@
-"""``penstock shuffle-quality`` of data: how well the steps of a job mix each source, as tables."""
+"""Tables of ``penstock shuffle-quality`` for a job: how well its steps mix each source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["print_steps"]
 
 
 def print_steps(found: StepQuality) -> None:
-    """Print the measurements, with the values of random rows in brackets."""
+    """Print the measurements, with the values for random rows in brackets."""
     steps, epochs = counted(found.steps, "step"), counted(found.epochs, "epoch")
     ranks = counted(found.ranks, "rank")
     console().print(f"{steps} of {ranks} x {found.batch_size} measured, in {epochs}; in brackets: random rows")

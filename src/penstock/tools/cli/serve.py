@@ -1,7 +1,7 @@
 """``penstock serve``: serve manifests and a cache in the foreground, also under systemd and Kubernetes.
 
-The address is printed to standard output, with ``--json`` as one JSON object. The log is JSON lines on standard error.
-SIGTERM and Ctrl-C stop the server after its streams; SIGHUP opens changed manifests again.
+The address is printed to standard output, or as one JSON object with ``--json``. The log is JSON lines on standard
+error. SIGTERM and Ctrl-C stop the server after open streams finish; SIGHUP reopens changed manifests.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ Grace = Annotated[float, _option("Seconds for streams to finish when the server 
 
 
 class _Access(NamedTuple):
-    """The access arguments of `Server`."""
+    """The arguments of `Server` that control access."""
 
     token: str | None
     tls: TLS | None
     insecure: bool
 
     def weakness(self, address: str) -> str | None:
-        """Return a warning about the access at the server's address; None if it is safe."""
+        """Return a warning if access at the server's address is not safe, else None."""
         if self.insecure:
             return "anyone who reaches this address can read the served data"
         if self.token and not self.tls and not _is_loopback(address):
@@ -165,7 +165,7 @@ def named_files(files: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Return the files to serve by name: ``train.txt`` as "train", ``NAME=FILE`` as NAME.
 
     Raises:
-        ConfigError: no files, a repeated name, or a missing one.
+        ConfigError: no files, a repeated name, or a missing name.
     """
     pairs = []
     for file in files:
@@ -219,7 +219,7 @@ def _tls(cert: Path | None, key: Path | None, client_roots: Path | None) -> TLS 
 
 @contextlib.contextmanager
 def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: Log) -> Iterator[Status | None]:
-    """Run the status page, if it has a port, until the block ends."""
+    """Run the status page until the block ends, if a port is given."""
     if port is None:
         yield None
         return
@@ -254,7 +254,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _remove(ready_file: Path | None) -> None:
-    """Remove the ready file, also one that an earlier server left."""
+    """Remove the ready file, even if an earlier server left it behind."""
     from penstock.storage import io_error
 
     if ready_file is not None:

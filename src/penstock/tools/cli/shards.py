@@ -1,7 +1,7 @@
 """``penstock shards``: index, show, check, write, split and merge tar shards.
 
-Results are printed to standard output, with ``--json`` as one JSON object, and progress bars to standard error. Exit
-code 1 means problems in the data. `penstock.tools.cli.app.main` handles a `PenstockError`, with exit code 1, too.
+Results are printed to standard output, or as one JSON object with ``--json``; progress bars to standard error. Exit
+code 1 means problems in the data, or a `PenstockError`, which `penstock.tools.cli.app.main` handles.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _shards_of(urls: list[str]) -> list[str | Path]:
     """Return the named shards, or the shards in a folder.
 
     Raises:
-        ConfigError: a folder without shards. The message names the command for it.
+        ConfigError: a folder without shards. The message names the command to use instead.
     """
     if len(urls) != 1 or not os.path.isdir(urls[0]):
         return list(urls)
@@ -166,7 +166,7 @@ def _local(name: str) -> str:
 
 
 def _index_images(names: list[str], workers: int, *, force: bool, bars: bool) -> int:
-    """Write missing indexes of entries; return the number of indexed images."""
+    """Write missing indexes of entries (``.tar.entries``); return the number of indexed images."""
     from penstock.shards.entries import has_entries
     from penstock.shards.parallel import index_images_of_all
 
@@ -449,7 +449,7 @@ def _rewrite(
 
 
 def _new(name: str) -> str:
-    """Return the name of a new file; refuse an existing one, which may be an input shard by mistake."""
+    """Return the name of a new file. Raise `ConfigError` if it exists: it may be an input shard given by mistake."""
     from penstock.errors import ConfigError
 
     if Path(name).exists():

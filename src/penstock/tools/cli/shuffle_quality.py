@@ -1,7 +1,7 @@
 """``penstock shuffle-quality``: measure how well orders mix a manifest, and their reads.
 
-The measurement is `penstock.tools.quality`. This module prints a table to standard output, or with ``--json`` one JSON
-object.
+The measurement is in `penstock.tools.quality`. This module prints a table to standard output, or one JSON object with
+``--json``.
 """
 
 from __future__ import annotations
@@ -160,10 +160,10 @@ class _Steps(NamedTuple):
 
 
 def _target(files: list[str] | None, sources: DataOptions) -> str | None:
-    """Return the name of a program's data, or None to measure files or sources.
+    """Return the name of a program's data, or None if files or sources are measured.
 
     Raises:
-        BadParameter: a mix of them.
+        BadParameter: several of these are given.
     """
     from penstock.tools.cli.profile_source import names_a_loader
 
@@ -205,7 +205,7 @@ def _share(given: _Steps) -> dict[str, Any]:
     """Return the arguments of `penstock.Mixture`.
 
     Raises:
-        BadParameter: several kinds of order, or torch's.
+        BadParameter: several kinds of order, or torch's kind.
     """
     kinds = given.kind or [_Kind.GLOBAL]
     if len(kinds) > 1 or kinds[0] is _Kind.TORCH:
@@ -215,7 +215,7 @@ def _share(given: _Steps) -> dict[str, Any]:
 
 
 class _Source(NamedTuple):
-    """The rows to put into an order, with fingerprint and labels, or the reason why labels are unknown."""
+    """The rows to order: fingerprint, and labels or the reason why they are unknown."""
 
     rows: int
     fingerprint: str | None
@@ -279,7 +279,7 @@ def _makers(
     block_size: int,
     window: int,
 ) -> dict[str, Make]:
-    """Return functions from an epoch to an order, by name."""
+    """Return, by name, functions that build an epoch's order."""
     n = source.rows
     from penstock.hashing import derive_key
     from penstock.tools.quality import ShuffleBuffer, TableOrder
@@ -317,7 +317,7 @@ def _makers(
 
 
 def _invertible(order: Any) -> Any:
-    """Return an order with an inverse: a user's order without one is written out as a table."""
+    """Return an order with an inverse. An order of the user's own without an inverse is stored as a table."""
     import numpy as np
 
     from penstock.tools.quality import TableOrder
@@ -326,7 +326,7 @@ def _invertible(order: Any) -> Any:
 
 
 def _labels(manifest: Manifest) -> Labels | None:
-    """Return a function that reads the labels of rows; None without labels that can be counted."""
+    """Return a function that reads the labels of rows; None if there are no countable labels."""
     import pyarrow as pa
 
     if "label" not in manifest.columns:
@@ -363,7 +363,7 @@ def _print(found: dict[str, Quality]) -> None:
 
 
 def _mixing(quality: Quality) -> list[str]:
-    """Return the cells of a row that measure mixing."""
+    """Return the cells about mixing for a row of the table."""
     cells = [f"{quality.displacement:.4f}"]
     if quality.classes is not None and quality.classes_low is not None:
         cells += [f"{quality.classes:,.1f}", f"{quality.classes_low:,.0f}"]

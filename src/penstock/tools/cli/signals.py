@@ -19,7 +19,7 @@ __all__ = ["Signals"]
 
 
 class Signals:
-    """Catches signals until its block ends, then restores the old handlers. Use it in the main thread."""
+    """Catches signals until the ``with`` block ends, then restores the old handlers. Use it in the main thread."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers

@@ -1,6 +1,6 @@
 """``penstock tokenize``: tokenize text into files, on all cores or a Ray cluster; a killed run continues.
 
-The report is printed to standard output, with ``--json`` as one JSON object, and the progress bar to standard error.
+The report is printed to standard output, or as one JSON object with ``--json``; the progress bar to standard error.
 """
 
 from __future__ import annotations
