@@ -31,7 +31,7 @@ def describe_folder(path: str) -> str:
 
 
 def count_images(path: str) -> int:
-    """Return the number of images in a folder, without its subfolders."""
+    """Return the number of images directly in a folder."""
     return sum(map(is_image, _look(path)[0]))
 
 

@@ -244,9 +244,7 @@ def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
 
 
 def _kind_of_clips(path: str) -> str | None:
-    """Return "videos" or "recordings" for a folder that contains such files, by its first subfolder with any; else
-    None.
-    """
+    """Return "videos" or "recordings" for a folder with such files, by its first subfolder with any; else None."""
     for _, folders, names in os.walk(path, followlinks=True):
         folders.sort()
         for kind, endings in (("videos", VIDEO_ENDINGS), ("recordings", SOUND_ENDINGS)):

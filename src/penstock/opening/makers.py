@@ -22,7 +22,7 @@ _OF_MANIFEST = ACCEPTED["manifests"] - ACCEPTED["a folder of images"] | {"progre
 
 
 def make_dataset(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
-    """Return the dataset of a source; with any of the options in `IMAGES`, an `ImageDataset` over it."""
+    """Return the dataset of a source, wrapped in an `ImageDataset` if any option in `IMAGES` is given."""
     how = {name: options.pop(name) for name in IMAGES & options.keys()} if found.kind in OF_IMAGES else {}
     return _images(found, options, how) if how else _MAKERS[found.kind](found, options)
 

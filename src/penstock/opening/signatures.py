@@ -1,4 +1,4 @@
-"""`open`, with one signature per kind of source: editors complete the options, and type checkers know the result."""
+"""`open`, with one signature per kind of source: editors complete the options, and type checkers infer the result."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def open(source: Source, **options: Any) -> Any:
             size of each file.
 
     Raises:
-        ConfigError: the kind of source is unknown, or does not take an option. The message says which kinds and options
-            there are.
+        ConfigError: the kind of source is unknown, or does not take an option. The message lists the known kinds
+            or options.
         PenstockError: the errors of the dataset.
 
     For a folder of images, videos or recordings by class, a label is the index of the class folder in the sorted list

@@ -3,8 +3,8 @@
     number in the epoch -> batch -> slots -> places in the class index -> rows        `batches`
     row -> place -> slot -> batch -> number in the epoch                              `inverse`, `numbers_of`
 
-Nothing is replayed: beginning in the middle of an epoch costs no more than at its start. The position of a sample is
-its slot, which does not depend on the number of ranks.
+Nothing is replayed: starting in the middle of an epoch costs no more than starting at its beginning. The position of a
+sample is its slot, which does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SampleClasses:
         return self.index.find(rows, self.keys[rows])
 
     def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedMembers | None:
-        """Return the excluded samples with their replacements; None if no sample is excluded.
+        """Return the excluded samples and their replacements, or None if no sample is excluded.
 
         Args:
             exclude: rows of the samples.
@@ -100,7 +100,7 @@ class ClassBatchPlan(BatchEpochPlan):
         samples: maps places to samples.
         partition: the numbers of this rank's batches.
         identity: entries that a state must match, see `Cursor.plan`.
-        seed: of the samples' generators.
+        seed: seed of the samples' generators.
         epoch: the number of the epoch.
         sampler: the cursor of the inner plan, if there is one.
         excluded: excluded samples and their replacements.
@@ -136,7 +136,7 @@ class ClassBatchPlan(BatchEpochPlan):
 
     @property
     def repeated(self) -> list[int]:
-        """Numbers of the batches that are repeated, so that all ranks have equally many."""
+        """Numbers of the batches that are repeated so that all ranks have the same number of batches."""
         repeated: list[int] = self._partition.repeated.tolist()
         return repeated
 
@@ -144,7 +144,7 @@ class ClassBatchPlan(BatchEpochPlan):
         return len(self._partition)
 
     def __iter__(self) -> Iterator[Batch]:
-        begin, size = 0, 1  # the first batch is ready soonest alone
+        begin, size = 0, 1  # a block of one batch is ready soonest
         while begin < len(self):
             yield from self.batches(begin, begin + size)
             begin, size = begin + size, min(_LARGEST_BLOCK, size * 2)
@@ -176,13 +176,13 @@ class ClassBatchPlan(BatchEpochPlan):
     ) -> tuple[Indices, Indices, Indices]:
         """Return slots, places and sizes of batches with excluded samples replaced."""
         places = excluded.replace(places, self.seed or 0, self.epoch)
-        # If no sample as short is left, longer ones replace it, and fewer of them fit.
+        # If no sample of that length is left, longer ones replace it, and fewer of them fit.
         fitting = self._run.batches.fitting(places, counts)
         batches = np.repeat(np.arange(len(counts)), counts)
         return slots[fitting], places[fitting], np.bincount(batches[fitting], minlength=len(counts))
 
     def numbers_of(self, row: int) -> list[int]:
-        """Return the numbers, in the epoch, of all batches with a sample, also where it replaces an excluded one."""
+        """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
         if self._excluded is None:
             return [number for number in self.inverse([row])[0].tolist() if number >= 0]
         (place,) = self._samples.places(np.array([row])).tolist()

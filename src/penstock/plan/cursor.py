@@ -1,8 +1,8 @@
-"""`Cursor`: the position of a plan's consumer. It is the state of everything that resumes, and is checked here.
+"""`Cursor`: the position of a plan's consumer. Everything that resumes saves one as its state, and loads it here.
 
-Invariant: a state depends only on the samples that the *consumer* has received, not on prefetched ones. It has integers
-and short strings, and its size does not depend on the number of samples, ranks or workers. Loading it onto other data,
-another order or another layout raises a `StateError` that names every difference.
+Invariant: a state depends only on the samples that the *consumer* has received, not on prefetched ones. It contains
+integers and short strings, and its size does not depend on the number of samples, ranks or workers. Loading it onto
+other data, another order or another layout raises a `StateError` that names every difference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSIONS = {"version": "states", "order_version": "orders"}
 """Entries of a state with a version number, and the plural of the versioned thing, for messages."""
 
 _ABOVE = 1 << 62
-"""Exclusive upper bound of all counts: no table has so many rows."""
+"""Exclusive upper bound of all counts; no table has this many rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Cursor:
 
     @property
     def data(self) -> str | None:
-        """Identity of the data at the time of the cursor, if it may differ from the current one; else None."""
+        """Identity of the data when the cursor was taken, if it may differ from the current one; else None."""
         return None
 
     def state(self) -> State:

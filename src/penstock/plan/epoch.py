@@ -3,8 +3,8 @@
     plan.bind(cursor)  ->  epoch plan  ->  indices(a, b), positions(a, b)     any part of it, in any order
                                            cursor(count)                      the position after ``count`` samples
 
-A loader that prefetches takes the cursor at the sample that its *consumer* has received, so nothing is counted twice
-and nothing is replayed.
+A loader that prefetches takes the cursor after the last sample that its *consumer* has received, so no sample is
+counted twice or replayed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RankPartition(NamedTuple):
         partition: this rank's positions; positions of batches, if the order is one of batches.
         mini_epoch, done, base, skip: the start, see `penstock.plan.share.MiniEpoch`.
         parts: number of mini-epochs in an epoch.
-        batch_size: of a rank.
+        batch_size: batch size of each rank.
         drop_last: whether the last batch is left out if it is not full.
         excluded: hash of the excluded rows.
     """
@@ -97,12 +97,12 @@ class RankPartition(NamedTuple):
 
 
 class EpochPlan(abc.ABC):
-    """The samples of one epoch on one rank, from a cursor on.
+    """The samples of one epoch on one rank, starting at a cursor.
 
     Attributes:
-        seed: of the samples' generators; None leaves them to the reader of the plan.
+        seed: seed of the samples' generators; None leaves seeding to the reader of the plan.
         epoch: the number of the epoch.
-        per_rank: whether positions count only this rank's samples. Otherwise they count in the whole job's epoch, and
+        per_rank: whether positions count only this rank's samples. Otherwise they count the samples of all ranks, and
             do not depend on the number of ranks.
         one_by_one: whether reading the plan runs the user's code, so that it must not be read ahead further than
             needed.
@@ -138,7 +138,7 @@ class EpochPlan(abc.ABC):
         """Return the cursor of a consumer that has received the first ``count`` samples."""
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Record that the plan was read to its end. A plan that draws from a generator draws to its end."""
+        """Record that the plan was read to its end. A plan that draws from a generator makes its last draws."""
 
     def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
         """Record that the consumer has received the first ``count`` samples."""
@@ -235,7 +235,7 @@ class PartitionedOrder(EpochPlan):
         partition: this rank's positions.
         identity: entries that a state must match, see `Cursor.plan`.
         seed, epoch, per_rank: see `EpochPlan`.
-        rounds: how often the order yields each sample, if equally often; else None.
+        rounds: how often the order yields each sample; None if that differs between samples.
         entropy: returns the random draw at the start of the epoch; called for each cursor.
         exhaust: called at the end of the epoch, perhaps more than once.
     """
@@ -326,7 +326,7 @@ class RemainingBatches(BatchEpochPlan):
     Attributes:
         whole: the plan with all batches.
 
-    The cursor after ``count`` batches is behind a range that follows directly.
+    If a skipped range follows the first ``count`` batches directly, their cursor is after that range.
     """
 
     def __init__(self, whole: BatchEpochPlan, passed: Sequence[tuple[int, int]]) -> None:

@@ -1,7 +1,7 @@
 """`ExcludedRows`: rows that are left out (`exclude=`), and the rows that replace them.
 
-Another row replaces each excluded row. It is a function of (seed, epoch, excluded row), so any position, and the
-inverse, can be computed separately. All other positions keep their rows: excluding rows in the middle of a run changes
+Another row replaces each excluded row. It is a function of (seed, epoch, excluded row), so any position and its
+inverse can be computed on its own. All other positions keep their rows: excluding rows in the middle of a run changes
 nothing else. In `ExcludedMembers` and `ExcludedPieces` the replacement must also fit: a sample into a batch of one
 class, a document into a pack.
 """
@@ -33,7 +33,7 @@ class ExcludedRows:
     """Excluded rows of a source.
 
     Args:
-        rows: of the source; negative ones count from the end.
+        rows: rows of the source; negative ones count from the end.
         of: number of rows of the source.
 
     Raises:
@@ -84,7 +84,7 @@ class ExcludedRows:
         return made
 
     def with_rows(self, rows: npt.ArrayLike) -> ExcludedRows:
-        """Return these excluded rows and more. The new rows are checked as in `__init__`."""
+        """Return these excluded rows plus ``rows``, which are checked as in `__init__`."""
         return ExcludedRows(np.concatenate([self.rows, ExcludedRows(rows, self.of).rows]), self.of)
 
     def holds(self, rows: Indices) -> npt.NDArray[np.bool_]:
@@ -121,9 +121,9 @@ class ExcludedRows:
         return rows
 
     def places_of(self, row: int, seed: int, turn: int) -> list[int]:
-        """Return the rows in whose places a row is read: its own, and excluded rows that it replaces.
+        """Return the rows at whose positions a row is read: itself, and the excluded rows that it replaces.
 
-        Only the latter, none in general, if the row is excluded itself.
+        If the row is excluded itself, the list has only the rows that it replaces, usually none.
         """
         instead: list[int] = self.rows[self.replace(self.rows, seed, turn) == row].tolist()
         return instead if self.holds(np.array([row]))[0] else [row, *instead]
@@ -219,9 +219,9 @@ class DocumentPieces(NamedTuple):
 
 
 class ExcludedPieces:
-    """Excluded documents. Each is replaced by as many tokens of other documents.
+    """Excluded documents. Each is replaced by the same number of tokens from other documents.
 
-    A piece of an excluded document is replaced by a document of the same length. If all of these are excluded, too, it
+    A piece of an excluded document is replaced by a document of the same length. If all of these are excluded too, it
     is replaced by the start of a document of the next length. If no longer one is left, it is replaced by a shorter
     document and padding.
 

@@ -29,7 +29,7 @@ _LIST = 1024
 _LARGEST_BATCH_BLOCK = 8192
 """Samples in a block of batches with positions: enough to hide NumPy's cost per call."""
 _MOST_BATCHES = 256
-"""More lists at a time would start Python's garbage collector again and again."""
+"""More lists at a time would trigger Python's garbage collector repeatedly."""
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ def _batch_spans(
         stop = min(begin + size, full)
         yield begin, stop, batch_size
         begin, size = stop, min(size * 4, largest)
-    # As torch's sampler, which reaches the end of its indices while it fills the last batch.
+    # Like torch's sampler, which reaches the end of its indices while it fills the last batch.
     if at_end is not None:
         at_end()
     if full < samples and not drop_last:

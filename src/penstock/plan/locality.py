@@ -78,7 +78,7 @@ class Locality:
         starts: Indices | None = np.asarray(plan.source.starts, np.int64)
         for kept in plan.filters:
             starts = None if starts is None else kept.before(starts)
-        # If the source has grown, an epoch that began before has only the older shards.
+        # If the source has grown, an epoch that began before that has only the older shards.
         return None if starts is None else np.append(starts[starts < samples], samples)
 
     def read(self, state: Mapping[str, Any]) -> Nodes:

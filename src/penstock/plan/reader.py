@@ -1,10 +1,10 @@
 """`Plan`: the order of the samples, without a position. `PlanReader`: one reader of a plan, with its position.
 
-    plan      an immutable order, and one `StartRequest`: the epoch or loaded cursor at which readers begin next
+    plan      an immutable order, and one `StartRequest`: the epoch or loaded cursor at which readers start next
     reader    of a loader, or of ``iter(sampler)``: the current epoch plan, and the cursor of the next one
 
 Invariant: readers of one plan do not affect each other. Each follows every request once. Without a new request, it
-moves from epoch to epoch by itself.
+advances from epoch to epoch by itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StartRequest(NamedTuple):
         cursor: the start of an epoch, or the cursor of a loaded state.
         loaded: whether the cursor is of a loaded state, which `set_epoch` with the same epoch keeps.
         later: whether an epoch that has begun continues, even if nothing was delivered yet. True for a sampler that
-            advanced its epoch by itself while it was read.
+            advanced its own epoch while it was read.
     """
 
     cursor: Cursor
@@ -110,7 +110,7 @@ class Plan(abc.ABC, Generic[E]):
     def is_known_as(self, fingerprint: Any) -> bool:
         """Return whether a state with this fingerprint can belong to the data.
 
-        A state may be older than the knowledge of the full fingerprint.
+        A state may have been saved before the full fingerprint was known.
         """
         return False
 
@@ -118,12 +118,12 @@ class Plan(abc.ABC, Generic[E]):
         """Stop background work until the plan is read again. Called when a loader over the plan is closed."""
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the random draw of one epoch, made at its first use and only once; None if the plan needs none.
+        """Return the random draw of one epoch, made once, at its first use; None if the plan needs none.
 
         Args:
             cursor: the start of the epoch. The cursor of a state already holds the draw.
             held: an earlier result of this method for an epoch that has not begun, or None.
-            seed: of the reader. It replaces draws from torch's global generator.
+            seed: seed of the reader. It replaces draws from torch's global generator.
         """
         return None
 
@@ -169,7 +169,7 @@ class PlanReader(Generic[E]):
         self._seed = seed
         self.run: E | None = None
         self._run_entropy: Any = None
-        # Where the next epoch plan begins, if it was chosen; whether by a loaded state, and whether by a StartRequest.
+        # Where the next epoch plan begins, if that was chosen; and whether a loaded state or a StartRequest chose it.
         self._next: Cursor | None = None
         self._loaded = False
         self._requested = False
@@ -181,20 +181,20 @@ class PlanReader(Generic[E]):
         self._attached = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # The current epoch plan stays in this process. A copy begins at the start of that epoch, or where was chosen.
+        # The current epoch plan stays in this process. A copy begins at that epoch's start, or at the chosen position.
         upcoming = self.plan.restart(self.run) if self._next is None and self.run is not None else self._next
         rest = {"run": None, "_run_entropy": None, "_entropy": None, "_attached": False}
         return self.__dict__ | rest | {"_next": upcoming}
 
     @property
     def current(self) -> bool:
-        """Whether ``run`` is being read, and no other start was chosen since."""
+        """Whether ``run`` is being read and no other start has been chosen since."""
         self._follow_request()
         return self._attached
 
     @property
     def start_requested(self) -> bool:
-        """Whether a `StartRequest` was made while ``run`` was read. If the run continues, the next run follows it."""
+        """Whether a `StartRequest` was made while ``run`` was read. If the run continues, the next run obeys it."""
         return self.run is not None and not self.current and self._requested
 
     @property

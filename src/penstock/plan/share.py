@@ -66,9 +66,9 @@ class MiniEpoch(NamedTuple):
         samples: number of rows of the epoch.
         mini_epochs_done, consumed: number of mini-epochs and samples that the job had consumed when the rest of the
             epoch was split among another number of ranks; 0 for a whole epoch.
-        skip: number of this rank's samples of the mini-epoch that were consumed before a resume.
-        nodes, ranks: of the epoch's order, if a state contains them (``locality="node"``); 0 means those of the job.
-        changes: changes of a mixture's weights during the job.
+        skip: number of this rank's samples of the mini-epoch that were consumed before a resume. nodes, ranks: numbers
+        for the epoch's order, if a state contains them (``locality="node"``); 0 means the job's numbers. changes:
+        changes of a mixture's weights during the job.
     """
 
     epoch: int
@@ -93,7 +93,7 @@ class MiniEpoch(NamedTuple):
 
     @property
     def unsplit(self) -> MiniEpoch:
-        """The same mini-epoch at the start of an epoch that nobody has read from."""
+        """The same mini-epoch at the start of an epoch from which nothing has been read."""
         return self._replace(mini_epochs_done=0, consumed=0, skip=0)
 
 
@@ -168,7 +168,7 @@ class EpochView:
         return self.order[self.positions_of(local) % max(self.partition.n, 1)]
 
     def whole_rows(self) -> Indices:
-        """Return this rank's rows of the whole mini-epoch, also those consumed before a resume."""
+        """Return this rank's rows of the whole mini-epoch, including those consumed before a resume."""
         return self.order[self.partition.positions() % max(self.partition.n, 1)]
 
     def keys(self, local: Indices) -> list[int]:
@@ -216,7 +216,7 @@ class ShareEpoch(EpochPlan):
         self.seed, self.epoch = view.seed, view.epoch
         self._changes = view.place.changes
         self.planned = 0
-        """Number of first positions of the epoch that were requested so far."""
+        """How many positions, counted from the start of the epoch, have been requested so far."""
         plan.runs.add(self)
 
     @property
@@ -260,7 +260,7 @@ class ShareEpoch(EpochPlan):
         """Return the cursor of the job when every rank has received ``count`` samples of this view."""
         place, partition = self.place, self.view.partition
         delivered = min(place.skip + count, len(partition))
-        # The mini-epoch may have been finished before the epoch was split anew.
+        # The mini-epoch may have been finished before the epoch was split again.
         if place.mini_epoch < place.mini_epochs_done:
             consumed, finished = place.consumed, True
         else:
@@ -344,7 +344,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Whether a reader is reading the place in `shown`."""
         self._request = StartRequest(Cursor(), loaded=False)
         self._times_set = 0
-        # Whether a state was loaded, and no reader has begun since.
+        # Whether a state was loaded and no reader has begun since.
         self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Readers of another process stay there.
+        # The readers belong to the process that pickled this plan.
         self._views, self.runs = {}, weakref.WeakSet()
 
     def length(self) -> int:
@@ -410,7 +410,7 @@ class SharePlan(Plan[ShareEpoch]):
     def view(self, place: MiniEpoch | None = None) -> EpochView:
         """Return the view at a place, by default at `shown`. Thread-safe.
 
-        The last views are cached, for loaders that are read in turns.
+        Recent views are cached, for several loaders that are read alternately.
         """
         place = self.shown if place is None else place
         views = self._views
@@ -435,7 +435,7 @@ class SharePlan(Plan[ShareEpoch]):
     def _partition(self, place: MiniEpoch, world: distributed.World) -> Partition:
         rest = self.mini_epochs - place.mini_epochs_done
         number = place.mini_epoch - place.mini_epochs_done
-        # A mini-epoch that was finished before the epoch was split anew has no samples left.
+        # A mini-epoch that was finished before the epoch was split again has no samples left.
         consumed = place.consumed if number >= 0 else place.samples
         return Partition(
             place.samples,
@@ -568,7 +568,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def bind(self, cursor: Cursor, entropy: Any) -> ShareEpoch:
         """Return the share of an epoch from the cursor on."""
-        # Raises if a process group made later disagrees.
+        # Raises if a process group that was made later disagrees.
         _ = self.world
         return ShareEpoch(self, self.view(self._place(cursor)))
 
@@ -605,7 +605,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     @property
     def planned(self) -> int:
-        """Number of first positions of the job that readers of this process have consumed or prefetched."""
+        """How many positions, counted from the start, readers of this process have consumed or prefetched."""
         place, view = self.shown, self.view()
         begin = view.partition.end if place.skip >= len(view.partition) else view.partition.begin
         least = place.epoch * place.samples + min(begin + place.skip * view.partition.world_size, place.samples)
@@ -650,7 +650,7 @@ class SharePlan(Plan[ShareEpoch]):
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
         """Return the cursor in a state of the same source before rows were appended.
 
-        The current epoch ends with the rows with which it began.
+        The current epoch keeps the rows with which it began.
 
         Raises:
             StateError: as `read`; also if rows were changed, not only appended.

@@ -1,4 +1,4 @@
-"""The options that all of Penstock's map-style datasets have, and their checks.
+"""The options of all of Penstock's map-style datasets, and their checks.
 
 A dataset checks its options before it opens its source, so a wrong one is reported at once, with the name of the class.
 """
@@ -24,8 +24,8 @@ class PartitionOptions(TypedDict, total=False):
     Keys:
         rank, world_size: by default from torch.distributed, else from RANK and WORLD_SIZE, else 0 and 1. They are read
             at the first use and fixed from then on.
-        process_group: the group that splits the data, if it is not the default group.
-        mini_epochs: number of mini-epochs (sub-epochs) of an epoch. All are equally long, with padding at the end of
+        process_group: the group that splits the data, if it is not the default group. mini_epochs: number of
+        mini-epochs (sub-epochs) of an epoch. All have the same length, with padding at the end of
             the epoch.
         seed: the order is a function of (seed, epoch); the same on all ranks. 0 by default.
         remainder: ``"pad"`` (default), ``"drop"`` or ``"uneven"``, see `penstock.order.Partition`. For exact evaluation
@@ -50,11 +50,11 @@ class ShareOptions(PartitionOptions, total=False):
             matching block size and ``window=1``).
         exclude: rows of the source to leave out, such as damaged ones found during a run; at most 100,000. Other rows
             replace them, drawn from (seed, epoch, excluded row). All other positions keep their rows, so older states
-            still load. A state saved with excluded rows needs the same ones excluded, or more.
+            still load. To load a state saved with excluded rows, exclude at least the same rows.
         locality: ``"node"`` assigns shards, or blocks of rows, to nodes. From epoch to epoch each node keeps seven
             eighths of its rows, so the caches of k nodes together hold k times as much. Every epoch is a permutation of
-            all rows. ``"none"`` (default) splits all rows anew among all ranks in each epoch.
-        nodes: number of nodes of the job, with equally many ranks on each, in order. By default from torchrun
+            all rows. ``"none"`` (default) splits all rows among all ranks again in each epoch.
+        nodes: number of nodes of the job, with the same number of ranks on each, in order. By default from torchrun
             (GROUP_WORLD_SIZE); a ConfigError if it is not set. A state loads on any number of nodes: the current epoch
             keeps its order, and the next one is assigned to the new nodes.
     """

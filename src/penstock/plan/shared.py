@@ -11,7 +11,7 @@ __all__ = ["SharedIntegers"]
 
 
 class SharedIntegers:
-    """64-bit integers in shared memory. A plain pickle (to a file, to another machine) has a copy of them.
+    """64-bit integers in shared memory. A plain pickle (to a file, to another machine) contains a copy of them.
 
     >>> numbers = SharedIntegers([1, 2])
     >>> numbers.set([3, 4])
@@ -37,7 +37,7 @@ class SharedIntegers:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._tensor = state["tensor"]
-        # Workers forked from here must see the changes of a copy, too.
+        # Workers forked from this process must see changes of a copy, too.
         if not self._tensor.is_shared():
             self._tensor.share_memory_()
         self._view = self._tensor.numpy()

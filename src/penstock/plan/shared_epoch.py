@@ -3,14 +3,15 @@
 It is for iterations that are not told their epoch: by the loaders of other libraries, and by ``iter(dataset)``. torch's
 loader does not tell its workers the epoch, so there is one entry for each worker of each number of workers:
 
-- Workers may end with every epoch, so each leaves the number of the next epoch to its successor. With a single entry,
+- Workers may exit after every epoch, so each stores the number of the next epoch for its successor. With a single
+entry,
   a worker could not tell whether another worker has just begun an epoch, or has finished it.
 - Reading a few samples with one worker must not advance one worker of a loader with two, whose workers would then read
   different epochs.
 - A worker's seed does not identify the iteration, because programs use the same torch seed for several iterations.
 
-The entry of the main process has the epoch that was begun last in any process. Two torch loaders with equally many
-workers share entries, so begin them one after the other. Penstock's loaders tell their workers the epoch
+The entry of the main process has the epoch that was begun last in any process. Two torch loaders with the same number
+of workers share entries, so begin them one after the other. Penstock's loaders tell their workers the epoch
 (`StreamPlan`), and share nothing.
 """
 

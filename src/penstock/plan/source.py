@@ -1,4 +1,4 @@
-"""`Source`: the stored rows behind a dataset. It has no rank, no epoch and no order; a `Plan` has these."""
+"""`Source`: the stored rows behind a dataset. It has no rank, epoch or order; these belong to a `Plan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Source(Protocol):
         """Identity of the rows: a hash of their content, without paths and times."""
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether this source is one with this fingerprint and number of rows, with rows appended since."""
+        """Return whether this source had this fingerprint and number of rows before rows were appended."""
 
     def records(self, rows: Indices) -> list[Any]:
         """Return the records of some rows, int64 of shape (n,), in the same order; rows may repeat.

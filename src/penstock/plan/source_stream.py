@@ -1,4 +1,4 @@
-"""`SourceStream`: one iteration of any iterable as a stream, for streams that read others.
+"""`SourceStream`: one iteration of any iterable as a stream, for streams that read other streams.
 
 A cursor takes the position from the first of these that has one:
 
@@ -35,9 +35,9 @@ class SourceStream(Stream):
 
     Args:
         source: the iterable.
-        name: of the source, for messages.
+        name: name of the source, for messages.
         epoch: to set on the source, or on the dataset of a loader of an iterable dataset. None leaves it to the source.
-        cursor: of an iteration of the same source, checked by `check_pass`; None begins at the start.
+        cursor: cursor of an iteration of the same source, checked by `check_pass`; None begins at the start.
         iterate: returns the iterator of a source that is not a Penstock dataset.
         warn: whether to warn if the source must be read again from the start.
     """
@@ -165,7 +165,7 @@ def _has_state(item: Any) -> bool:
 
 
 def _tell(source: Any, epoch: int) -> None:
-    """Set the epoch of a source that has ``set_epoch``. A torch loader has none: its dataset's is called instead."""
+    """Set the epoch of a source that has ``set_epoch``. For a torch loader, which has none, call its dataset's."""
     if hasattr(source.dataset if loads_stream(source) else source, "set_epoch"):
         (source if hasattr(source, "set_epoch") else source.dataset).set_epoch(epoch)
 

@@ -84,7 +84,7 @@ class ResumableDataset(IterableDataset[Any]):
         raise NotImplementedError
 
     def open_at(self, cursor: State) -> Stream:
-        """Return a stream from a checked cursor on. It must not refer to the dataset, which refers to the stream."""
+        """Return a stream that starts at a checked cursor. It must not refer to the dataset, which refers to it."""
         raise NotImplementedError
 
     # Iteration.
@@ -111,7 +111,7 @@ class ResumableDataset(IterableDataset[Any]):
         """Return the stream of a loader's next epoch, as `open`.
 
         Args:
-            last: the loader's last stream, or None. Some streams continue behind it.
+            last: the loader's last stream, or None. Some streams continue where it ended.
             opening: the epoch to begin.
         """
         return self.open(opening.stream) if opening.stream is not None else self.open(epoch=opening.epoch)

@@ -50,7 +50,7 @@ dataset with ``set_epoch``, or None.
 
 
 class StreamPlan(Plan[StreamStart]):
-    """The epochs of a dataset, one after the other."""
+    """The epochs of an iterable dataset, in sequence."""
 
     def __init__(self, dataset: ResumableDataset) -> None:
         self._dataset = dataset

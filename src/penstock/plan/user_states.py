@@ -59,7 +59,7 @@ def states_of(**items: Any) -> dict[str, Any]:
 
 
 def same_states(one: Any, other: Any) -> bool:
-    """Return whether two states are equal, also if one went through JSON, which turns tuples into lists."""
+    """Return whether two states are equal, even if one went through JSON, which turns tuples into lists."""
     try:
         return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):  # tensors and arrays

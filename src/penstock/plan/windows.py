@@ -4,11 +4,11 @@
 
 An epoch that begins while indexes are missing reads the shards in windows to its end, even if all indexes are known
 before. Every other epoch has the order of `SharePlan`. The number of samples of an epoch in windows is known only when
-its last window is counted.
+its last window has been counted.
 
-Invariant: a state has the place of one window, the number of samples before it, and the number of samples consumed. So
-it is small, and loads on any number of ranks: they finish the window with its old partition, and split the shards
-behind it anew.
+Invariant: a state contains the place of one window, the number of samples before it, and the number of samples
+consumed. So it is small, and loads on any number of ranks: they finish the window with its old partition, and split the
+remaining shards again.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class WindowCursor(ShareCursor):
 
 
 class WindowView(EpochView):
-    """The samples of a rank in an epoch in windows, for reading batches. Indices are rows of `pack_rows`."""
+    """The samples of a rank in an epoch read in windows, for reading batches. Indices are rows of `pack_rows`."""
 
     place: Any
 
@@ -174,7 +174,7 @@ class WindowView(EpochView):
 
 
 class WindowEpoch(EpochPlan):
-    """One epoch in windows on one rank, from a cursor on. It must be read forward. `reach` waits for samples."""
+    """One epoch read in windows on one rank, from a cursor on. It must be read forward. `reach` waits for samples."""
 
     grows = True
 
@@ -245,8 +245,7 @@ class WindowEpoch(EpochPlan):
     def cursor(self, count: int) -> WindowCursor:
         """Return the cursor of the job when every rank has received ``count`` samples, the same on all ranks.
 
-        The cursor is in the window of the last sample, or at the start of the next one. Every rank has opened the
-        former.
+        The cursor is in the window of the last sample, which every rank has opened, or at the start of the next window.
         """
         consumed = self._start.consumed + count * self._world.world_size
         if self._over:
@@ -289,7 +288,7 @@ class WindowEpoch(EpochPlan):
         self._upcoming = self._following(self._windows[-1])
 
     def _following(self, window: _Window) -> tuple[WindowStage, int]:
-        """Return stage and number of the window after a window. If the number of ranks has changed, a stage begins."""
+        """Return the stage and number of the next window. A new stage begins if the number of ranks has changed."""
         stage, number = window.stage, window.number
         if stage.world_size == self._world.world_size:
             return stage, number + 1
@@ -306,7 +305,7 @@ class WindowEpoch(EpochPlan):
         self._plan.source.advance(count)
 
     def _expect(self) -> None:
-        """Request the shards of the next two windows, and of open windows that are still read.
+        """Request the shards of the next two windows, and of open windows that are still being read.
 
         The place of the second window does not depend on counts, even if a new stage begins with it.
         """
@@ -321,7 +320,7 @@ class WindowEpoch(EpochPlan):
         self._plan.source.expect(needs, position=self._had)
 
     def _needs(self, number: int) -> list[Need]:
-        """Return this rank's needs for the shards of an opened window; none if it was read already."""
+        """Return this rank's needs for the shards of an opened window; none if the window has been read."""
         window, world, base = self._windows[number], self._world.world_size, self._start.consumed
         first, last = ((place - base) // world for place in (window.begin, window.end))
         if last < self._had:
@@ -346,7 +345,7 @@ class WindowEpoch(EpochPlan):
         return np.searchsorted(ends, positions, "right")
 
     def _folded(self, positions: Indices) -> Indices:
-        """Return positions with padding behind the end replaced by repeats of the last window."""
+        """Return positions, with padding after the end replaced by repeats of the last window."""
         if not self._over or not len(positions) or positions[-1] < self._known:
             return positions
         last = next(window for window in reversed(self._windows) if window.end > window.begin)
@@ -407,7 +406,7 @@ class WindowPlan(SharePlan):
         return super().fingerprint if self.source.complete else str(self._windows_identity()["shards"])
 
     def is_known_as(self, fingerprint: Any) -> bool:
-        """Return whether the data of a state may be these data; always True until all shards are counted."""
+        """Return whether a state may belong to these data; always True until all shards are counted."""
         return not self.source.complete or fingerprint in (self.fingerprint, self._windows_identity()["shards"])
 
     def __repr__(self) -> str:
@@ -487,12 +486,12 @@ class WindowPlan(SharePlan):
         self.source.close()
 
     def bind(self, cursor: Cursor, entropy: Any) -> Any:
-        """Return an epoch from a cursor on: in windows if it began in windows, or if shards are not counted."""
+        """Return an epoch starting at a cursor: in windows if it began in windows, or if shards are not counted."""
         self.source.join(self.world.world_size)
         if not isinstance(cursor, WindowCursor):
             self._note_windows(cursor)
             if self._counting is not None and cursor.epoch > self._counting:
-                # A run that never stopped would have counted all shards by now, and told the other ranks.
+                # A run that never stopped would have counted all shards by now, and informed the other ranks.
                 self.source.finish(*self.world)
             if self._place(cursor).samples != UNKNOWN:
                 return super().bind(cursor, entropy)
@@ -545,7 +544,7 @@ class WindowPlan(SharePlan):
             raise StateError(f"this state is damaged: its window is {state['window']}, its stage {state['stage']}")
         stage = WindowStage(shard, position, world_size)
         if world_size != self.world.world_size and consumed == begin:
-            # No sample of the window was consumed, so it is split anew.
+            # No sample of the window was consumed, so it is split again.
             place = window_spans(stage, window, len(self.source.urls), self.window_shards)[0]
             stage, window = WindowStage(place, begin, self.world.world_size), 0
         return self.cursor_at(epoch, consumed, stage, window, begin)

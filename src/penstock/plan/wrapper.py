@@ -28,7 +28,7 @@ class OuterPlan(Plan[E]):
 
     @abc.abstractmethod
     def inside(self, run: E) -> Any:
-        """Return the inner plan's epoch plan behind an epoch plan of this plan."""
+        """Return the inner plan's epoch plan that an epoch plan of this plan wraps."""
 
     @property
     def advances(self) -> bool:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""`ArrivingLines`: JSON lines in a store that are indexed while they are fetched, see `ArrivingSource`."""
+"""`ArrivingLines`: JSON-lines files in a store that are indexed as they are downloaded, see `ArrivingSource`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["ArrivingLines"]
 
 
 class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
-    """Files of JSON lines in a store, of which any number may be counted; once all are, `whole` is `JsonFiles`.
+    """JSON-lines files in a store, some of them not counted yet; when all are counted, `whole` is a `JsonFiles`.
 
     Args:
         handles: handles of all files.
         told: see `ArrivingSource`.
-        lines: the same files, as far as their versions are known.
+        lines: the same files; versions that are known are set.
     """
 
     def __init__(self, handles: list[LineShard], told: ToldFacts | None, lines: LineFiles) -> None:

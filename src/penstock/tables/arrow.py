@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Layout(NamedTuple):
-    """The layout of a file. Small, and sent to workers.
+    """The layout of a file. It is small, and is sent to workers.
 
     Attributes:
         kind: "stream", "file" or "parquet".
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
-    """Return schema and layout of an Arrow file. Costs some ten microseconds per record batch.
+    """Return schema and layout of an Arrow file. Takes about ten microseconds per record batch.
 
     Raises:
         DataFileError: it is not an Arrow file, truncated or damaged; or a stream with dictionaries.
@@ -115,7 +115,7 @@ class ArrowFile:
         self._begins: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
-        """Return a record batch with its columns as in the file, and its bytes of memory."""
+        """Return a record batch with its columns as in the file, and its size in memory in bytes."""
         offsets = self._layout.offsets
         try:
             if offsets is None:

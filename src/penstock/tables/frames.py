@@ -29,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def find_frames(path: str, data: Bytes) -> list[tuple[int, int]]:
-    """Return begin and end of the frames of a zstd file. Costs a few microseconds per 128 KiB.
+    """Return the begin and end of each frame of a zstd file. Takes a few microseconds per 128 KiB.
 
     Raises:
         DataFileError: it is not a zstd file, or truncated.

@@ -50,7 +50,7 @@ def encoded(
     """Return the file of each image (None for null) and its path (None if the table has none).
 
     Args:
-        where: returns the row of an image by its number, for messages.
+        where: returns a description of an image's row, given the image's number, for messages.
 
     Raises:
         DataFileError: a row names a file that does not exist.

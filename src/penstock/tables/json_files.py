@@ -1,4 +1,4 @@
-"""`JsonFiles`: the rows of JSON lines by number, plain or compressed, without an order of their own.
+"""`JsonFiles`: random access to the rows of JSON-lines files, plain or compressed.
 
     table = JsonFiles("part-*.jsonl.zst")
     table[0]                                  {"text": "...", "meta": {"source": "web"}}: the object of the first line
@@ -62,11 +62,11 @@ class JsonFiles(CountedSource, FilesTable):
         DataFileChangedError: (on access) a file was truncated or modified since.
         ShardIOError, StorageError: nothing matches a pattern, or a store fails.
 
-    Blank lines are no rows. A byte order mark, ``\\r\\n``, and a last line without its end are read as one expects.
-    Rows may have other keys than those before: without ``columns`` each row has its own.
+    Blank lines are not rows. A byte order mark, ``\\r\\n``, and a last line without a newline are handled.
+    Rows may have different keys: without ``columns`` each row is returned with its own.
 
     The first opening reads every file once, at about 400 MB per CPU second for plain text, 270 for zstd in small
-    frames, and 45 for files that are recompressed. It stores 8 bytes a row in the user's cache folder
+    frames, and 45 for files that are recompressed. It stores 8 bytes per row in the user's cache folder
     (``XDG_CACHE_HOME``). Rows of plain text are read in place. zstd files with frames of up to 2 MiB of text (as
     written by ``pzstd`` and the seekable format) are used directly. For other zstd files and gzip, the cache stores a
     copy in frames of 128 KiB, about as large as the file. Reading a row then decodes its frame.
@@ -231,7 +231,7 @@ def check_columns(columns: Sequence[str] | None) -> None:
 def first_keys(name: str, storage: Storage | None = None) -> set[str] | None:
     """Return the keys of the first row of a plain JSON-lines file; empty if it is not an object; None without rows.
 
-    Reads only that row; of an object in a store, by a range request.
+    Reads only that row; from an object in a store, by a range request.
     """
     source = (storage or Storage()).open(name)
     size, head = 1 << 16, b""

@@ -6,8 +6,8 @@
     lines/KEY.zst    a copy of the text in small frames that begin at rows: for gzip, and zstd in large frames
 
 KEY is a hash of path, size and modification time of the file, or of the version of an object in a store. One process
-builds an index while others of the machine wait for its lock; a killed process leaves nothing, and the next one starts
-over. Memory of the pass: some MiB, the longest row, and 16 bytes per frame.
+builds an index while others on the machine wait for its lock. A killed process leaves nothing behind, and the next one
+starts over. The pass needs memory for a few MiB, the longest row, and 16 bytes per frame.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LineIndex:
 
     Args:
         data: the bytes of the index.
-        copy: the file of the text, if that is not the source.
+        copy: the file with the copied text; None if the text is read from the source.
 
     Attributes:
         rows: the offset of each row in the text, and the end of the text, int64 (rows + 1,).
@@ -252,7 +252,7 @@ def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied
 
 
 def _starts(pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
-    """Yield row offsets, some at a time, with the length of the text so far. Blank lines are not rows."""
+    """Yield chunks of row offsets, each with the length of the text so far. Blank lines are not rows."""
     held, begin, total = b"", 0, 0
     for piece in pieces:
         total += len(piece)

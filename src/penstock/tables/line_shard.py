@@ -18,7 +18,7 @@ __all__ = ["LineShard", "find_index_of", "make_index_of"]
 
 
 class LineShard:
-    """A JSON-lines file in a store; one version of it, once that is known.
+    """A JSON-lines file in a store; fixed to one version once that is known.
 
     Args:
         url: its URL.
@@ -67,7 +67,7 @@ class LineShard:
         return self.facts
 
     def fetch(self, cancel: Cancel) -> None:
-        """Ensure a copy in the cache.
+        """Ensure that the cache has a copy.
 
         Raises:
             NotCachedError: the cached objects are needed sooner.

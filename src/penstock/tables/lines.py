@@ -5,7 +5,7 @@
     lines.records([3, 3], [0, 17])          two of its rows
 
 A file in a store is copied to the cache when its rows are needed. If the cache has no room, rows are read by concurrent
-range requests; for compressed files, the frames that hold them.
+range requests; from compressed files, the frames that contain them are read.
 """
 
 from __future__ import annotations

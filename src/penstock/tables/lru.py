@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[T]):
-    """Caches values by key; ``get(key, make)`` computes a missing one by ``make() -> (value, bytes)``.
+    """Caches values by key; ``get(key, make)`` computes a missing one with ``make() -> (value, bytes)``.
 
     Args:
         limit: total bytes. At least one value is cached.

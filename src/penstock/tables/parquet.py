@@ -1,4 +1,4 @@
-"""`ParquetFile`: the row groups of a Parquet file, decoded on demand, with the wanted columns only."""
+"""`ParquetFile`: the row groups of a Parquet file, decoded on demand, reading only the requested columns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ParquetFile:
         self._metadata: pq.FileMetaData | None = None
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
-        """Return a row group as a record batch, with columns in the requested order, and its bytes of memory."""
+        """Return a row group as a record batch, with columns in the requested order, and its bytes in memory."""
         reader = self._reader(number)
         try:
             file = pq.ParquetFile(reader, metadata=self._metadata, page_checksum_verification=True)
@@ -104,7 +104,7 @@ def _chunks(group: Any, columns: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges, with close ones merged: a request takes as long as reading some 100 KiB."""
+    """Return ranges, with close ones merged: a request takes as long as reading about 100 KiB."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if found and begin - found[-1][1] <= _CLOSE:

@@ -1,7 +1,7 @@
 """The files of a table: mapped, or in a store, where a copy is mapped or ranges are read.
 
 Opening reads Parquet footers concurrently. Later reads use a copy in the cache, or range requests if the cache has no
-room: the wanted columns of a row group, or the rows of JSON lines. Parquet on a hub is not copied, so a dataset may
+room: the requested columns of a row group, or the rows of JSON lines. Parquet on a hub is not copied, so a dataset may
 exceed the disk. Arrow files are copied when they are opened.
 """
 
@@ -84,7 +84,7 @@ class TableParts(MappedFiles):
         return self._sources.get(number) is data or super().holds(number, data)
 
     def _take(self, number: int, source: RemoteSource) -> tuple[SourceFile, Any] | None:
-        """Open a copy, or decide to read ranges; close evicted copies, whose bytes would stay on the disk."""
+        """Open a copy, or decide to read ranges; close evicted copies, which otherwise still use disk space."""
         copy = source.copy_if_wanted()
         if copy is None:
             return None
@@ -134,7 +134,7 @@ def open_parts(
         storage: access options.
         as_they_are: returns whether a remote file is opened in place, without a copy.
 
-    Raises: as `look_at`.
+    Raises the same errors as `look_at`.
     """
     ranged = [number for number, (name, _) in enumerate(found) if as_they_are(name)]
     opened = in_threads(lambda number: RemoteSource(found[number][0], storage, found[number][1]), ranged)
@@ -146,7 +146,7 @@ def open_parts(
 
 
 def mapped_copy(copy: CachedFile) -> tuple[SourceFile, Any]:
-    """Return a copy of the cache as a file that stays open whatever the cache removes, and its bytes."""
+    """Return a cached copy as a file that stays open even if the cache evicts it, and its bytes."""
     file = SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
     return file, np.frombuffer(file.map or b"", np.uint8)
 
@@ -156,20 +156,20 @@ def _looked_at(source: RemoteSource) -> MappedFile:
 
 
 def is_stored_parquet(name: str) -> bool:
-    """Return whether a name is that of a Parquet file in a store."""
+    """Return whether a name is the URL of a Parquet file in a store."""
     return is_remote(name) and name.partition("?")[0].lower().endswith(_PARQUET)
 
 
-# Bounded, and large enough for a file that is opened and read at once.
+# The size is bounded, but enough for a file that is read right after it is opened.
 @lru_cache(maxsize=32)
 def footer(source: RemoteSource) -> bytes:
-    """Return the end of a Parquet file with all of its footer. One request, of a large footer two.
+    """Return the end of a Parquet file, including its whole footer. Takes one request, or two for a large footer.
 
-    To Arrow that is a file by itself, as long as it is asked for metadata alone.
+    Arrow can read the metadata from these bytes as if they were the whole file.
 
     Raises:
-        DataFileError: it does not end as a Parquet file does.
-        StorageError: the store says no.
+        DataFileError: it does not end like a Parquet file.
+        StorageError: a request to the store fails.
     """
     begin = max(0, source.size - min(_FOOTER, max(_LEAST, source.size // _PART)))
     tail = source.read_at(begin, source.size - begin)
@@ -183,11 +183,11 @@ def footer(source: RemoteSource) -> bytes:
 
 
 class RangeFile(io.RawIOBase):
-    """A source as a file for Arrow, with pieces of it at hand.
+    """A remote source as a file object for Arrow, with some ranges already in memory.
 
     Args:
-        source: what is read.
-        pieces: where some ranges of it begin, and their bytes; anything else is asked for.
+        source: the remote source.
+        pieces: the offset and bytes of each range in memory; all other bytes are requested from the source.
     """
 
     def __init__(self, source: RemoteSource, pieces: list[tuple[int, bytes]]) -> None:

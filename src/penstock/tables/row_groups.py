@@ -1,4 +1,4 @@
-"""`RowGroups`: record batches and row groups of several files, by their numbers over all files.
+"""`RowGroups`: record batches and row groups of several files, numbered across all files.
 
 Columns of rows are gathered by Arrow, or directly from the mapped files.
 """
@@ -141,7 +141,7 @@ class RowGroups:
         return all(isinstance(file, ArrowFile) and not file.compressed for file in files)
 
     def numbers(self, at: Located, column: int, room: Room) -> npt.NDArray[Any] | None:
-        """Return a numeric column, copied once from mapped files; None if it must be read in another way."""
+        """Return a numeric column, copied once from mapped files; None if it cannot be read this way."""
         width = fixed_width(self.schema.field(column).type)
         if width is None:
             return None
@@ -164,7 +164,7 @@ class RowGroups:
         return out
 
     def texts(self, at: Located, column: int) -> list[Any] | None:
-        """Return a column of text or bytes, read from mapped files; None if it must be read in another way."""
+        """Return a column of text or bytes, read from mapped files; None if it cannot be read this way."""
         kind = self.schema.field(column).type
         dtype = text_offsets(kind)
         if dtype is None:
@@ -202,7 +202,7 @@ class RowGroups:
         return self.piece(first + number)
 
     def piece(self, piece: int) -> pa.RecordBatch:
-        """Return a record batch or row group, by its number over all files."""
+        """Return a record batch or row group, given its number across all files."""
 
         def make() -> tuple[pa.RecordBatch, int]:
             file = int(self._first.searchsorted(piece, "right")) - 1
@@ -212,7 +212,7 @@ class RowGroups:
         return self.kept.get(piece, make)
 
     def _file(self, number: int) -> ArrowFile | ParquetFile:
-        """Return an open file; of very many, only the most recently opened stay open."""
+        """Return an open file. If there are very many, only the most recently opened ones stay open."""
         data = self.maps.array(number)
         found = self._open.get(number)
         if found is not None and found.data is data:
@@ -233,7 +233,7 @@ class RowGroups:
 
 
 def _is_light(batch: pa.RecordBatch) -> bool:
-    """Return whether rows are small enough to be copied twice."""
+    """Return whether rows are small enough that copying them twice is cheap."""
     return bool(batch.get_total_buffer_size() <= _LIGHT * batch.num_rows)
 
 

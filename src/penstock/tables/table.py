@@ -1,4 +1,4 @@
-"""`TableFiles`: the rows of Arrow and Parquet files by number, without an order of their own.
+"""`TableFiles`: random access to the rows of Arrow and Parquet files.
 
     table = TableFiles("data/squad", split="train", columns=["question", "answers"])
     table[0], table[-1]                       the first and the last sample: dicts of columns
@@ -63,9 +63,8 @@ class TableFiles(FilesTable):
 
     Args:
         source: a folder written by ``save_to_disk`` of `datasets`, its cache, or any folder with Arrow or Parquet
-        files;
-            or files: paths, patterns, braces, ``::``, or a list of those. Arrow files in a store are copied to the
-            local cache when the table is opened. For Parquet in a store, opening reads only the footers; files are
+            files; or files: paths, patterns, braces, ``::``, or a list of those. Arrow files in a store are copied to
+            the local cache when the table is opened. For Parquet in a store, opening reads only the footers; files are
             copied when a loader needs them, and row groups are read by ranges if the cache has no room. Files of
             ``hf://datasets/OWNER/NAME[@REVISION]/...`` are not copied. A folder in a store must be listable, unless
             `datasets` wrote it.
@@ -84,9 +83,9 @@ class TableFiles(FilesTable):
         ShardIOError: no file matches a pattern.
         StorageError: a store fails.
 
-    Opening reads the batch headers of Arrow streams, some ten microseconds each, and the footers of other files: for
-    Parquet in a store, by one or two requests a file, 48 at a time. Rows of Arrow files are cheap in any order; a row
-    of Parquet costs decoding its row group, unless that is cached.
+    Opening reads the batch headers of Arrow streams, about ten microseconds each, and the footers of other files: for
+    Parquet in a store, with one or two requests per file, 48 at a time. Rows of Arrow files are cheap in any order. To
+    read a row of Parquet, its row group must be decoded, unless it is cached.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class TableFiles(FilesTable):
     def label_names(self) -> list[str] | None:
         """Return the class names of the label column; None if there is no such column, or it has no names.
 
-        The label is that of `image_records`; without images, the only column with class names, or ``label``.
+        The label column is that of `image_records`; without images, the only column with class names, or ``label``.
         """
         said = {column: self.features.get(column) for column in self.columns}
         named = {
@@ -192,7 +191,7 @@ class TableFiles(FilesTable):
     def decoded(self) -> int:
         """The number of row groups and record batches that this process has opened so far, repetitions included.
 
-        It shows the cost of an order over Parquet.
+        Use it to compare how much decoding different orders of Parquet rows need.
         """
         return self._pieces.kept.made
 
@@ -212,7 +211,7 @@ class TableFiles(FilesTable):
 
         They are the rows of the largest row group, and the number of such groups that fit in half of ``cache_bytes``.
 
-        Costs decoding one row group, to measure its size.
+        This decodes one row group, to measure its size.
         """
         pieces = self._pieces
         sizes = np.concatenate([np.zeros(len(g.counts)) if g.nbytes is None else g.nbytes for g in pieces.layouts])
@@ -352,7 +351,7 @@ def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Sch
 
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:
-    """Return the schema of a file, without its data. Raises as `TableFiles`."""
+    """Return the schema of a file, without reading its data. Raises the same errors as `TableFiles`."""
     maps = open_parts([((storage or Storage()).pinned(name), None)], storage, as_they_are=is_stored_parquet)
     return _scan(maps.files[0].path, maps.head(0))[0]
 

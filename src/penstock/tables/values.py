@@ -59,7 +59,7 @@ def check_type(where: str, kind: pa.DataType) -> None:
 
 
 def fixed_shape(field: pa.Field) -> tuple[int, ...] | None:
-    """Return the shape of an array column's values, by the extension type it was written with; else None.
+    """Return the shape of an array column's values, from the extension type it was written with; else None.
 
     A first dimension of -1 varies between values.
     """
@@ -83,7 +83,7 @@ def fixed_shape(field: pa.Field) -> tuple[int, ...] | None:
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch without extension types, dictionaries and views.
 
-    Then batches of several files can be concatenated, and Arrow can take rows of them.
+    Batches of several files can then be concatenated, and Arrow can take rows from them.
     """
     columns = [_plain(column) for column in batch.columns]
     if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
@@ -100,7 +100,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def is_view(kind: pa.DataType) -> bool:
-    """Return whether values are views of text or bytes, of which Arrow cannot take rows."""
+    """Return whether values are views of text or bytes; Arrow's ``take`` does not support these."""
     return str(kind) in _VIEWS
 
 
@@ -165,7 +165,7 @@ def shaped(found: Array, shape: tuple[int, ...] | None) -> Array:
 
 
 def as_values(array: pa.Array, shape: tuple[int, ...] | None = None) -> list[Any]:
-    """Return a column as a list of values, see the module; ``shape`` is the fixed shape of the type, if any.
+    """Return a column as a list of values, see the module's table; ``shape`` is the type's fixed shape, if any.
 
     The form of a value does not depend on other values. Arrays are writable.
     """
