@@ -28,7 +28,7 @@ class PendingBatch:
     Attributes:
         worker: the worker that makes it.
         done: whether the window knows that it is finished.
-        ended: whether it does not exist, because the worker's stream has ended.
+        ended: whether there is no such batch, because the worker's stream has ended.
         blame: deaths of workers, by the key of the sample that may be the cause.
     """
 
@@ -63,7 +63,7 @@ class Lost(NamedTuple):
         worker: its number.
         batches: the unfinished batches of this epoch iterator, whole or in part.
         blame: samples that may be the cause: batch, key, and share of the blame.
-        why: how and where it ended, as a sentence without a full stop.
+        why: how and where the worker died, as a sentence without a full stop.
     """
 
     worker: int
@@ -91,8 +91,8 @@ class Executor(ABC):
         tells_begin: whether each worker reports `Began` before its first batch.
         planned: number of requests to plan ahead; fewer only after the last one.
         isolates: whether `isolate` can find the sample at fault.
-        over: whether the workers were ended, so that this executor must not be used.
-        waiting: whether it only waits, so that an interruption does no harm.
+        over: whether the workers were ended, so that this executor must not be used again.
+        waiting: whether it is only waiting, so that an interruption does no harm.
         ahead: extra batches that may be started while a slow one leaves workers idle.
     """
 
@@ -108,7 +108,7 @@ class Executor(ABC):
         self._turn = threading.RLock()
 
     def turn(self) -> Any:
-        """Return the lock that users of this executor hold, and that closing takes; not held while waiting."""
+        """Return the lock that callers of this executor hold, except while waiting; closing takes it, too."""
         return self._turn
 
     @property
@@ -156,7 +156,7 @@ class Executor(ABC):
         """Submit batches to a worker; return events that occur at once."""
 
     def drained(self) -> None:  # noqa: B027
-        """Note that no more batches will be submitted: the consumer takes the last one."""
+        """Note that no more batches will be submitted, since the consumer is taking the last one."""
 
     def arrived(self) -> list[Event]:
         """Return new events without waiting; called when the consumer asks for a batch."""

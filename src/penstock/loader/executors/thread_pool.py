@@ -77,12 +77,12 @@ class ThreadPool:
         self._queues: list[_Jobs] = [queue.SimpleQueue() if lanes else shared for _ in range(count)]
         self._daemons: list[Daemon] = []
         for number, jobs in enumerate(self._queues):
-            # Threads know the queue, not the pool: a pool that nobody holds any more ends its threads. What they need
-            # at the start they take out of a list, since the arguments of a running function stay alive.
+            # Threads refer to the queue, not the pool, so that a garbage-collected pool ends its threads. They pop
+            # their start arguments from a list, since the arguments of a running function stay alive.
             start = [(init, self.infos[number], self.boards[number], self.failures)]
             name = f"penstock-worker-{number}"
             self._daemons.append(Daemon(partial(_run, jobs, number, start), name=name, wake=partial(jobs.put, None)))
-        self._lock = threading.RLock()  # a job put behind the end would never be done
+        self._lock = threading.RLock()  # a job queued after the end marker would never run
         self.close = weakref.finalize(self, _end, self._queues, self._lock, self.pid)
         self.close.atexit = False
 
@@ -92,8 +92,8 @@ class ThreadPool:
         return all(daemon.is_alive() for daemon in self._daemons)
 
     def submit(self, job: _Job, number: int = 0) -> None:
-        """Have thread ``number`` (without lanes, any) call ``job(None)``; or call ``job(failure)`` here and now, if no
-        thread is left.
+        """Have thread ``number`` (without lanes, any thread) call ``job(None)``; if no thread is left, call
+        ``job(failure)`` now, in this thread.
         """
         if self.pid == os.getpid():
             with self._lock:
@@ -126,13 +126,13 @@ def _begin(
             with worker_scope(info):
                 init(number)
         except BaseException as error:
-            # Not kept by the thread: raised in the consumer, it holds the consumer's frames, and with them the pool.
+            # The thread must not refer to it: raised in the consumer, it refers to the consumer's frames and the pool.
             failures[number] = error, error.__traceback__
 
 
 def _end(queues: list[_Jobs], lock: threading.RLock, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a fork has no such threads, and may have the lock from one that held it
+        return  # a forked child has no such threads, and its copy of the lock may be held forever
     with lock:
         for jobs in queues:
             jobs.put(None)

@@ -1,7 +1,7 @@
-"""From the workers' answers to the batch: tensors over the slot, chunks put together, and what is learned on the way.
+"""Assemble batches from the workers' answers: views of the slot, or joined chunks; and measure the batches.
 
-The first batches come through the pipe, for nobody knows yet how large they are, or what they look like. They tell the
-size of the ring's slots and, where batches are made in chunks, the columns that chunks write their rows into.
+The first batches are sent through the pipe, since their size and structure are still unknown. They determine the size
+of the ring's slots and, if batches are made in chunks, the columns that chunks write their rows into.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from penstock.loader.sizes import RecentSizes
 __all__ = ["Assembly", "Part", "Plan", "ProcessBatch"]
 
 _LITTLE = 1e-3
-"""Seconds below which a batch is made quickly; batches that are handed over together take no longer either."""
+"""A batch that takes fewer seconds is quick; a group of batches sent together takes no longer than this, either."""
 
 _MISFITS = 3
-"""Batches unlike the others after which no more are made in chunks."""
+"""After this many batches with a different layout, batches are no longer made in chunks."""
 
 
 class Plan:
-    """How the batches of a loader are handed out, and what is known of them. Kept from pass to pass.
+    """The dispatch policy of a loader, and measurements of its batches, shared by its epoch iterators.
 
     Args:
         chunks: whether a batch may be made in parts, by several workers or threads.
         free: whether any worker may make any batch; else batch k is made by worker k mod n.
-        stream: whether each worker holds an iterator, which is asked for what comes next.
-        in_order: False delivers what is ready.
-        restart: whether workers that die are replaced.
-        eager: chunks however little work they are.
-        ahead: whether more batches may be begun than were asked for, where they are small and quickly made.
+        stream: whether each worker iterates over a stream.
+        in_order: False delivers batches as soon as they are ready.
+        restart: whether dead workers are replaced.
+        eager: make chunks even if they are little work.
+        ahead: whether more batches than configured may be in flight if they are small and quick to make.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Plan:
         self.ahead = ahead
         self.layout: Layout | None = None
         self.misfits = 0
-        self.sample_seconds = 0.0  # of work on one sample, smoothed
-        self.sized = False  # whether it is known how large batches are
-        self.messages = RecentSizes()  # of the last batches' answers, beside what lies in their slots
-        self.light = False  # whether batches are small and little work, so that many of them may be in flight
-        self.group = 1  # batches that are handed over together, where handing over costs more than making
+        self.sample_seconds = 0.0  # time to load one sample, smoothed
+        self.sized = False  # whether the size of batches is known
+        self.messages = RecentSizes()  # bytes of recent batches' answers, without their slots
+        self.light = False  # whether batches are small and quick to make, so that many may be in flight
+        self.group = 1  # batches sent together, since sending costs more than making them
 
 
 class Part:
-    """A part of a batch, and who makes it. The whole batch has ``end`` -1."""
+    """A part of a batch and the worker that makes it; ``end`` is -1 for the whole batch."""
 
     __slots__ = ("answer", "begin", "end", "worker")
 
@@ -75,7 +75,7 @@ class Part:
 
 
 class ProcessBatch(PendingBatch):
-    """A batch in the making."""
+    """A batch in progress."""
 
     __slots__ = ("beside", "message_bytes", "metrics", "missing", "parts", "run", "slot", "value")
 
@@ -85,8 +85,8 @@ class ProcessBatch(PendingBatch):
         self.slot = slot
         self.metrics: BatchMetrics | None = None
         self.parts: list[Part] = []
-        self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
-        self.value: Any = None  # chunks that came through the pipe, put together
+        self.beside: dict[int, list[Any]] = {}  # buffers sent beside the answers, by part
+        self.value: Any = None  # joined chunks that were sent through the pipe
         self.message_bytes = 0  # of all answers
         self.missing = 0
 
@@ -95,15 +95,15 @@ class Assembly:
     """Assembles batches from the answers of workers.
 
     Args:
-        pool: whose ring the batches come in.
-        plan: what is known of them; learns.
+        pool: the workers and the ring.
+        plan: the dispatch policy, whose measurements are updated.
     """
 
     def __init__(self, pool: Pool, plan: Plan) -> None:
         self._pool = pool
         self._ring = pool.ring
         self._plan = plan
-        self._columns: dict[int, tuple[list[Column], list[tuple[int, int]]]] = {}  # by size of the batch
+        self._columns: dict[int, tuple[list[Column], list[tuple[int, int]]]] = {}  # by batch size
 
     def fits(self, size: int, slot: Slot) -> bool:
         """Return whether a batch of ``size`` samples with the known layout fits in a slot."""
@@ -135,11 +135,11 @@ class Assembly:
         kinds = {part.answer[0] for part in batch.parts if part.answer is not None}
         if "error" in kinds or (len(batch.parts) == 1 and batch.parts[0].end < 0) or kinds == {"rows"}:
             return True
-        if kinds == {"batch"}:  # chunks that came through the pipe
+        if kinds == {"batch"}:  # chunks sent through the pipe
             try:
                 if self._join(batch):
                     return True
-            except Exception as error:  # an object that does not unpickle: to be raised in this batch's place
+            except Exception as error:  # an object that cannot be unpickled: raised in place of this batch
                 if raised_by_signal_handler(error):
                     raise
                 batch.parts[0].answer = "unsent", error
@@ -236,7 +236,7 @@ class Assembly:
         return unflatten(layout.spec, tensors, texts), way
 
     def _take_out(self, batch: ProcessBatch, pieces: list[tuple[int, int]]) -> tuple[list[Any], str]:
-        """Return arrays over ranges of the batch's slot, which they lease from now on, and their way of transfer."""
+        """Return arrays over ranges of the batch's slot, which they now lease, and how they were transferred."""
         slot, batch.slot = batch.slot, None
         self.give_back(batch)
         if slot is None or not pieces:

@@ -1,10 +1,10 @@
 """Forks by user code: a child process holds the program's batches, in memory shared with the workers.
 
-So slots that are held at a fork are neither reused nor freed until the child has ended: the child and its descendants
-hold the other end of a pipe. Our own forks, which start workers, do not read batches: see `our_own`.
+So slots in use at a fork are neither reused nor freed until the child has ended. A pipe shows when: the child and its
+descendants hold its other end. Our own forks, which start workers, do not read batches: see `our_own`.
 
     before the fork   create a pipe, and mark each held slot
-    parent            closes the writing end; end of file tells that the child has ended, or started a program
+    parent            closes the writing end; end of file means that the child has ended, or started a program
     child             keeps the writing end open
 """
 
@@ -93,7 +93,7 @@ def _before() -> None:
     _fork.child = Child()
     with contextlib.suppress(OSError):  # too many open files: then the child's end is not noticed
         _fork.pipe = os.pipe()
-    _mark(_fork.child)  # before another thread drops a batch that the child will have
+    _mark(_fork.child)  # before another thread drops a batch that the child inherits
 
 
 def _in_parent() -> None:

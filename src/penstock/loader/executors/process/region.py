@@ -1,7 +1,7 @@
-"""A mapped part of the shared file: the memory of a slot, or of the board.
+"""Map a part of the shared file: the memory of a slot or of the board.
 
-Python's `mmap` keeps a descriptor for each map, which a ring of many slots cannot afford. So this uses the system
-calls.
+Python's `mmap` keeps a file descriptor open for each map, too many for a ring of many slots. So this module makes the
+system calls itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _unmap_ours = getattr(_library, "munmap", None)
 class _Map:
     """Memory for NumPy, mapped as long as an array refers to it."""
 
-    address: int | None = None  # here, for one whose beginning was interrupted
+    address: int | None = None  # a class attribute, in case the constructor was interrupted
 
     def __init__(self, fd: int, begin: int, size: int) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
@@ -56,27 +56,27 @@ class _Map:
         self.size = size
         self.__array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
-    def __del__(self, _unmap: Any = _unmap_ours) -> None:  # modules may be empty by then
+    def __del__(self, _unmap: Any = _unmap_ours) -> None:  # at exit, module globals may be gone
         if self.address is not None:
             _unmap(self.address, self.size)
 
 
 class Region:
-    """A part of the file.
+    """A mapped part of the file.
 
     Args:
-        fd: of the file, which may be closed afterwards.
-        begin, size: in bytes, of whole pages.
+        fd: descriptor of the file; may be closed afterwards.
+        begin, size: offset and size in bytes, multiples of the page size.
 
     Attributes:
-        memory: uint8 of shape (size,). The map stays while any array or tensor over it is there.
+        memory: uint8 array of shape (size,). The memory stays mapped while any array or tensor refers to it.
 
     Raises:
-        OSError: the system does not map it.
+        OSError: the mapping failed.
     """
 
     can_discard = hasattr(mmap, "MADV_REMOVE")
-    """Whether memory can be given back."""
+    """Whether memory can be returned to the system."""
 
     def __init__(self, fd: int, begin: int, size: int) -> None:
         self.size = size
@@ -84,10 +84,10 @@ class Region:
         self.memory: npt.NDArray[np.uint8] = np.asarray(self._map)
 
     def discard(self, begin: int = 0) -> None:
-        """Give the memory from some page on back to the system. Whoever has it mapped sees zeros.
+        """Return the memory from offset ``begin`` on to the system; all processes that map it then read zeros.
 
         Raises:
-            OSError: the system does not take it.
+            OSError: the system call failed.
         """
         assert self._map.address is not None
         if _library.madvise(self._map.address + begin, self.size - begin, mmap.MADV_REMOVE):

@@ -1,18 +1,17 @@
-"""The ring: slots of shared memory that carry batches from workers to the consumer, and come back.
+"""The ring: reusable slots of shared memory that carry batches from workers to the consumer.
 
-A slot is lent to a worker for one batch, then leased to that batch: every large tensor of it is a view of an array over
-the slot, and when the last of these arrays is gone, so is the lease, and the slot is used again. Pages that are used
-again cost nothing, which is where the speed comes from.
+A slot is lent to a worker for one batch, then leased to that batch: the batch's large tensors are views of arrays over
+the slot. When the last of these arrays is garbage-collected, the lease ends and the slot is reused. Reused pages need
+no allocation, which makes the ring fast.
 
-Invariant: a slot is free, lent, leased or retired, never two of these; so memory that anything aliases is never written
-to.
+Invariant: a slot is either free, lent, leased or retired; so memory that a tensor still refers to is never overwritten.
 
-    file   | head | slot ========------ | slot =====------ | slot ...      = memory      - room: numbers, and no memory
+    file   | head | slot ========------ | slot =====------ | slot ...      = memory      - room: offsets without memory
 
-A slot has as much memory as batches usually need, and room for more behind it. Where a batch needs more, its worker has
-the slot grow, and when it comes back, it is as large as the others again. There are as many slots as are used.
+A slot has as much memory as batches usually need, and room to grow. If a batch needs more, its worker extends the slot,
+which shrinks to the usual size when it is free again. Slots are created as needed, and unused ones lose their memory.
 
-A slot that is held while somebody else forks is retired when it comes back: see `forks`.
+A slot in use while user code forks is retired until the child has ended: see `forks`.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from penstock.loader.sizes import RecentSizes
 __all__ = ["AHEAD", "LIGHT", "SPARE", "Address", "Ring", "Slot", "slots_for"]
 
 SPARE = 3
-"""Batches that the consumer may hold on to before they are copied: the one at hand, the one before, and another."""
+"""Batches that the consumer may keep before further ones are copied: the current, the previous, and one more."""
 
 LIGHT = 1 << 18
-"""Bytes up to which batches are small: of these more are made ahead, if they are made quickly, too."""
+"""Maximum bytes of a small batch. More small batches are made ahead, if they are also quick to make."""
 
 AHEAD = 1 << 25
-"""Bytes of batches up to which more are begun than the usual number, if the user set no limit: of small ones, and where
-a slow one keeps workers idle.
+"""Maximum total bytes when more than the usual number of batches are in flight and the user set no limit. This happens
+for small batches, and when a slow batch leaves workers idle.
 """
 
 _SLACK = 1.25  # slots may be this much larger than usual, since batches vary
@@ -280,7 +279,7 @@ class Ring:
         if Region.can_discard and not self.file.closed and self.pid == os.getpid():
             size = paged(min(slot.room, os.fstat(self.file.fd).st_size - slot.begin))
             if size > slot.size:
-                with contextlib.suppress(OSError):  # no address space: the slot keeps more memory than we know
+                with contextlib.suppress(OSError):  # no address space: the slot keeps memory that is not accounted for
                     Region(self.file.fd, slot.begin, size).discard(slot.size)
         self.give_back(slot)
 

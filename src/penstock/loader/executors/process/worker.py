@@ -96,7 +96,7 @@ _TOGETHER = 2e-3
 
 def main(setup: Setup) -> None:
     """Run a worker."""
-    # Ctrl-C reaches the whole process group; the consumer decides when the workers end.
+    # Ctrl-C reaches the whole process group, but the consumer decides when the workers end.
     signal.signal(signal.SIGINT, _ignore)
     if setup.held_back:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -315,7 +315,7 @@ class _Worker:
         return texts
 
     def _wanted(self, run: int, number: int, part: int, metrics: BatchMetrics) -> bool:
-        """Return whether a request is still wanted; if not, answer so."""
+        """Return whether a request is still wanted; if not, send an answer that says so."""
         # A stream makes stale batches, too, so that its iterator does not depend on when the consumer left.
         if self._board[0] != run and not (self._board[0] and isinstance(self._fetcher, StreamFetch)):
             self._send("skipped", run, number, part, None, metrics)

@@ -158,7 +158,7 @@ def nodes() -> dict[str, Node]:
 
 
 def resources(*, free: bool = False) -> dict[str, float]:
-    """What all machines have together, by name, or what is free of it.
+    """Return the total resources of all machines by name, or the free ones.
 
     Raises:
         ClusterError: its head does not answer.
@@ -169,13 +169,13 @@ def resources(*, free: bool = False) -> dict[str, float]:
 
 
 def _asked(question: Callable[[], Any]) -> Any:
-    """Ray's answer. Ray itself waits for ever, where not even Ctrl-C is heard; a second question may wake it."""
+    """Return Ray's answer to a request, sent at most twice. Ray itself would wait forever and ignore Ctrl-C."""
     answers: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
     def ask() -> None:
         try:
             answers.put((True, question()))
-        except BaseException as error:  # raised where it was asked
+        except BaseException as error:  # raised in the calling thread
             answers.put((False, error))
 
     for seconds in _ANSWER_TIMEOUTS_S:

@@ -1,4 +1,4 @@
-"""When a loader's workers become more or fewer, within the limits that the user set."""
+"""Decide when to add or remove workers of a loader, within the user's limits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from penstock.loader.throughput import ENOUGH
 
 __all__ = ["Elastic"]
 
-_WINDOW = 20  # batches that are looked at together
-_PAUSE = 2.0  # seconds from one change to the next
+_WINDOW = 20  # batches per decision
+_PAUSE = 2.0  # minimum seconds between changes
 
 
 class Elastic:
-    """Looks at how long the consumer waits, and how many batches are ready when it asks.
+    """Decides from how long the consumer waits, and whether all batches are ready when it asks for one.
 
     Args:
-        least, most: workers.
+        least, most: limits of the number of workers.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -27,13 +27,13 @@ class Elastic:
         self._since = self._changed = time.monotonic()
 
     def observe(self, waited: float, full: bool, workers: int, pending: int) -> int:
-        """The consumer got a batch; by how many the workers should change: 1, 0 or -1.
+        """Record a delivered batch; return the change in the number of workers: 1, 0 or -1.
 
         Args:
-            waited: seconds that it waited for the batch.
-            full: whether all that may be begun was ready when it asked.
-            workers: there are, those included that are starting.
-            pending: starting.
+            waited: seconds that the consumer waited for the batch.
+            full: whether all batches allowed in flight were ready when the consumer asked.
+            workers: number of workers, including those that are starting.
+            pending: number of workers that are starting.
         """
         if self._least == self._most:
             return 0

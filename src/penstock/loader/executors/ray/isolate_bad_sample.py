@@ -1,8 +1,8 @@
-"""A batch that three workers were lost over: one sample at a time, so that the one at fault is found.
+"""Make a batch that lost three workers one sample at a time, to find the sample at fault.
 
-    samples, one by one  ->  each by a worker that does nothing else  ->  ``on_error``  ->  collated here
+    samples, one by one  ->  each by an otherwise idle worker  ->  ``on_error``  ->  collated here
 
-Invariant: the batch is what it would have been, but for what ``on_error`` makes of the samples at fault.
+Invariant: the batch is as usual, except for how ``on_error`` handles the samples at fault.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["make_carefully"]
 def make_carefully(
     request: BatchRequest, fetcher: Fetch, make_alone: Callable[[BatchRequest], Any]
 ) -> tuple[Any, BatchMetrics]:
-    """The batch, collated here, and what that took.
+    """Return the batch, collated in this process, and its metrics.
 
     Args:
-        make_alone: has the only sample of a request made in the cluster.
+        make_alone: returns the only sample of a request, loaded in the cluster.
     """
     items = _Items(fetcher.dataset, request.place, make_alone)
     fetch = Fetch(items, fetcher.collate_fn, batched=fetcher.batched, seed_globals=False, on_error=fetcher.on_error)
@@ -32,7 +32,7 @@ def make_carefully(
 
 
 class _Items:
-    """A data set of which each item is made in the cluster, with the key that is in force here."""
+    """A dataset whose items are loaded in the cluster, with the sample key that is set in this process."""
 
     def __init__(self, dataset: Any, place: Any, make_alone: Callable[[BatchRequest], Any]) -> None:
         self._dataset = dataset

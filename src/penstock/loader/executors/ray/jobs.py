@@ -1,4 +1,4 @@
-"""What `RayExecutor` works with: a batch in the making, and what a loader keeps from pass to pass."""
+"""The data of `RayExecutor`: a batch in progress, and the state that a loader keeps between epoch iterators."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ from penstock.manifest import Manifest
 __all__ = ["RayBatch", "RayRunState"]
 
 _KNOWN = 3
-"""Batches that have to be made before it is known how long one takes."""
+"""Number of batches to measure before the typical time per batch is known."""
 
 
 _ALONE = 2
-"""How many workers may be lost over a sample by itself."""
+"""Number of workers that may be lost making a single sample."""
 
 _LITTLE = 10e-3
-"""Seconds below which a batch is made quickly: to hand one over takes three milliseconds of processors' time."""
+"""A batch that takes fewer seconds is quick: sending one takes three milliseconds of CPU time."""
 
 _TOGETHER = 30e-3
-"""Seconds of work that are handed over together then."""
+"""Seconds of work that are sent together if batches are quick."""
 
 
 class RayRunState:
-    """What a loader keeps from pass to pass."""
+    """The state that a loader keeps between epoch iterators."""
 
     def __init__(self, actors: Actors, budget: Budget, elastic: Elastic) -> None:
         self.actors = actors
-        self.manifests: dict[str, Manifest] = {}  # of the data set, by key
+        self.manifests: dict[str, Manifest] = {}  # of the dataset, by key
         self.budget = budget
         self.elastic = elastic
         self.receive_buffer = ReceiveBuffer()
-        self.hedged = 0  # batches that were made once more
+        self.hedged = 0  # batches that were made twice
         self._times: deque[float] = deque(maxlen=64)
 
     def took(self, seconds: float) -> None:
-        """A batch took its worker so long."""
+        """Record the time that a worker took for a batch."""
         self._times.append(seconds)
 
     @property
     def typical(self) -> float:
-        """Seconds that a batch takes; 0 if that is not known yet."""
+        """Return the typical seconds per batch; 0 if not known yet."""
         return statistics.median(self._times) if len(self._times) >= _KNOWN else 0.0
 
     def group(self, most: int) -> int:
-        """How many batches are asked for together: one, unless handing over costs more than making."""
+        """Return how many batches are requested together: one, unless sending costs more than making them."""
         typical = self.typical
         return max(1, min(most, int(_TOGETHER / typical))) if 0 < typical < _LITTLE else 1
 
 
 class RayBatch(PendingBatch):
-    """A batch in the making.
+    """A batch in progress.
 
     Attributes:
-        packed: the request, pickled.
-        collate: False for the samples of a request as they are.
-        finished: whether the answer is there.
-        calls: that are under way for it.
-        hedged: whether it was made once more.
-        lost: nodes of the workers that were lost over it.
-        why: what the last of them came to.
-        wanted: rows that workers lack, by the key of their manifest.
+        packed: the pickled request.
+        collate: False requests uncollated samples.
+        finished: whether the answer has arrived.
+        calls: the unanswered calls that request it.
+        hedged: whether it was also requested from another worker because it was slow.
+        lost: nodes of the workers that were lost while making it.
+        why: how the last of them was lost.
+        wanted: rows that workers lack, by manifest key.
     """
 
     __slots__ = ("_answer", "calls", "collate", "finished", "hedged", "lost", "packed", "wanted", "why")
@@ -93,14 +93,14 @@ class RayBatch(PendingBatch):
         self._answer: tuple[str, Any, Any, list[Any]] = ("", None, None, [])
 
     def finish(self, kind: str, payload: Any = None, metrics: Any = None, arrays: list[Any] | None = None) -> None:
-        """Note what became of it."""
+        """Record the answer."""
         self._answer = (kind, payload, metrics, arrays or [])
         self.finished = True
 
     def take(self) -> tuple[str, Any, Any, list[Any]]:
         """Return kind, payload, metrics and buffers of the answer.
 
-        It is not kept: buffers hold on to the object store.
+        The batch drops them, since the buffers occupy the object store.
         """
         answer, self._answer = self._answer, ("", None, None, [])
         return answer
@@ -109,7 +109,7 @@ class RayBatch(PendingBatch):
         """Return the only sample of a batch that was not collated.
 
         Raises:
-            Exception: what became of it instead.
+            Exception: the error that the worker returned.
         """
         kind, payload, _, arrays = self.take()
         if kind == "raise":
@@ -119,11 +119,11 @@ class RayBatch(PendingBatch):
         return unpack(payload[0], [array.copy() for array in arrays])[0]
 
     def is_hopeless(self) -> bool:
-        """Return whether enough workers were lost over a sample by itself."""
+        """Return whether the limit of workers lost on a single sample is reached."""
         return len(self.lost) >= _ALONE
 
     def despair(self) -> WorkerError:
-        """Return the error of a sample over which workers were lost."""
+        """Return the error for a sample that workers were lost on."""
         (index,) = self.request.indices
         if isinstance(self.why, RayTaskError):
             return WorkerError(

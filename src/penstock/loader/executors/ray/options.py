@@ -25,15 +25,16 @@ class RayOptions:
     Args:
         address: the cluster: ``"host:port"``; ``"local"`` starts one on this machine, which ends with the program; None
             or ``"auto"`` uses the cluster that the program is connected to, or else the one that runs on this machine.
-            An existing connection is used, and must not be to another cluster than this address.
-        num_cpus: CPUs that each worker reserves; 0 for workers that only wait. threads_per_worker: threads in each
-        worker, which share one copy of the dataset; None: the loader's. memory: bytes that each worker reserves; None:
-        not counted. resources: custom resources that each worker reserves. label_selector: labels that a node must
-        have, as in ``{"role": "loader"}``, for example to avoid GPU nodes. scheduling: Ray's scheduling strategy:
-        ``"SPREAD"`` over the nodes, ``"DEFAULT"`` packs them, or a Ray object. runtime_env: Ray's runtime environment
-        for the workers. It delays their start by seconds. min_workers, max_workers: limits between which the number of
-        workers adapts: fewer while all batches are ready in
-            time, more while the training waits. None: ``num_workers``, so that it stays constant.
+            An existing connection is used; it is an error if it leads to a cluster other than this address.
+        num_cpus: CPUs that each worker reserves; 0 for workers that only wait.
+        threads_per_worker: threads in each worker, which share one copy of the dataset; None: the loader's.
+        memory: bytes that each worker reserves; None: not counted.
+        resources: custom resources that each worker reserves.
+        label_selector: labels that a node must have, as in ``{"role": "loader"}``, for example to avoid GPU nodes.
+        scheduling: Ray's scheduling strategy: ``"SPREAD"`` over the nodes, ``"DEFAULT"`` packs them, or a Ray object.
+        runtime_env: Ray's runtime environment for the workers. It delays their start by seconds.
+        min_workers, max_workers: limits of the number of workers: fewer while all batches are ready in time, more
+            while the training waits. None: ``num_workers``, so that the number stays constant.
         hedge: if a batch that the training waits for takes three times as long as others, request it from another
             worker, too, and use the first result; both are equal.
         deadline: seconds after which an unanswered batch is made by another worker, and the late one is dropped; None:
