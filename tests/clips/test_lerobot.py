@@ -231,7 +231,7 @@ class TestChoice:
             ({"columns": ["acton"]}, "contains 'acton', but the features of .* are .*action"),
             ({"tolerance_s": 0}, "a positive number of seconds"),
             ({"tolerance_s": "1"}, "a positive number of seconds"),
-            ({"size": 0}, "size must be positive"),
+            ({"size": 0}, "size must be a positive int"),
             ({"size": 8, "transform": []}, "without transform"),
             ({"transform": 3}, "a transform is a list of steps"),
             ({"max_pixels": 0}, "max_pixels"),

@@ -575,7 +575,7 @@ class TestWrongFiles:
         ({"random_start": 1}, "random_start= takes True or False"),
         ({"labels": [1]}, "1 labels for 5 files"),
         ({"labels": "abcde"}, "one label for each file"),
-        ({"size": 0}, "size must be positive"),
+        ({"size": 0}, "size must be a positive int"),
         ({"size": 8, "transform": []}, "without transform"),
         ({"transform": 3}, "a transform is a list of steps"),
         ({"max_pixels": 0}, "max_pixels"),

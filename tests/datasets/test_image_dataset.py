@@ -206,7 +206,7 @@ def test_load_image_serves_other_data_sets(manifest: Manifest) -> None:
 class TestBadInput:
     @pytest.mark.parametrize("size", [0, -3, (0, 5), (5, -1), (1, 2, 3), (5,), "32", 3.5, "ab", (None, 3), True])
     def test_sizes(self, manifest: Manifest, size: Any) -> None:
-        with pytest.raises(ConfigError, match="size must be positive"):
+        with pytest.raises(ConfigError, match="size must be a positive int"):
             ImageDataset(manifest, size=size)
 
     def test_sources(self, manifest: Manifest, tmp_path: Path) -> None:

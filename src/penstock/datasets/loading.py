@@ -303,5 +303,5 @@ def _height_and_width(size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         height = width = 0
     if isinstance(size, bool) or min(height, width) < 1:
-        raise ConfigError(f"size must be positive, (height, width) or one int, got {size!r}")
+        raise ConfigError(f"size must be a positive int or (height, width), got {size!r}")
     return height, width

@@ -29,7 +29,7 @@ def check_size(size: Any, name: str = "size") -> tuple[int, int]:
     except TypeError:
         values = []
     if len(values) != 2 or min(values) < 1:
-        raise ConfigError(f"{name} must be positive, (height, width) or one int, got {size!r}")
+        raise ConfigError(f"{name} must be a positive int or (height, width), got {size!r}")
     return values[0], values[1]
 
 
