@@ -55,7 +55,7 @@ def command(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:NAME]",
+            metavar="MODULE:NAME",
             help="A dataset with its own order, or a loader, in a module or .py file: plan its use in a run.",
             show_default=False,
         ),
