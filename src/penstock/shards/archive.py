@@ -7,10 +7,10 @@
     archive.check()                         # ShardChangedError if the file was modified
     ...                                     # now the bytes may be used
 
-Both hold one chunk in memory: ``data``, the bytes ``[begin, end)``. ``size`` is the size of the archive; of a stream it
-is `UNKNOWN` until the end is reached.
+Both hold one chunk in memory: ``data``, the bytes ``[begin, end)``. ``size`` is the size of the archive; for a stream
+it is `UNKNOWN` until the end is reached.
 
-Files are not mapped: a file that shrinks while it is read raises an error, where a map would kill the process (SIGBUS).
+Files are not mapped: a file that shrinks while it is read raises an error, but a map would kill the process (SIGBUS).
 
 Promise: if a `check` passes, all bytes read before it are from the file that was opened. The resolution of the
 modification time limits how soon a change of the same size is detected, see `ShardFile.settle`.
@@ -142,7 +142,7 @@ class Stream:
         file: any object with ``read(n)``. If it has ``read1``, available bytes are used before it waits for more.
         shard: its name, for messages.
 
-    Bytes before the chunk in memory are gone; after the chunk, so are bytes before the last ones that were read.
+    Bytes before the chunk in memory cannot be read again. Reads after the chunk must go forward, too.
     """
 
     def __init__(self, file: BinaryIO, shard: str) -> None:

@@ -39,14 +39,14 @@ class Arriver(Protocol):
         """Copy and count it unless it is counted; return the facts. Arguments: see `penstock.storage.Cache.open`."""
 
     def fetch(self, cancel: Cancel) -> None:
-        """Ensure a copy in the cache; NotCachedError if the cached objects are needed sooner."""
+        """Ensure that the cache has a copy; raise NotCachedError if the cached objects are needed sooner."""
 
 
 class Arrivals:
     """Fetches shards in threads of this process, and receives the facts of other ranks' shards.
 
-    Threads run while shards are pending. The planned uses of the consumer are published in the cache, so that it keeps
-    the shards until then.
+    Threads run while shards are pending. The consumer's planned uses are published in the cache, so that
+    the cache keeps each shard until it is used.
     """
 
     def __init__(self, handles: Sequence[Arriver], exchange: Exchange | None) -> None:
@@ -66,7 +66,7 @@ class Arrivals:
         self._future: Future | None = None
 
     def expect(self, needs: Sequence[Need], position: int) -> None:
-        """Fetch these shards next, instead of earlier ones."""
+        """Fetch these shards next, in place of those expected before."""
         numbers = [need.shard for need in needs]
         if needs:
             self._publish(needs, position)
@@ -91,7 +91,7 @@ class Arrivals:
             future.close()
 
     def count(self, numbers: Sequence[int]) -> None:
-        """Count shards and send their facts to the other ranks, without a need for their samples."""
+        """Count shards whose samples are not needed, and send their facts to the other ranks."""
         with self._changed:
             self._only_facts, self._own = True, set(numbers)
             self._queue = deque(n for n in numbers if n not in self._busy and self._is_news(n))

@@ -26,7 +26,7 @@ __all__ = ["ArrivingShards", "open_shards"]
 
 
 class ArrivingShards(ArrivingSource[StoreShard, ShardSet]):
-    """Shards in a store, of which any number may be indexed; once all are, `whole` is a `ShardSet`."""
+    """Shards in a store, which may not be indexed yet; once all are, `whole` is a `ShardSet`."""
 
     def __init__(self, handles: list[StoreShard], told: ToldFacts | None = None) -> None:
         super().__init__(handles, told)
@@ -65,7 +65,7 @@ def open_shards(
         write_index: write new indexes beside their shards in the store.
         world_size: number of ranks that open them, each for its share.
 
-    The store is asked for the indexes of the first and the last shard; if one is missing, no other is looked for.
+    Looks in the store for the indexes of the first and the last shard; if one is missing, it looks for no others.
 
     Ranks may look at different times while indexes appear. So all ranks use the result of the first rank, if there is a
     process group; without one, ranks that write indexes assume that none exist.

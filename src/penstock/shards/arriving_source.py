@@ -61,7 +61,7 @@ W = TypeVar("W", bound=Whole)
 
 
 class ArrivingSource(abc.ABC, Generic[H, W]):
-    """Files in a store, of which any number may be counted.
+    """Files in a store, which may not be counted yet.
 
     Args:
         handles: handles of all files.
@@ -216,7 +216,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
     def records(self, indices: Indices) -> list[Any]:
         """Return the samples at rows of the whole set, in this order.
 
-        The caller knows that all shards are counted, even if this process started earlier.
+        All shards must be counted, though this process may have started before that.
         """
         if not self.complete:
             for number, facts in enumerate(self._told.read() or []):

@@ -58,7 +58,7 @@ def verify(path: str, *, decode: bool = False, progress: Callable[[int], object]
         decode: also decode every image, number and text.
         progress: called with the bytes just read.
 
-    Problems of the shard are in the report; they raise nothing.
+    Problems of the shard are reported, not raised.
     """
     report = ShardReport(path)
     try:
@@ -127,7 +127,7 @@ def _check_parts(parts: Counter[tuple[str, ...]], report: ShardReport) -> None:
 
 
 def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
-    beside = Path(file.path + SUFFIX)  # a wrong index would not be used here, but it might be uploaded
+    beside = Path(file.path + SUFFIX)  # a wrong index is not used here, but might be uploaded
     for where in {index_path(file.path), beside if beside.exists() else None} - {None}:
         index = ShardIndex.load(cast(Path, where))
         fits = index is not None and index.header.digest == digest and index.is_sound()

@@ -40,7 +40,7 @@ def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
         source: a path, or an open file, which is closed with the stream.
 
     Raises:
-        ShardIOError: the file cannot be opened. `walk_stream` reports bad data by name.
+        ShardIOError: the file cannot be opened. `walk_stream` reports bad data, with the shard's name.
         ShardChangedError: (while reading) the file was modified.
     """
     return decompress(open_file(source) if isinstance(source, str | os.PathLike) else source)

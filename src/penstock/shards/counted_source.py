@@ -1,4 +1,4 @@
-"""`CountedSource`: counted files, in which an epoch that began with uncounted files can continue in its order."""
+"""`CountedSource`: counted files; an epoch that began before they were counted can continue in its order."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Decode:
     """A callable ``decode(sample) -> sample`` that replaces bytes by values; picklable.
 
     Args:
-        decoders: functions of bytes by extension, which take precedence over the built-in ones. A full extension
+        decoders: functions of bytes, by extension, which take precedence over the built-in ones. A full extension
             (``seg.png``) takes precedence over its last part (``png``). None leaves an extension as bytes.
 
     Unknown extensions stay bytes.
@@ -154,7 +154,7 @@ class _Chain:
 
 
 def chained(decode: Any, load: Callable[[Sample], Any] | None) -> Callable[[Sample], Any] | None:
-    """Return one function that applies both, or the one that is given."""
+    """Return one function that applies both, or the only one given."""
     decoder = _decoder_of(decode)
     if decoder is None or load is None:
         return load if decoder is None else decoder

@@ -1,6 +1,6 @@
 """Encode values to bytes by their extension, as WebDataset does.
 
-Bytes stay as they are, text becomes UTF-8; numbers, JSON, arrays, images and pickles are encoded by extension. If a
+Bytes are left unchanged, text becomes UTF-8; numbers, JSON, arrays, images and pickles are encoded by extension. If a
 value cannot be encoded, the error (a ValueError) names the extension.
 """
 
@@ -105,7 +105,7 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
 
 
 def encode_sample(sample: Mapping[str, Any], encoders: Mapping[str, Callable[[Any], bytes]]) -> dict[str, Any]:
-    """Return a sample with bytes for every extension; names that begin with an underscore stay as they are.
+    """Return a sample with bytes for every extension; values whose name begins with an underscore are unchanged.
 
     Raises:
         ShardError: no encoder for an extension, or a value that it does not accept.

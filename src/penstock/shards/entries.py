@@ -7,7 +7,7 @@
 The file has the format of `penstock.images.entries`: its rows are the samples of the shard, and its fingerprint is that
 of the shard's content. A sample's entries belong to its first image, which `penstock.ImageDataset` decodes.
 
-A damaged index, an index of another shard, and entries of other bytes are not used, with one warning. So an index never
+A damaged index, an index of another shard, and entries of other bytes are ignored with one warning. So an index never
 changes pixels, and never ends a job.
 """
 
@@ -50,7 +50,7 @@ def write_entries(shard: str) -> int:
     Raises `ConfigError` without the C extension, `ShardIOError` if the shard cannot be read or the index not be
     written, and the errors of `load_or_build`.
 
-    Cost: reads the images once, with two fifths of the time of decoding. Size: 3 % of the bytes of photographs.
+    Cost: reads the images once, in two fifths of the time of decoding. Size: 3 % of the bytes of photographs.
     """
     native.require("an index of entries needs")
     index, file = load_or_build(shard), ShardFile(shard)

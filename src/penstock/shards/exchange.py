@@ -5,11 +5,12 @@
     exchange.wait([7, 8])                      # by the others
     agree_on(urls, "counted")                  # the value of the first rank
 
-This is the store by which the ranks found each other. It takes a few hundred bytes a shard and no collective calls, so
-ranks may ask at any time. Without a process group, each rank reads by itself; ranks of one machine share a cache.
+This is the store by which the ranks of the process group connected. It takes a few hundred bytes a shard and no
+collective calls, so ranks may ask at any time. Without a process group, each rank reads by itself; ranks of one machine
+share a cache.
 
-All ranks open the same shards equally often. The n-th opening of a rank receives only messages of the n-th openings of
-others, since earlier ones may describe other content.
+All ranks must open the same shards equally often. The n-th opening of a rank receives only messages of the n-th
+openings of others, since earlier ones may describe other content.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Exchange:
     """Facts of shards, sent by one rank and read by all.
 
     Args:
-        store: a torch.distributed store, for this object alone.
+        store: a torch.distributed store, used by this object only.
         urls: the shards of the dataset, the same on all ranks.
         world_size: number of ranks that share them.
     """

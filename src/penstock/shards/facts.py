@@ -50,10 +50,10 @@ class Facts(NamedTuple):
 
 
 class ToldFacts:
-    """The facts of all shards in a file, which processes of a machine find through this object.
+    """The facts of all shards in a file, shared by the processes of a machine that have this object.
 
-    The process that created the object writes the file into the user's cache folder, and removes it at its end. Files
-    of killed processes are removed after a day, when another process writes.
+    The process that created the object writes the file into the user's cache folder, and removes it when the process
+    ends. Files of killed processes are removed after a day, when another process writes.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ToldFacts:
                 raise
 
     def read(self) -> list[Facts] | None:
-        """Return the facts; None if they were not written, or on another machine."""
+        """Return the facts; None if they were not written, or were written on another machine."""
         try:
             return [Facts.of_json(one) for one in json.loads(self._path.read_bytes())]
         except OSError:

@@ -1,7 +1,7 @@
 """Find the handles of many shards by their indexes, concurrently, and build missing indexes.
 
 find_handles([("s3://bucket/000.tar", stat), ...], storage, None, copy=True)
-build(handles)                                      indexes shards without an index
+build(handles)                                      index the shards that have no index
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def has_index(url: str, storage: Storage | None) -> bool:
 
 
 def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> None:
-    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be put beside their shards elsewhere.
+    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be copied beside the shards elsewhere.
 
     Raises:
         ShardError: two shards have the same name.

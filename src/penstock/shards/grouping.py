@@ -25,7 +25,7 @@ Sample = dict[str, Any]
 """``__key__`` and ``__url__`` (str), perhaps ``__local_path__`` (str), and ``bytes`` under each extension."""
 
 Handler = Callable[[Exception], bool]
-"""Decides about an error: True skips the member, False ends the shard; it may raise."""
+"""Handles an error: returns True to skip the member, False to end the shard, or raises."""
 
 KEY, URL, LOCAL_PATH = "__key__", "__url__", "__local_path__"
 

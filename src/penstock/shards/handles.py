@@ -5,7 +5,7 @@
     handle = RemoteShard(url, storage)                    an object that is read by ranges
     handle.header, handle.index(), handle.open()
 
-Promise: handles can be pickled; elsewhere they open the same shard, or raise an error.
+Promise: handles can be pickled; in another process they open the same shard, or raise an error.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class LocalShard:
         """Return the index.
 
         Raises:
-            ShardChangedError: the shard is not the one of this handle any more.
+            ShardChangedError: the shard is no longer the one that this handle refers to.
         """
         return self._load(self._path)
 
@@ -161,7 +161,7 @@ class CopiedShard:
         return self.source.size
 
     def stored(self, number: int) -> StoredShard:
-        """Return the facts for prefetching, as the shard with this number in its set."""
+        """Return the facts for prefetching; ``number`` is the shard's number in its set."""
         source = self.source
         index = [] if self._beside is None else [self._beside.beside]
         return StoredShard(number, self.url, source.size, source.storage, source.stat, index)
@@ -200,7 +200,7 @@ class CopiedShard:
         """Return the index: from the store, or built from a copy.
 
         Raises:
-            ShardChangedError: it does not belong to the shard of this handle any more.
+            ShardChangedError: it no longer belongs to the shard that this handle refers to.
         """
         path, _ = self._cache().place(self.source)
         if self._current() is not None:
@@ -229,7 +229,7 @@ class CopiedShard:
 
 
 class RemoteShard:
-    """A shard in a store with its index beside it, of which only the requested samples are read.
+    """A shard in a store with its index beside it; only the requested samples are read.
 
     Args:
         url: its URL.
@@ -238,7 +238,7 @@ class RemoteShard:
 
     Raises:
         StorageNotFoundError: the index (or the shard) does not exist.
-        ShardError: by its header, the index belongs to a shard of another size, or is damaged.
+        ShardError: the index is damaged, or its header is of a shard of another size.
 
     Costs one request if the version is known. The rest of the index is fetched when it is needed.
     """
@@ -312,7 +312,7 @@ def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:
 
 
 def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> Header | None:
-    """Return the header of this file's index from any of its places; None if it has none."""
+    """Return the header of this file's index, wherever that is stored; None if there is none."""
     for place in places(path, SUFFIX, cache_dir):
         header = read_header(place)
         if header is not None and (header.size, header.mtime_ns) == (size, mtime_ns):

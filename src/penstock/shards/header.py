@@ -1,4 +1,4 @@
-"""Parse a tar header: 512 bytes to name, size and type; and the extended PAX and GNU headers before it.
+"""Parse a tar header of 512 bytes into name, size and type, and the extended PAX and GNU headers before it.
 
     ustar, GNU   name 0:100, size 124:136, checksum 148:156, type 156, magic 257:265, prefix 345:500 (ustar only)
     old v7       the same without magic

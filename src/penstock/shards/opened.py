@@ -29,7 +29,7 @@ class OpenShards:
     """The open shards of a set. Thread-safe.
 
     Args:
-        handles: handles of all shards, opened at first use; the one opened first is closed first.
+        handles: handles of all shards, opened at first use; the oldest open one is closed first.
     """
 
     def __init__(self, handles: Sequence[_Handle]) -> None:
@@ -47,7 +47,7 @@ class OpenShards:
         """Return a shard, opened if needed.
 
         Raises:
-            ShardChangedError: the shard is not the one of the handle any more.
+            ShardChangedError: the shard is no longer the one that the handle refers to.
             StorageError: see `penstock.storage.local_path`.
         """
         found = self._open.get(number)

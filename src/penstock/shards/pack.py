@@ -8,8 +8,8 @@
     shards/checksums.txt           xxh3_128 of each shard
     shards/pack.json               source, options, and the first sample of each shard
 
-The shard boundaries follow from the manifest, the file sizes and the options alone, before anything is written. So any
-number of processes gives the same bytes, and finished shards are kept after a kill.
+The shard boundaries follow from the manifest, the file sizes and the options alone, before anything is written. So the
+bytes are the same for any number of processes, and finished shards are kept after a kill.
 """
 
 from __future__ import annotations
@@ -125,14 +125,13 @@ def pack(
         restart_markers: insert restart markers into baseline JPEGs, so that decoding can begin near a crop. This is
             lossless: coefficients, other segments and pixels stay the same. Other files and damaged ones stay
             unchanged. Photographs grow by 0.8 %, which the limits do not include, and take 3 ms of a core each.
-        index_images: write an index of entries beside each shard, with the same effect without markers: 3 % of the
+        index_images: write an index of entries beside each shard; same effect as markers, unchanged files: 3 % of the
             bytes of photographs, and 0.5 ms each. Existing shards get one, too.
         progress: show a bar: True, False, or None on a terminal.
 
     Raises:
         ConfigError: invalid arguments; ``restart_markers`` or ``index_images`` without the C extension, or both; a
-        folder
-            with shards of another packing, or in use by another process.
+            folder with shards of another packing, or in use by another process.
         ManifestError: a folder with an image whose name has a line break.
         ShardError: a damaged ``pack.json`` in the folder.
         ShardIOError: a file cannot be read or written; the message names it. Finished shards stay.
@@ -186,7 +185,7 @@ def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | 
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Hold the folder, so that no other process of this machine packs into it."""
+    """Lock the folder, so that no other process of this machine packs into it."""
     try:
         lock = file_lock(out / PLAN)
         lock.acquire(timeout=0)
@@ -404,7 +403,7 @@ def _pack_shard(job: _Job, task: _Task) -> _Counts:
 
 
 def _marked(data: bytes) -> tuple[bytes, bool]:
-    """Return a file with restart markers, or unchanged; and whether it has got them."""
+    """Return a file with restart markers, or unchanged; and whether markers were inserted."""
     from penstock.images.decode import MAX_PIXELS
 
     marked = native.with_restart_markers(data, max_pixels=MAX_PIXELS)

@@ -3,7 +3,7 @@
     for run in scan_runs(archive, "a.tar"):       # a Run: some hundreds of samples
         for sample in run.samples(archive, "a.tar"): ...
 
-The result equals that of `group(walk(...))`, samples and errors, but several times faster. If the file changes
+Samples and errors equal those of `group(walk(...))`, but this is several times faster. If the file changes
 meanwhile, samples of the old content precede the error, and none of the new content is returned. Memory: a few MiB.
 """
 
@@ -167,7 +167,7 @@ def scan_runs(
         extensions: numbers to use for extensions.
 
     Raises:
-        TruncatedShardError, ShardError: as `walk` and `group`. Complete samples precede the error.
+        TruncatedShardError, ShardError: as from `walk` and `group`. Complete samples precede the error.
     """
     known = Extensions() if extensions is None else extensions
     archive = Archive.of(source)

@@ -5,7 +5,7 @@
     shards.records([5, 3, 5])           # a batch of samples, in this order
 
 Promises: opening and reading use no memory per sample; a changed shard is detected before the next read; a pickle is a
-handle that opens the same shards elsewhere, and refuses others.
+handle: unpickled, it opens the same shards, and refuses others.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class ShardSet(CountedSource):
     Args:
         urls: brace notation, patterns, ``::``, or a list of those, see `penstock.shards.expand`: uncompressed tar
             files. Shards in a store with an index beside them (``.pidx``, written by `penstock shards pack` and
-            `index`) are opened without their data; others are copied and indexed at once.
+            `index`) are opened without their data; others are copied and indexed immediately.
         copy: copy whole shards from a store to the local cache when they are first needed. False: read only the
-            requested samples, by concurrent range requests, each time anew; every shard needs an index beside it.
+            requested samples, by concurrent range requests, without caching; every shard needs an index beside it.
         storage: access options and the cache, see `penstock.storage.Storage`.
         cache_dir: folder for indexes. Default: beside the shards, or the user's cache if that is read-only or full.
         progress: show a bar while indexing: True, False, or None for large shards on a terminal.
@@ -148,7 +148,7 @@ class ShardSet(CountedSource):
         return self._opened.get(number)
 
     def __getitem__(self, index: SupportsIndex) -> Sample:
-        """Return one sample. Negative indices count from the end; IndexError outside."""
+        """Return one sample. Negative indices count from the end; other ones outside the set raise IndexError."""
         try:
             row = self._whole[operator.index(index)]
         except IndexError:

@@ -115,7 +115,7 @@ class StoreShard:
         return self.facts
 
     def fetch(self, cancel: Cancel) -> None:
-        """Ensure a copy in the cache.
+        """Ensure that the cache has a copy.
 
         Raises:
             NotCachedError: the cached objects are needed sooner.
@@ -131,7 +131,7 @@ class StoreShard:
         self.facts = Facts(shard.source.stat, shard.header.samples, shard.header.digest.hex())
 
     def write_beside(self, *, force: bool = False, cancel: Cancel | None = None) -> bool:
-        """Ensure an index beside the shard in the store; return whether it was written. Raises as `count`.
+        """Ensure that the store has an index beside the shard; return whether it was written. Raises as `count`.
 
         Args:
             force: write it again.
@@ -156,7 +156,7 @@ class StoreShard:
 
 
 def write_beside(shards: Sequence[StoreShard], *, force: bool = False, progress: bool | None = None) -> int:
-    """Ensure indexes beside shards in their store, several at a time; return how many were written.
+    """Ensure that the store has indexes beside shards, several at a time; return how many were written.
 
     Raises:
         StorageError: the store fails; written indexes stay, and the next call continues.

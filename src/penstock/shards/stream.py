@@ -59,9 +59,9 @@ class StreamShards(ResumableDataset):
         ConfigError, PartitionError: invalid arguments, or fewer shards than ranks.
         ShardError: (while iterating) a damaged or unreadable shard; the message names shard and byte.
 
-    The state says where this worker is, by shard and byte, and is exact. It is small, and resuming reads no more than
-    ``buffer_bytes`` again (of a compressed shard, what comes before in it). Every new iteration is a new epoch, unless
-    `set_epoch` was called. Memory: the buffer, and the sample in hand.
+    The state is the exact position of this worker, by shard and byte. It is small, and resuming reads no more than
+    ``buffer_bytes`` again (for a compressed shard, also all data before the position in it). Every new iteration is a
+    new epoch, unless `set_epoch` was called. Memory: the buffer, and the current sample.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StreamShards(ResumableDataset):
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="dataset")
 
     def __repr__(self) -> str:
-        """Return shards, order and share in words. Asking settles neither rank nor world size."""
+        """Return shards, order and share in words. This determines neither rank nor world size."""
         world = self._world.peek()
         buffer = f", buffer_bytes {self.buffer_bytes:,}" if self.buffer_bytes else ""
         return (
@@ -110,7 +110,7 @@ class StreamShards(ResumableDataset):
         of = type(self).__name__
         check_state(cursor, self._identity(), of=of)
         read_int(cursor, "epoch", of=of)
-        if read_ints(cursor, "at", 3, of=of) != [0, 0, 0]:  # where nothing has begun, anybody may go on
+        if read_ints(cursor, "at", 3, of=of) != [0, 0, 0]:  # at the start, any worker may continue
             check_state(cursor, {"worker": list(distributed.worker())}, of=of)
 
     def _identity(self) -> State:

@@ -93,7 +93,7 @@ def walk_stream(
     Args:
         file: any object with ``read(n)``, such as the result of `penstock.shards.open_stream`.
         shard: its name, for messages.
-        select: returns whether to yield the file of a name; the data of others is not stored.
+        select: returns whether to yield the file with a name; the data of other files is not stored.
         require_end: as for `walk`.
 
     Raises:

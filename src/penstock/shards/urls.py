@@ -6,7 +6,7 @@
 ['a.tar', 's3://bucket/b.tar', 's3://bucket/c.tar']
 
 Patterns (``*``, ``?``, ``[..]``) are looked up and sorted, in the local file system and in stores that can be listed.
-Nothing else is checked: a missing shard shows when it is opened.
+Nothing else is checked: a missing shard raises when it is opened.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
 
 
 def expand_versions(urls: Urls, storage: Storage | None = None) -> list[tuple[str, Stat | None]]:
-    """Return the same shards, each with its version if a store listed it. Raises as `expand`."""
+    """Return the same shards, each with its version if a store listed it. Raises as `expand` does."""
     if isinstance(urls, os.PathLike):
         return [(os.fspath(urls), None)]
     if isinstance(urls, str):
@@ -94,7 +94,7 @@ def braces(text: str) -> list[str]:
     """Return a text with its braces expanded, as in a shell.
 
     Supports ``{a,b}``, ``{000..010}`` (with leading zeros), ``{a..e}`` and ``{0..8..2}``, also nested. Other braces, as
-    in ``{x}``, stay; so do braces after a backslash.
+    in ``{x}``, are left unchanged, and so are braces after a backslash.
 
     Raises:
         ConfigError: unbalanced braces, or more than ten million results.

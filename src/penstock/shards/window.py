@@ -145,7 +145,7 @@ def whole_window(source: Source, start: int, blocks: int) -> Window:
 
 
 def sparse_window(archive: Archive, start: int) -> Window:
-    """Return a window of the headers of a section, read one after the other, as each gives the next position."""
+    """Return a window of the headers of a section, read one by one: each determines the next position."""
     archive.fetch_ahead(start, start + 2 * STRETCH)
     position, limit = start, min(start + STRETCH, len(archive))
     numbers: list[int] = []

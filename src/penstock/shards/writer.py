@@ -85,7 +85,7 @@ class TarWriter:
 
         Raises:
             ShardError: no ``__key__``, or a value that is not bytes after encoding. Nothing of the sample is written.
-            ShardIOError: the disk is full. The archive cannot be continued then.
+            ShardIOError: the disk is full. After that, the archive cannot be continued.
         """
         if self._out is None:
             raise ShardError("this writer is closed")
@@ -141,7 +141,7 @@ class TarWriter:
         """End the archive; a file given by its path appears now. Idempotent.
 
         Raises:
-            ShardIOError: the disk is full, or an earlier write failed. No file remains then.
+            ShardIOError: the disk is full, or an earlier write failed. No file is left.
         """
         out, self._out = self._out, None
         if self._failure:
@@ -165,7 +165,7 @@ class TarWriter:
             raise
 
     def abandon(self) -> None:
-        """Close without an archive: remove the temporary file; leave a given file as it is."""
+        """Close without an archive: remove the temporary file; a file passed by the caller is left unchanged."""
         self._out = None
         self._discard()
 

@@ -1,7 +1,7 @@
 """Read an object in parallel blocks: a file-like stream with read-ahead, and large parallel reads.
 
 Promises: all bytes in order, or an error; at most ``parallel`` blocks of memory per stream; `close` leaves no thread.
-In a forked child, a stream starts its transfers anew.
+In a forked child, a stream restarts its transfers.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class BlockStream(io.RawIOBase):
         self._window = min(2, self._parallel)
 
     def _ask_at_once(self) -> None:
-        """Use full requests at once, since everything will be read."""
+        """Use full-size requests from now on, since everything will be read."""
         self._sizes, self._window = [], self._parallel
 
     def _drop(self) -> None:

@@ -38,7 +38,7 @@ class CachedFile:
         return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        """Return ``size`` bytes from ``offset`` on, fewer only at the end."""
         return bytes(memoryview(self.map)[offset : offset + size])
 
 
@@ -47,7 +47,7 @@ class Entry:
     """A copy in the cache, partial if not ``complete``. Times are of `time.time`.
 
     Attributes:
-        size: bytes of the whole copy; of a download that waits for room, bytes so far.
+        size: bytes of the whole copy; for a download that waits for room, the bytes so far.
         stored: bytes on the disk now.
     """
 
@@ -68,7 +68,7 @@ class Entry:
             return 0
 
     def again(self) -> Entry | None:
-        """Return the entry of a complete copy as of now, for a tenth of the cost of `look`."""
+        """Return the current entry of a complete copy, at a tenth of the cost of `look`."""
         folder = os.fspath(self.folder)
         try:
             used, leased = os.stat(os.path.join(folder, ENTRY)).st_mtime, os.stat(folder).st_mtime

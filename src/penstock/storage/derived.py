@@ -1,4 +1,4 @@
-"""Derived files: computed once from a user's data, cached, mapped by all processes, and limited in bytes.
+"""Derived files: computed once from a user's data, cached, mapped by all processes, and limited in total size.
 
     lines/KEY.idx, KEY.zst    see KINDS
 

@@ -5,7 +5,7 @@
     .entry.json       the identity of the object; once complete, also the hashes of all blocks
 
 A block is written to the file first, then to the journal. Blocks in the journal are hashed before they are trusted, so
-a power cut that lost pages costs a few blocks, but never gives a wrong byte.
+a power cut that lost pages costs a few blocks, but never yields a wrong byte.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def hash_blocks(descriptor: int, size: int) -> list[str]:
 
 
 def fill(source: Download, folder: Path, name: str, progress: Callable[[int], object]) -> list[str]:
-    """Download ``source`` into ``folder/name``, resuming what a killed process left there.
+    """Download ``source`` into ``folder/name``, resuming an interrupted download.
 
     Returns:
         The xxh3 of each block, as hex.

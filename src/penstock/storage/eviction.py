@@ -1,7 +1,7 @@
 """The limit of a cache, and its eviction order: copies that no live job needs, then those needed last.
 
-Evicted copies are moved to ``trash`` atomically and unlinked there, so open ones stay readable. The limit is the one
-given to the cache, but at most the space on its disk: it shrinks if other programs fill the disk.
+Evicted copies are moved to ``trash`` atomically and unlinked there, so open ones stay readable. The limit is the
+cache's ``max_bytes``, but at most the space on its disk: it shrinks if other programs fill the disk.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _seen: dict[Path, _Seen] = {}
 """The last scan of each cache by this process."""
 
 _turn = threading.Lock()
-"""Serialises the threads of this process before they take the lock between processes."""
+"""Lets one thread of this process at a time try to take the lock between processes."""
 
 
 def _fork() -> None:
@@ -120,7 +120,7 @@ class Room:
             but: a key that is never evicted.
             only_later: evict only copies that are needed later than ``but``.
             take: called before other processes may evict. ``size`` is then the whole size of the copy ``but``, and its
-                present bytes do not count.
+                existing bytes do not count.
 
         Raises:
             NotCachedError: ``only_later`` frees too little. Nothing was evicted.
@@ -210,7 +210,7 @@ class Room:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the right to evict, exclusively."""
+        """Hold the exclusive right to evict."""
         lock = FileLock(self.folder / "locks" / "room.lock")
         # Threads of one process wake each other; processes poll.
         with _turn:

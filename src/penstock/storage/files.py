@@ -114,7 +114,7 @@ class SourceFile:
         return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
 
     def is_same(self, descriptor: int) -> bool:
-        """Return whether another descriptor refers to this very file, not to one that took its name."""
+        """Return whether another descriptor refers to this file, not to a later one of the same name."""
         return os.path.samestat(os.fstat(self._fd), os.fstat(descriptor))
 
     def check(self) -> None:

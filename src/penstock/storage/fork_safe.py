@@ -1,7 +1,7 @@
 """Use obstore in this process and in processes forked from it.
 
 obstore runs threads of Rust's runtime. A forked child does not have them, so every call would hang there. So a child
-loads the library again, from a copy that the linker takes for another library. The parent makes the copy in memory
+loads the library again, from a copy that the linker treats as another library. The parent makes the copy in memory
 before its first fork, and its children share it. If obstore was not imported before the fork, no copy is made.
 """
 

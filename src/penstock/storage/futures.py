@@ -87,7 +87,7 @@ class Future:
     Raises:
         OSError: the folder cannot be written to.
 
-    Thread-safe. A forked child does not hold it.
+    Thread-safe. A forked child does not own it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ class Future:
         self._close = weakref.finalize(self, _remove, self._path, self._lock, self._pid)
 
     def publish(self, uses: Uses, *, position: int = 0, versions: Names | None = None) -> None:
-        """Publish the uses of the job, replacing earlier ones. Positions count anew from ``position``.
+        """Publish the uses of the job, replacing earlier ones. Positions now count from ``position``.
 
         Cost: 48 bytes per object on the disk.
 

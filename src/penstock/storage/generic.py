@@ -1,7 +1,7 @@
 """Objects of all other file systems that fsspec supports: ftp, gdrive, hf, ...
 
-fsspec's range reads do not tell the version of the bytes. So size and etag are checked again after each range: one more
-request, but never bytes of two versions.
+fsspec's range reads do not report the version of the bytes. So size and etag are checked again after each range: one
+more request, but never bytes of two versions.
 """
 
 from __future__ import annotations

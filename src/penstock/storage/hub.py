@@ -2,7 +2,7 @@
 
 A branch or tag is resolved once to its commit, whose content never changes. Names and sizes come from
 `huggingface_hub`, bytes from range requests over HTTP. Options are those of `huggingface_hub.HfFileSystem`:
-``token``, ``endpoint``; by default the token that its own tools have stored, and HF_ENDPOINT.
+``token``, ``endpoint``; by default the token stored by the Hub's own tools, and HF_ENDPOINT.
 """
 
 from __future__ import annotations

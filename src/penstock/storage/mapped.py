@@ -1,8 +1,8 @@
 """Memory-mapped files of numbers: raw files (``.bin``) of a given dtype, and NumPy's ``.npy``.
 
 Promises: opening reads only headers; all processes share the pages in the page cache; a file that changes while it is
-open raises an error before the next read, where the map alone would kill the process (SIGBUS); a pickle is a handle
-that opens the same files elsewhere and refuses others. To update a file in use, rename a new one over it.
+open raises an error before the next read, whereas the map alone would kill the process (SIGBUS); a pickle is a handle:
+unpickled, it opens the same files and refuses others. To update a file in use, rename a new one over it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class MappedFiles:
         self._fingerprints: dict[int, str] = {}
 
     def array(self, number: int) -> npt.NDArray[Any]:
-        """Return the array of one file, read-only, after a check for changes. Use it at once, or call again.
+        """Return the array of one file, read-only, after a check for changes. Use it immediately, or call again.
 
         Raises:
             DataFileChangedError: the size or modification time of the file changed.

@@ -1,7 +1,7 @@
 """S3, Google and Azure stores and web servers, through obstore: Python bindings of Rust's object_store.
 
 obstore pools connections, signs requests, follows redirects, and reads proxies from the environment. This module adds
-errors that never show a signature, and support for servers without range requests.
+error messages that never show a signature, and support for servers without range requests.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class ObjectStoreBackend:
 
     @contextmanager
     def _translated(self, url: str, what: str = "read") -> Iterator[None]:
-        """Raise obstore's errors as ours. Their text is never shown, since it contains the URL."""
+        """Raise obstore's errors as Penstock's. Their text is never shown, since it contains the URL."""
         errors = self._obstore.exceptions
         try:
             yield
@@ -205,7 +205,7 @@ def _brief(error: object) -> str:
 
 
 def _failure(url: str, text: str, what: str) -> Exception:
-    """Return our error for an error of obstore, whose kind shows only in its text."""
+    """Return Penstock's error for one of obstore, whose kind only its text tells."""
     where = shown(url)
     if any(host in text for host in _METADATA):
         return StorageAuthError(f"{where}: no credentials were found, nor has this machine any; {NO_CREDENTIALS}")
@@ -232,7 +232,7 @@ def _failure(url: str, text: str, what: str) -> Exception:
 
 
 def _refused(where: str, status: int, reason: str, what: str) -> Exception:
-    """Return our error for an HTTP status."""
+    """Return Penstock's error for an HTTP status."""
     if status in (404, 410):
         return StorageNotFoundError(f"{where} does not exist ({reason})")
     if status in (401, 403, 407):
