@@ -1,10 +1,10 @@
-"""Checks of this machine and its packages, behind ``penstock doctor``.
+"""The checks of this machine and its packages that ``penstock doctor`` runs.
 
     found = diagnose(["/data"])
     found.ok, [advice.do for advice in found.advice]
 
-Each module checks one subject, and returns facts and advice. Nothing is changed, except that a missing cache folder of
-the user is created.
+Each module checks one subject, and returns facts and advice. The checks change nothing, except that they create the
+user's cache folder if it is missing.
 """
 
 from penstock.tools.doctor.result import Advice, Diagnosis

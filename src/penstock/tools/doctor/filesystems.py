@@ -42,7 +42,7 @@ class Place:
 
     Attributes:
         kind: local, memory, overlay, network, parallel, fuse, image or unknown.
-        type: the system's name of it: ext4, nfs4, ...
+        type: the system's name for the file system: ext4, nfs4, ...
         mount, source: mount point and source of the file system.
         writable: whether files can be created in the folder, or beside the file.
         free: free bytes.
@@ -61,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """The folder of indexes and copies that are not stored beside the data. ``mode`` is in octal."""
+    """The folder for indexes and copies that are not stored beside the data. ``mode`` is an octal number."""
 
     path: str | None
     kind: str
@@ -89,7 +89,7 @@ def _mounts(listing: Path) -> Iterator[Mount]:
 
 
 def mount_of(path: str | os.PathLike[str], listing: Path = _MOUNTS) -> Mount | None:
-    """Return the mount that holds a path, the last of several; None if the system does not list mounts."""
+    """Return the mount that holds a path (the last one listed, if several do); None if mounts are not listed."""
     real, best = os.path.realpath(path), None
     for mount in _mounts(listing):
         inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
@@ -108,7 +108,7 @@ def kind_of(type_name: str) -> str:
 
 
 def place(path: str, listing: Path = _MOUNTS) -> tuple[Place, list[Advice]]:
-    """Check a file or a folder: read a little of it, and find its file system."""
+    """Check a file or folder: read a little of it, and identify its file system."""
     error = _read(path)
     mount = mount_of(path, listing)
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
@@ -137,7 +137,7 @@ def _read(path: str) -> str | None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file, without waiting for a writer if it is a pipe."""
+    """Open a file. If it is a pipe, do not wait for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -182,7 +182,7 @@ def _advice(found: Place) -> Iterator[Advice]:
 
 
 def cache_folder(listing: Path = _MOUNTS) -> tuple[CacheFolder, list[Advice]]:
-    """Check the user's cache folder, which is created if missing; locks need it, too."""
+    """Check the user's cache folder, and create it if missing. Locks are stored there, too."""
     from penstock.storage.cache import cache_root
 
     try:

@@ -1,4 +1,4 @@
-"""Cores, memory, /dev/shm and the limit of open files, as far as this process may use them."""
+"""The cores, memory, /dev/shm and open files that this process may use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW_FILES = 4096
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores of the machine, cores that the process may run on, and that number under a container's quota."""
+    """Cores of the machine, cores that the process may run on, and how many it may use under a container's quota."""
 
     machine: int
     affinity: int
@@ -29,7 +29,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the machine, free bytes, and bytes that a process can get under a container's limit."""
+    """Memory in bytes: of the machine, free, and available to a process under a container's limit."""
 
     total: int | None
     available: int | None
@@ -46,7 +46,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """The limit of file descriptors, and the largest limit that a process can set itself. None: no limit."""
+    """The limit of open file descriptors, and the largest limit that a process can set for itself. None: no limit."""
 
     soft: int | None
     hard: int | None
@@ -98,7 +98,7 @@ def shared_memory(folder: str = "/dev/shm") -> tuple[SharedMemory | None, list[A
 
 
 def open_files() -> tuple[OpenFiles | None, list[Advice]]:
-    """Return the limit of file descriptors; None on Windows."""
+    """Return the limit of open file descriptors; None on Windows."""
     try:
         import resource
     except ImportError:

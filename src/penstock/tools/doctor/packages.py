@@ -1,4 +1,4 @@
-"""Installed packages: the required ones, which must work, and the extras, with the features that need them."""
+"""Installed packages: required ones, which must work, and those of extras, with the features that need them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.tools.doctor.result import Advice
 
 __all__ = ["Images", "Package", "Torch", "images", "packages", "torch"]
 
-_MODULES = {"opencv-python-headless": "cv2"}  # modules that are named unlike their package
+_MODULES = {"opencv-python-headless": "cv2"}  # modules whose name differs from their package
 _EXTRAS = {
     "ray": "executor='ray', which makes batches on the nodes of a cluster",
     "albumentations": "its augmentations; Penstock's own transforms do not need it",
@@ -47,9 +47,9 @@ class Package:
     Attributes:
         version: installed version; None if the package is not installed.
         oldest: oldest version that works.
-        extra: the extra that contains it; None if it is required.
+        extra: the extra that includes it; None if it is required.
         needed_for: features that need it.
-        error: why it cannot be imported; only for required packages, others are not imported.
+        error: why it cannot be imported. Only required packages are imported.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Images:
 
 
 def packages(progress: Callable[[int, int], object]) -> tuple[list[Package], list[Advice]]:
-    """Check all packages. Required ones are imported, which takes seconds (torch)."""
+    """Check all packages. Importing the required ones takes seconds, because of torch."""
     try:
         lines = requires("penstock") or []
     except PackageNotFoundError:

@@ -25,14 +25,14 @@ def diagnose(
     tls_roots: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Diagnosis:
-    """Check this machine and its packages. It takes seconds, mostly to import the required packages.
+    """Check this machine and its packages. This takes seconds, mostly to import the required packages.
 
     Args:
         paths: files and folders whose file systems are checked.
-        ray: address of a Ray cluster that must answer. None: check a cluster of this machine, if there is one.
+        ray: address of a Ray cluster that must answer. None: check a cluster on this machine, if one runs.
         server: address of a metadata server that must answer, ``HOST:PORT`` or ``grpc+tls://HOST:PORT``.
         token_file, tls_roots: for that server, see `penstock.server.Client`.
-        progress: called with the number of finished checks and of all checks.
+        progress: called with the numbers of finished and of all checks.
 
     Returns:
         The facts. Problems are in ``advice``; they raise no errors.

@@ -40,11 +40,11 @@ print(json.dumps({"nodes": len(alive), "cpus": ray.cluster_resources().get("CPU"
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A cluster.
+    """A Ray cluster.
 
     Attributes:
-        address: of the cluster.
-        nodes, cpus: nodes that are alive, and their CPUs; None without an answer, or if it was not attached to.
+        address: address of the cluster.
+        nodes, cpus: live nodes, and their CPUs; None if it did not answer, or the check did not attach to it.
         error: why there was no answer.
     """
 
@@ -56,7 +56,7 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class Server:
-    """A metadata server, with the number of rows of each dataset by name; None without an answer."""
+    """A metadata server, with the rows of each dataset by name; None if it did not answer."""
 
     address: str
     datasets: Mapping[str, int] | None
@@ -64,7 +64,7 @@ class Server:
 
 
 def ray_cluster(address: str | None, *, installed: bool) -> tuple[RayCluster | None, list[Advice]]:
-    """Attach to the cluster at an address; without an address, look for a cluster of this machine."""
+    """Attach to the cluster at an address; without an address, look for a cluster on this machine."""
     if address is None:
         return _running_here()
     do = "start it (ray start --head), or pass the address and port of its head node"
@@ -79,7 +79,7 @@ def ray_cluster(address: str | None, *, installed: bool) -> tuple[RayCluster | N
 
 
 def _running_here() -> tuple[RayCluster | None, list[Advice]]:
-    """Find a cluster by RAY_ADDRESS or the file of `ray start`, and test only whether its port is open."""
+    """Find a cluster by RAY_ADDRESS or the file that `ray start` writes; only test whether its port is open."""
     address = os.environ.get("RAY_ADDRESS", "")
     with contextlib.suppress(OSError):
         address = address or (Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster").read_text().strip()

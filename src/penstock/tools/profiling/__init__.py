@@ -2,7 +2,7 @@
 
 from penstock.tools.profiling import profile
 
-found = profile(loader, seconds=20, step=0.1)      # any torch DataLoader, or ours; it is not changed
+found = profile(loader, seconds=20, step=0.1)      # any DataLoader of torch or Penstock; it is not changed
 found.verdict.limit, found.verdict.setting         # "decode", Setting("process", 8)
 found.stages[0].ceiling(found.cores)               # samples/s of one stage on all cores
 Path("report.html").write_text(report(found))

@@ -1,9 +1,10 @@
 """Conclusions from measurements: the best setting, the limiting stage, and whether the loader keeps up with training.
 
-Without a training step, the choice is among the settings with at least 90 % of the best samples/s: the fewest workers,
-then the executor that leaves most of the processor to training (processes before threads). With a training step, the
-choice is among the settings with 10 % more samples/s than the step needs: the fewest workers. Training waits for every
-inline batch, so inline is chosen only if that wait is negligible, or if workers are slower.
+Without a training step, candidates are the settings with at least 90 % of the best samples/s. The one with the fewest
+workers is chosen, then the executor that leaves most of the processor to training (processes before threads). With a
+training step, candidates are the settings with 10 % more samples/s than the step needs; the one with the fewest workers
+is chosen. Training waits for every inline batch, so inline is chosen only if that wait is negligible, or if workers are
+slower.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ __all__ = ["choose", "expected_wait", "judge", "limiting", "restated"]
 
 _AS_GOOD = 0.9
 _SPARE = 1.1  # factor over the samples/s that the step needs
-_MATTERS = 1.25  # slowdown of first reads from which storage matters
-_BUSY = 0.3  # cores used by other programs, from which the report mentions them
-_TINY = 2e-5  # seconds that a first read takes longer for reasons other than storage
+_MATTERS = 1.25  # storage matters if first reads are slower by this factor
+_BUSY = 0.3  # the report mentions other programs that use at least this many cores
+_TINY = 2e-5  # extra seconds of a first read that are not due to storage
 
 
 def choose(trials: Sequence[Trial], *, needed: float | None) -> Trial:
-    """Return the trial of the best setting, for ``needed`` samples/s or for the most samples/s."""
+    """Return the trial of the best setting for ``needed`` samples/s; None: for the most samples/s."""
     good = [trial for trial in trials if not trial.error and trial.rate > 0]
     if not good:
         return trials[0]
@@ -38,12 +39,12 @@ def choose(trials: Sequence[Trial], *, needed: float | None) -> Trial:
 
 
 def _wanted(trial: Trial, needed: float) -> float:
-    """Return the samples/s at which training hardly waits."""
+    """Return the samples/s that a setting must reach so that training hardly waits."""
     return needed * _SPARE if trial.setting.workers else needed / ENOUGH
 
 
 def expected_wait(setting: Setting, rate: float, batch_size: int, step: float) -> float:
-    """Return the computed wait of a step in seconds: inline a whole batch, else the time of a batch beyond the step."""
+    """Return the expected wait per step in seconds: inline, a whole batch; else the time of a batch beyond the step."""
     batch = batch_size / rate if rate > 0 else 0.0
     return batch if not setting.workers else max(0.0, batch - step)
 
@@ -54,13 +55,13 @@ def limiting(stages: Sequence[Stage], *, cached: bool) -> str:
 
 
 def storage_matters(stages: Sequence[Stage]) -> bool:
-    """Return whether the first read of a sample takes much longer than the next."""
+    """Return whether the first read of a sample takes much longer than the second."""
     first, again = sum(stage.first for stage in stages), sum(stage.again for stage in stages)
     return first > max(_MATTERS * again, again + _TINY)
 
 
 def judge(stages: Sequence[Stage], chosen: Trial, *, batch_size: int, step: float | None) -> Verdict:
-    """Return the verdict without its sentences, which `restated` writes from the whole profile."""
+    """Return the verdict without its sentences; `restated` writes those from the whole profile."""
     needed = batch_size / step if step else None
     waiting = None if step is None else expected_wait(chosen.setting, chosen.rate, batch_size, step)
     keeps_up = None if step is None or waiting is None else waiting <= ENOUGH * step
@@ -111,7 +112,7 @@ def _setting(profile: Profile) -> str:
     if verdict.setting != profile.given:
         chosen = [t.cached for t in profile.trials if (t.setting, t.rate) == (verdict.setting, verdict.rate)]
         alike = (t for t in profile.trials if t.setting == profile.given and t.cached in chosen and t.rate)
-        same = next(alike, None)  # compared on cached or on new samples, as the verdict
+        same = next(alike, None)  # compare on cached or on new samples, like the verdict
         known = f", with {rate_text(same.rate)}" if same is not None else ""
         text += f". Your loader has {profile.given.arguments}{known}"
     else:

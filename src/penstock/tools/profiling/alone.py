@@ -1,7 +1,7 @@
-"""Measure the pipeline alone: in one thread, stage by stage, on new samples and again on the same ones.
+"""Measure the pipeline alone: in one thread, stage by stage, first on new samples, then again on the same ones.
 
-Every other batch is measured in processor time instead of wall time. This yields the share of waiting of each stage,
-and no batch pays for two clocks.
+Every other batch is measured in processor time instead of wall time. This shows what share of each stage is waiting,
+and no batch has the cost of two clocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.storage import is_remote
 
 __all__ = ["Account", "account", "drop_from_page_cache", "one_thread"]
 
-_LITTLE = 0.02  # share of the total, below which clocks are too coarse for a stage
+_LITTLE = 0.02  # below this share of the total time, clocks are too coarse for a stage
 
 
 class Account:
@@ -59,7 +59,7 @@ class Account:
         return self.wall.get(name, 0.0) / self.wall_samples if self.wall_samples else 0.0
 
     def waits(self, name: str) -> float:
-        """Return the share of a stage's time in which it did not compute; 0 for a very short stage."""
+        """Return the share of a stage's time in which it waited instead of computing; 0 for a very short stage."""
         if not self.cpu_samples or self.wall.get(name, 0.0) <= _LITTLE * sum(self.wall.values()):
             return 0.0
         return min(1.0, max(0.0, 1 - self.cpu.get(name, 0.0) / self.cpu_samples / self.each(name)))
@@ -78,13 +78,13 @@ def account(
     *,
     done: Callable[[float], object] = lambda seconds: None,
 ) -> Account:
-    """Make batches until requests or time run out; at least one for each clock, if there are two requests.
+    """Build batches until requests or time run out; at least one with each clock, if there are two requests.
 
     Args:
         fetcher: makes the batches; for a stream it restarts, also when the stream ends early.
-        requests: the batches to make; endless for a stream.
-        seconds: limit; a batch in progress is finished.
-        done: called with the seconds that have passed.
+        requests: the batches to build; endless for a stream.
+        seconds: time limit; a batch in progress is finished.
+        done: called with the elapsed seconds.
     """
     result = Account()
     fetcher.begin(None)
@@ -129,7 +129,7 @@ def one_thread() -> Iterator[None]:
 def drop_from_page_cache(probe: Probe, requests: Iterable[BatchRequest]) -> int:
     """Drop the files of these samples from the page cache, so that storage is measured; return the number of files.
 
-    Only a manifest knows its files by name. For other datasets nothing is dropped.
+    Only manifests know the names of their files. For other datasets, nothing is dropped.
     """
     dropped = 0
     if not hasattr(os, "posix_fadvise"):

@@ -1,4 +1,4 @@
-"""`profile`: the whole measurement, within a limit of seconds."""
+"""`profile`: the whole measurement, within a time limit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.tools.profiling.together import rehearse, try_out
 __all__ = ["profile", "worker_counts"]
 
 _FIRST, _AGAIN, _TRIALS, _NEW, _REHEARSAL = 0.12, 0.12, 0.46, 0.1, 0.2  # shares of the time
-_SAMPLES = 4096  # most samples measured alone, enough even for very fast ones
-_BATCHES = 64  # most batches measured alone
-_PLANNED = 4  # factor of planned samples, so that later trials have new samples
-_WAITS = 0.5  # share of waiting from which more workers than cores are tried
-_SHORTEST = 0.2  # seconds of a trial
+_SAMPLES = 4096  # largest number of samples measured alone, enough even for very fast ones
+_BATCHES = 64  # largest number of batches measured alone
+_PLANNED = 4  # plan this many times the samples, so that later trials have new ones
+_WAITS = 0.5  # try more workers than cores if stages wait for at least this share
+_SHORTEST = 0.2  # shortest trial in seconds
 
 
 def profile(
@@ -43,13 +43,13 @@ def profile(
     """Measure a loader's pipeline on this machine: each stage alone, all together, and beside a training step.
 
     Args:
-        loader: ours or torch's. It is not changed, and must not be in iteration.
+        loader: of Penstock or torch. It is not changed, and must not be iterating.
         seconds: approximate duration, without starting workers; a batch in progress is finished.
         step: seconds of a training step, without waiting. None: training takes no time.
-        executors: to try besides inline: "auto", "process", "thread". By default the safe ones: threads only if the
+        executors: executors to try besides inline: "auto", "process", "thread". By default the safe ones: threads only if the
             dataset sets ``pure = True``, or if the loader uses threads already.
         name: title of the report.
-        progress: called with the passed and the total milliseconds.
+        progress: called with the elapsed and the total milliseconds.
 
     Raises:
         ConfigError: seconds that are not positive and finite, a negative step, an unknown executor, or a loader
@@ -106,7 +106,7 @@ class _Session:
                 f"{type(probe.samples).__name__}: the loader has no batches, so there is nothing to measure"
             )
         self.requests, self.size = self._divided()
-        self._next = 0  # index of the first request that is still new
+        self._next = 0  # index of the first request not yet used
 
     def measure(self, name: str) -> Profile:
         """Run the whole measurement."""
@@ -153,7 +153,7 @@ class _Session:
         if self.probe.stream or size == 1:
             return requests, size
         fetcher, last = self.probe.fetcher(), requests[-1]
-        for at in range(2):  # the first one opens files and imports modules
+        for at in range(2):  # the first batch opens files and imports modules
             tried = account(fetcher, [last.part(at % len(last.indices), at % len(last.indices) + 1)], 0.0)
         each = sum(map(tried.each, tried.wall))
         most = max(1, int(_AGAIN * self.seconds / 4 / each)) if each > 0 else size
@@ -164,7 +164,7 @@ class _Session:
         return cut, most
 
     def _limited(self, requests: list[BatchRequest]) -> list[BatchRequest]:
-        """Return the first requests, with enough samples for a measurement."""
+        """Return the first requests: as many as a measurement needs."""
         if self.probe.stream:
             return []
         return requests[: max(_BATCHES, _SAMPLES // self.size)]
@@ -211,7 +211,7 @@ class _Session:
         return [try_out(self.probe, one, self._new, limit, cached=False) for one in settings]
 
     def _new(self) -> Iterator[BatchRequest]:
-        """Return requests of new samples, then from the start again, with their files dropped from the page cache."""
+        """Yield requests for new samples, then start over, with the files dropped from the page cache."""
         if self.probe.stream:
             return iter(())
         begin, count = self._next % len(self.requests), len(self.requests)
@@ -244,14 +244,14 @@ class _Session:
 
 
 class _Load:
-    """Measures how busy other programs keep the cores, from its creation on."""
+    """Measures, from its creation on, how busy other programs keep the cores."""
 
     def __init__(self) -> None:
         self._ticks, self._mine = ticks(), time.process_time()
         self._start = time.perf_counter()
 
     def others(self, count: int) -> float:
-        """Return the cores that other programs used; 0 if the system does not say, or after too short a time."""
+        """Return how many cores other programs used; 0 if the system does not report it, or after too short a time."""
         before, now, passed = self._ticks, ticks(), time.perf_counter() - self._start
         if before is None or now is None or now[1] <= before[1] or passed < _SHORTEST:
             return 0.0
@@ -260,7 +260,7 @@ class _Load:
 
 
 def _setting_of(config: LoaderConfig) -> Setting:
-    """Return a loader's setting in terms of its arguments."""
+    """Return a loader's setting, in terms of its arguments."""
     if config.kind == "process" and config.workers == 1 and config.threads > 1:
         return Setting("auto", config.threads)
     return Setting(config.kind, config.workers)

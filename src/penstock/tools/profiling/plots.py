@@ -1,4 +1,4 @@
-"""The plots of a report as SVG; their colours come from the page's style sheet.
+"""The plots of a report as SVG. The page's style sheet defines their colours.
 
 `ceilings` (stages), `settings` (samples/s by workers), `timeline` (batches of the rehearsal), `waiting` (over time).
 CSS classes: ``plot grid axis``, and for the marks ``one all line dot s0 s1 s2 wait train ready need inline``.
@@ -17,8 +17,8 @@ __all__ = ["ceilings", "settings", "timeline", "waiting"]
 
 _WIDTH = 540
 _LEFT, _RIGHT, _BOTTOM = 58, 14, 26
-_NAMES = 92  # pixels for the names of stages
-_SHOWN = 48  # batches of the timeline
+_NAMES = 92  # width for the names of stages, in pixels
+_SHOWN = 48  # number of batches in the timeline
 _POINTS = 150
 _SERIES = ("process", "auto", "thread")
 
@@ -54,7 +54,7 @@ def ceilings(profile: Profile) -> str:
 
 
 def settings(profile: Profile) -> str:
-    """Return samples/s by number of workers, a line for each executor; hollow circles are new samples."""
+    """Return samples/s by number of workers, one line per executor; hollow circles mark new samples."""
     shown = [trial for trial in profile.trials if trial.rate > 0 and trial.setting.workers]
     counts = sorted({trial.setting.workers for trial in shown})
     inline = next((trial.rate for trial in profile.trials if not trial.setting.workers), 0.0)
@@ -125,7 +125,7 @@ def _ready(shown: Sequence[Moment], scale: float) -> list[str]:
 
 
 def waiting(rehearsal: Rehearsal) -> str:
-    """Return the wait for each batch over the rehearsal; for many batches, the longest of each group."""
+    """Return the wait for each batch of the rehearsal; with many batches, the longest wait of each group."""
     moments = rehearsal.moments
     size = max(1, math.ceil(len(moments) / _POINTS))
     groups = [moments[at : at + size] for at in range(0, len(moments), size)]

@@ -34,7 +34,7 @@ rect.wait { fill: var(--orange) } rect.train { fill: var(--green) } rect.ready {
 
 
 def report(profile: Profile) -> str:
-    """Return the HTML page of a profile."""
+    """Return the HTML page for a profile."""
     about = (
         f"{counted(profile.cores, 'core')}, batches of {profile.batch_size}, "
         f"{counted(profile.samples, 'sample')} measured alone, in {profile.seconds:.0f} s"

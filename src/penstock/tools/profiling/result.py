@@ -1,4 +1,4 @@
-"""Results of `penstock.tools.profiling.profile` as frozen dataclasses; `Profile.as_dict` returns JSON."""
+"""Results of `penstock.tools.profiling.profile` as frozen dataclasses; `Profile.as_dict` is for JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Stage:
     """Seconds of one stage per sample.
 
     Attributes:
-        name: "fetch" is the dataset's time outside its named stages, "collate" is stacking the batch.
-        first: on new samples, alone in one thread; files of a manifest were dropped from the page cache before.
+        name: "fetch" is the dataset's time outside its named stages; "collate" is the stacking of the batch.
+        first: on new samples, alone in one thread; the files of a manifest were first dropped from the page cache.
         again: on the same samples again, alone in one thread.
         together: on cached samples with a worker process on every core, summed over the workers; None if that could
             not be measured.
-        waits: share of ``again`` in which it did not compute, but waited: for storage, a lock or a server.
+        waits: share of ``again`` in which the stage did not compute, but waited for storage, a lock or a server.
         first_waits: the same share of ``first``.
     """
 
@@ -32,10 +32,10 @@ class Stage:
     first_waits: float
 
     def ceiling(self, cores: int = 1, *, cached: bool = True) -> float:
-        """Return the samples/s of this stage alone, on so many cores."""
+        """Return the samples/s of this stage alone on this number of cores."""
         seconds = self.again if cached else self.first
         if cores > 1 and self.together is not None:
-            # Cores share memory and clock, so each is slower together than alone, on new samples, too.
+            # Cores share memory and clock speed, so each is slower when all are busy, also on new samples.
             seconds *= self.together / self.again if self.again > 0 else 1.0
         return cores / seconds if seconds > 0 else float("inf")
 
@@ -51,7 +51,7 @@ class Trial:
         batches: number of measured batches.
         start: seconds from starting the workers to the first batch.
         stages: seconds of work per sample, by stage, summed over the workers.
-        error: why there is no result; "" if there is one.
+        error: why there is no result; "" if the trial succeeded.
     """
 
     setting: Setting
@@ -68,9 +68,9 @@ class Moment:
     """A batch of the rehearsal.
 
     Attributes:
-        asked: when training asked for it, in seconds from the start of the rehearsal.
+        asked: when training requested it, in seconds from the start of the rehearsal.
         had: when training received it.
-        ready: number of finished batches when training asked.
+        ready: number of finished batches at that request.
     """
 
     asked: float
@@ -79,7 +79,7 @@ class Moment:
 
     @property
     def wait(self) -> float:
-        """Seconds that training waited for the batch."""
+        """How long training waited for the batch, in seconds."""
         return self.had - self.asked
 
 
@@ -91,7 +91,7 @@ class Rehearsal:
         step: seconds of a training step, scaled if parts of batches are measured.
         cached: whether the samples had been read before.
         moments: the batches, in order.
-        settled: number of first batches that do not count, because workers start and nothing is ready yet.
+        settled: number of batches at the start that do not count, because workers are starting and none is ready.
     """
 
     setting: Setting

@@ -13,8 +13,8 @@ from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
 
 __all__ = ["rehearse", "stages_of", "try_out"]
 
-_MOMENTS = 5000  # most batches of a rehearsal that a page can show
-_HARD = 3  # factor of the planned time at which a measurement stops
+_MOMENTS = 5000  # largest number of batches that a page can show
+_HARD = 3  # a measurement stops after this multiple of the planned time
 
 
 def try_out(
@@ -25,11 +25,11 @@ def try_out(
     *,
     cached: bool,
 ) -> Trial:
-    """Make batches at full speed for about ``seconds``, and for three times that at most.
+    """Build batches at full speed for about ``seconds``, at most three times as long.
 
     Args:
-        requests: returns the endless batches to make; ignored for a stream.
-        cached: whether the samples were read before, for the result.
+        requests: returns an endless series of batches to build; ignored for a stream.
+        cached: whether the samples were read before; stored in the result.
 
     An error is stored in the result, because it shows that the setting cannot make these batches.
     """
@@ -37,7 +37,7 @@ def try_out(
     try:
         while _pass(probe, setting, requests(), meter):
             pass
-    except Exception as error:  # any error of the dataset, of starting processes or of pickling
+    except Exception as error:  # any error from the dataset, from starting processes or from pickling
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
     found = meter.found
@@ -62,7 +62,7 @@ def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], mete
 def rehearse(
     probe: Probe, setting: Setting, requests: Iterable[BatchRequest], seconds: float, *, step: float, cached: bool
 ) -> Rehearsal:
-    """Consume batches as a training with ``step`` seconds a step does, for ``seconds`` and at least a few batches."""
+    """Consume batches like a training with steps of ``step`` seconds, for ``seconds`` and at least a few batches."""
     moments: list[Moment] = []
     start = time.perf_counter()
     with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:

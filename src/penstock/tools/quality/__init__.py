@@ -1,9 +1,9 @@
-"""How well an order mixes, and its reads: measured on samples of the order itself, in constant memory.
+"""Measure how well an order mixes and how it reads, on samples of the order itself, in constant memory.
 
 * `measure`: displacement, classes per batch, repeated batches and runs read, for any order and any labels.
 * `buffer`: the shuffle buffer of streaming loaders as an order, for comparison.
 
-`penstock shuffle-quality` prints it for a manifest, `penstock plan` for a planned job.
+`penstock shuffle-quality` prints the results for a manifest, `penstock plan` for a planned job.
 
 >>> from penstock.order import make_order
 >>> from penstock.tools.quality import measure

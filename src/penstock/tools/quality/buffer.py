@@ -1,11 +1,11 @@
 """The order of a shuffle buffer, with random access to any position.
 
-A buffer holds the first ``size`` rows. At each step it returns a random one of them, and replaces it by the next row of
-the file; the last rows come in random order. The place drawn at step t is a hash of t. So step t returns the row that
-entered this place when it was last drawn: a search backwards over a few times ``size`` steps. The position of a row is
-the same search forwards.
+The buffer initially holds the first ``size`` rows. Each step returns the row in a random slot, and refills the slot
+with the next row of the file. At the end of the file, the remaining rows are returned in random order. The slot drawn
+at step t is a hash of t. So step t returns the row that entered the slot when it was last drawn; a search backwards over
+a few times ``size`` steps finds it. The position of a row is found by the same search forwards.
 
-This order exists for comparison: streaming loaders shuffle like this; Penstock's do not.
+This order is only for comparison: streaming loaders shuffle this way, but Penstock's loaders do not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ShuffleBuffer:
     """The order in which a shuffle buffer returns the rows of a file.
 
     Args:
-        n: rows of the file.
-        size: rows in the buffer, 1 to 2**30.
+        n: number of rows in the file.
+        size: number of rows in the buffer, 1 to 2**30.
         key: 64-bit key, see `penstock.order.derive_key`.
 
     Raises:
@@ -61,7 +61,7 @@ class ShuffleBuffer:
         self.size = min(size, max(n, 1))
         self.key = key
         self._steps = max(0, n - self.size)
-        """Number of steps at which a row enters; later steps empty the buffer."""
+        """Number of steps that refill the buffer; later steps only empty it."""
         self._last = Permutation(n - self._steps, mix(key, 1))
         self._draws = mix(key, 0)
 
@@ -106,18 +106,18 @@ class ShuffleBuffer:
         rows[late] = self._steps + self._last.inverse[places[late]]
 
     def _place(self, steps: Indices) -> Indices:
-        """Return the place of the buffer that is drawn at each step."""
+        """Return the slot of the buffer drawn at each step."""
         high = mix_array(self._draws, steps.astype(np.uint64)) >> np.uint64(32)
         return ((high * np.uint64(self.size)) >> np.uint64(32)).astype(np.int64)
 
     def _drawn(self, places: Indices, times: Indices, way: int) -> Indices:
-        """Return the last step before each time (``way`` -1) or the first after it (1) that draws its place, or -1."""
+        """Return the last step before each time (``way`` -1), or the first after it (1), that draws the slot; -1 if none."""
         found = np.full(len(places), -1, np.int64)
         order = np.argsort(times, kind="stable")
         chunk = max(_CHUNK, 2 * self.size)
         begin = 0
         for end in [*(np.flatnonzero(np.diff(times[order]) > chunk) + 1).tolist(), len(order)]:
-            part = order[begin:end]  # times close to one another share a search
+            part = order[begin:end]  # steps close to one another share a search
             if len(part):
                 found[part] = self._search(places[part], times[part], way, chunk)
             begin = end

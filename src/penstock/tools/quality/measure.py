@@ -1,8 +1,9 @@
 """`measure`: displacement, classes per batch, repeated batches, and runs read, for any order.
 
 Batches are the same as in training: ranks get strided positions (`penstock.order.Partition`), divided into batches. For
-a large dataset a few hundred whole batches are measured, spread evenly over the epoch. So the cost does not depend on
-the number of rows, and the error is a sampling error: displacement has two correct digits with 256 batches of 256.
+a large dataset, only a few hundred whole batches are measured, spread evenly over the epoch. So the cost does not
+depend on the number of rows, and results have a sampling error: with 256 batches of 256, displacement has two correct
+digits.
 
 Memory is bounded by some thousand samples or one batch, and by one window of positions for counting runs.
 """
@@ -35,10 +36,10 @@ __all__ = [
 ]
 
 Labels = Callable[[Indices], npt.NDArray[Any]]
-"""The labels of rows: numbers or texts, an array of the same length."""
+"""A function that returns the labels of rows: an array of numbers or strings of the same length."""
 
-_GROUP = 1 << 14  # positions of one look-up
-_WIDEST = 1 << 22  # most positions of a window for counting runs, 32 MB
+_GROUP = 1 << 14  # positions per look-up
+_WIDEST = 1 << 22  # largest window for counting runs, in positions (32 MB)
 _EXACT = 1 << 20  # most rows for which a random batch is drawn without repetition
 
 
@@ -88,17 +89,17 @@ class Quality:
     Attributes:
         rows, batch_size, ranks, epochs: the measured job.
         batches: measured batches of each epoch.
-        displacement: distance of a sample from its place in the file, as a share of the file; 1/3 for a random order.
+        displacement: mean distance of a sample from its place in the file, as a share of the file; 1/3 if random.
         classes: number of different labels in a batch; None without labels.
         classes_low: the 5th percentile of this number over batches.
         classes_random: this number for batches of random rows.
         commonest: share of the most frequent label in a batch.
-        pairs_again: share of the pairs in a batch that are together again in the next epoch; None for one epoch.
+        pairs_again: share of the pairs in a batch that share a batch again in the next epoch; None for one epoch.
         pairs_random: the same share expected of a random order.
-        overlap: most samples that a batch shares with one batch of the next epoch.
+        overlap: largest number of samples that a batch shares with one batch of the next epoch.
         overlap_random: the same for random batches.
-        window: positions (of all ranks) for which runs were counted; all of them if the file is streamed.
-        runs: number of runs of consecutive rows that are read for these positions.
+        window: number of positions (of all ranks) for which runs were counted; all if the file is streamed.
+        runs: number of runs of consecutive rows that are read for that many positions.
     """
 
     rows: int
@@ -144,7 +145,7 @@ def runs_in(rows: Indices) -> int:
 
 
 def sorted_labels(n: int, classes: int) -> Labels:
-    """Return the labels of a file of n rows sorted by equally large classes: the worst case for mixing."""
+    """Return the labels of a file of n rows, sorted by class, with classes of equal size: the worst case for mixing."""
     if n * classes < 1 << 62:
         return lambda rows: rows * classes // max(n, 1)
     each = -(-n // classes)  # some classes are a row shorter, which avoids an overflow
@@ -166,13 +167,13 @@ class _Batches:
             )
 
     def positions(self, number: int) -> Indices:
-        """Return the positions of a batch."""
+        """Return the positions in a batch."""
         batch, rank = divmod(number, self.ranks)
         share = Partition(self.n, self.ranks, rank, remainder="drop")
         return share.positions(batch * self.size, (batch + 1) * self.size)
 
     def of(self, positions: Indices) -> Indices:
-        """Return the batch of each position; short batches at the end have numbers of their own."""
+        """Return the batch number of each position; short batches at the end have their own numbers."""
         return positions // (self.ranks * self.size) * self.ranks + positions % self.ranks
 
     def some(self, most: int | None) -> list[int]:
@@ -196,18 +197,18 @@ def measure(
     windows: int | None = 16,
     progress: Callable[[int, int], object] | None = None,
 ) -> Quality:
-    """Measure how well an order mixes, and its reads.
+    """Measure how well an order mixes and how it reads.
 
     Args:
-        make: returns the order of an epoch, from 0 on; wrap an order without ``inverse`` in a `TableOrder`.
+        make: returns the order of an epoch, counted from 0; wrap an order without ``inverse`` in a `TableOrder`.
         batch_size: samples in a batch of one rank.
         ranks: number of ranks, which get strided positions.
         epochs: number of epochs, 1 or more; batches are compared with the batches of the next epoch.
-        labels: returns the labels of rows; None measures no classes.
+        labels: returns the labels of rows. None: classes are not measured.
         batches: batches to measure in each epoch; None for all.
-        window: positions of a window for counting runs, at most the whole epoch and 4 million.
+        window: positions in a window for counting runs; limited to the epoch and to 4 million.
         windows: windows to measure; None for all.
-        progress: called with the number of finished batches and of all batches.
+        progress: called with the numbers of finished and of all batches.
 
     Raises:
         ConfigError: too few rows for a batch on each rank, or a number that is not positive.
@@ -298,12 +299,12 @@ def _random_batches(dealt: _Batches, count: int = 128) -> Iterator[Indices]:
 
 
 def _largest(dealt: _Batches, positions: Indices) -> int:
-    """Return the most of these positions that are in one batch."""
+    """Return the largest number of these positions that fall into one batch."""
     return int(np.unique(dealt.of(positions), return_counts=True)[1].max())
 
 
 def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
-    """Return the window, at most the epoch, and the mean number of runs in it."""
+    """Return the size of the window, limited to the epoch, and the mean number of runs in a window."""
     n = len(order)
     if getattr(order, "streams", False):
         return n, 1.0
@@ -314,6 +315,6 @@ def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
     for begin in (k * window for k in chosen):
         bounds = (begin, begin + window)
         if isinstance(order, BlockShuffle) and window == order.block_size * order.window:
-            bounds = order.window_at(begin)  # the shuffle's own windows, which a short block shifts
+            bounds = order.window_at(begin)  # the shuffle's own windows; a short block shifts them
         counts.append(runs_in(order[np.arange(*bounds)]))
     return window, float(np.mean(counts))

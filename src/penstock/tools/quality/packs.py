@@ -1,8 +1,8 @@
-"""`PackSpread`: whether batches of packs have documents of all lengths, compared with randomly filled packs.
+"""`PackSpread`: how evenly document lengths mix across batches of packs, compared with randomly filled packs.
 
-The documents that fit together depend on their lengths, so a pack of a good packing is not a random sample of lengths:
-some have one long document, others fifty short ones. But training sees a batch of packs. So the mean document length is
-compared between batches, and with packs that take random documents in order (next-fit).
+Which documents fit together depends on their lengths. So in a good packing, a pack is not a random sample of lengths:
+some packs have one long document, others fifty short ones. But training sees batches of packs. So this module measures
+how much the mean document length varies between batches, and compares it with next-fit packs of random documents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.samplers.lengths import SampleLengths
 
 __all__ = ["PackSpread", "mean_pieces", "pack_spread"]
 
-_DRAWN = 1 << 17  # documents for randomly filled packs
+_DRAWN = 1 << 17  # documents drawn for randomly filled packs
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PackSpread:
     Attributes:
         batches: number of measured batches.
         documents: mean number of documents in a pack; a piece of a cut document counts as one.
-        length: mean tokens of a document, averaged over batches.
+        length: mean number of tokens in a document, averaged over batches.
         spread: standard deviation of the batches' mean lengths, relative to ``length``.
         spread_random: the same for packs of random documents.
     """
@@ -39,7 +39,7 @@ class PackSpread:
 
 
 def mean_pieces(lengths: Indices, capacity: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the mean tokens of each document's pieces in packs of a capacity."""
+    """Return the mean number of tokens in each document's pieces, for packs of this capacity."""
     pieces: np.ndarray[tuple[int], np.dtype[np.float64]] = lengths / np.maximum(1, -(-lengths // capacity))
     return pieces
 
@@ -54,7 +54,7 @@ def pack_spread(
         capacity: tokens of a pack.
         batches: batch number of each piece: int64 of shape (pieces,), 0 to ``len(packs) - 1``.
         pieces: length of each piece's document.
-        packs: number of packs of each batch.
+        packs: number of packs in each batch.
 
     Returns:
         The spread; None for fewer than two batches with packs.
@@ -75,7 +75,7 @@ def pack_spread(
 def _means(
     batches: Indices, values: np.ndarray[tuple[int], np.dtype[np.float64]], count: int
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], Indices]:
-    """Return mean and number of the values of each batch that has values."""
+    """Return the mean and the number of values, for each batch that has values."""
     counts = np.bincount(batches, minlength=count)
     sums = np.bincount(batches, values, minlength=count)
     return sums[counts > 0] / counts[counts > 0], counts[counts > 0]

@@ -1,8 +1,8 @@
 """`measure_shares`: whether every rank sees each source of a mixture by its weight.
 
-A periodic mixture aliases with the strided positions of ranks: the job has the right shares, but a rank may get one
-source only. So windows of positions of single ranks are compared with the weights, in standard deviations of sources
-drawn at random for each position.
+A periodic mixture can alias with the strided positions of ranks: the job as a whole has the right shares, but a rank may
+get only one source. So the shares in windows of single ranks are compared with the weights. The unit is the standard
+deviation that sources drawn at random for each position would have.
 
 >>> periodic = measure_shares(lambda positions: positions % 2, [[0.5, 0.5]], 100_000, ranks=2)
 >>> periodic.worst > 50 and periodic.rank in (0, 1)
@@ -23,8 +23,8 @@ from penstock.order.permutation import Indices
 
 __all__ = ["ShareQuality", "measure_shares"]
 
-_RANKS = 64  # most measured ranks, spread evenly
-_LEAST = 10  # fewest expected samples of a source, and of all others, for normally distributed counts
+_RANKS = 64  # largest number of measured ranks, spread evenly
+_LEAST = 10  # counts are about normal if a source and the others each have this many expected samples
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ShareQuality:
     Attributes:
         ranks: number of measured ranks.
         window: positions of a rank in each window.
-        compared: number of compared shares in all windows.
-        worst: the largest deviation, in standard deviations of random sources.
-        worst_random: the median of the largest deviation in as many random draws.
+        compared: number of shares compared, over all windows.
+        worst: the largest deviation, in standard deviations of randomly drawn sources.
+        worst_random: the median largest deviation of the same number of random shares.
         rank, source, begin: rank, source and first position in the epoch of the window with the largest deviation.
         share, expected: measured and expected share of the source there.
     """
@@ -66,12 +66,12 @@ def measure_shares(
     """Compare each rank's share of each source with the weights.
 
     Args:
-        sources: returns the number of the source at positions of an epoch: int64 of the shape of its argument.
+        sources: returns the source number at each given position of an epoch: int64, in the shape of its argument.
         weights: shares of all sources, which add up to 1: shape (stages, sources).
-        length: positions of the epoch.
-        stages: returns the stage of each position; by default all are in the first stage.
+        length: number of positions in the epoch.
+        stages: returns the stage of each position; by default, all positions are in the first stage.
         ranks: number of ranks, which get strided positions.
-        window: positions of a rank in one window, at most all of them.
+        window: positions of a rank in one window; limited to all its positions.
         windows: number of windows for each rank, spread evenly.
 
     Returns:

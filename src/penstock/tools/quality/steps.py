@@ -1,7 +1,7 @@
 """`measure_steps`: how well the steps of a loader are mixed, with filters, mixtures and packs.
 
-`penstock.Ledger` computes the rows of some steps, which are compared with random rows of those that the filters keep.
-So all orders that a ledger knows can be measured: datasets with their own order, samplers, and filters over them.
+`penstock.Ledger` computes the rows of some steps. They are compared with random rows among those that filters keep. So
+every order that a ledger supports can be measured: datasets with their own order, samplers, and filters over them.
 
 >>> from penstock import DataLoader, Mixture
 >>> mixture = Mixture([(range(9000), 3), (range(5000), 1)], stop=8000, names=["web", "books"], rank=0, world_size=1)
@@ -32,8 +32,8 @@ from penstock.tools.quality.shares import ShareQuality, measure_shares
 
 __all__ = ["SourceSpread", "StepQuality", "measure_steps"]
 
-_MOST = 1 << 21  # most measured positions, but at least four steps
-_PAIRS = 1 << 15  # pairs of random rows
+_MOST = 1 << 21  # largest number of measured positions, but at least four steps
+_PAIRS = 1 << 15  # number of random pairs of rows
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class SourceSpread:
     """How steps mix the rows of one source. For packs, rows are documents.
 
     Attributes:
-        name: of the source.
+        name: name of the source.
         rows: rows before filters.
         kept: rows that filters keep.
         looked_at: rows in the measured steps.
-        distance: mean distance of a row from the next one in the step, as a share of the file.
+        distance: mean distance in the file from a row to the next one of the step, as a share of the file.
         distance_random: the same for random kept rows: 1/3 without a filter.
-        correlation: correlation of the position in the epoch with the row: 0 if they are independent.
-        correlation_random: its standard deviation for random rows.
+        correlation: correlation between position in the epoch and row number: 0 if they are independent.
+        correlation_random: standard deviation of the correlation for random rows.
         neighbours: share of a step's rows whose next kept row in the file is in the same step.
         neighbours_random: the same for random rows.
-        packs: lengths of documents in batches; None without packs.
+        packs: spread of document lengths over batches; None without packs.
     """
 
     name: str
@@ -72,10 +72,10 @@ class StepQuality:
     """How well the steps of a job are mixed.
 
     Attributes:
-        ranks, batch_size: of the job.
-        epochs: number of measured epochs, from the first one.
+        ranks, batch_size: of the measured job.
+        epochs: number of measured epochs, starting with the first.
         steps: number of measured steps in all epochs.
-        sources: each source of a mixture, or the dataset as the only one.
+        sources: the sources of a mixture, or the dataset as the only source.
         shares: the largest deviation of a rank's share of a source from its weight; None without a mixture.
     """
 
@@ -99,13 +99,13 @@ def measure_steps(
 
     Args:
         loader: a loader with an order that `penstock.Ledger` can compute.
-        epochs: number of epochs, from the first one.
+        epochs: number of epochs, starting with the first.
         ranks: number of ranks of the job; by default the loader's.
-        steps: steps to measure in each epoch, spread evenly; fewer if they have many samples.
+        steps: steps to measure in each epoch, spread evenly; fewer are measured if steps have many samples.
         window: positions of a rank for counting shares of sources.
 
     Raises:
-        ConfigError: an order that cannot be computed, numbers that are not positive, or an epoch without a step.
+        ConfigError: an order that cannot be computed, a number that is not positive, or an epoch without steps.
 
     Cost: the arithmetic of each measured batch, for at most two million positions or four steps; a few seconds.
     """
@@ -145,7 +145,7 @@ def _sources(dataset: Any) -> list[_Source]:
 
 
 def _worst(mixture: Mixture, epochs: int, ranks: int, window: int) -> ShareQuality | None:
-    """Return the largest deviation of a share in all epochs."""
+    """Return the largest deviation of a rank's share in all epochs."""
     rows, length = mixture.plan.source, mixture.plan.samples
     stages = rows.stages_with(mixture.plan.changes)
     weights = np.array([stage.weights for stage in stages], np.float64)
@@ -187,7 +187,7 @@ class _Source:
 
     Attributes:
         part: the dataset.
-        ordered: whether its rows are numbered before filters, as by a dataset with its own order.
+        ordered: whether rows are numbered before filters, as in a dataset with its own order.
     """
 
     name: str
@@ -202,13 +202,13 @@ class _Source:
         self.steps.append(_Step(places, found.positions[mine], found.ranks[mine]))
 
     def in_file(self, places: Indices) -> Indices:
-        """Return the rows before filters."""
+        """Return row numbers before filters."""
         documents = documents_in(self.part)
         return np.asarray(self.part.plan.kept(places) if self.ordered else file_rows(documents, places))
 
     @property
     def kept(self) -> int:
-        """Rows that filters keep."""
+        """Number of rows that filters keep."""
         return self.part.plan.samples if self.ordered else row_count(documents_in(self.part))
 
     def spread(self, ranks: int) -> SourceSpread:
@@ -241,7 +241,7 @@ class _Source:
     def _packs(self, ranks: int) -> PackSpread | None:
         batches = np.concatenate([k * ranks + step.ranks for k, step in enumerate(self.steps)])
         pieces = self.part.lengths[np.concatenate([step.places for step in self.steps])]
-        # A pack that repeats in a batch counts once.
+        # A pack that occurs twice in a batch counts once.
         packs = np.zeros(len(self.steps) * ranks, np.int64)
         for k, step in enumerate(self.steps):
             both = np.unique(np.stack([step.ranks, step.positions]), axis=1)[0]
