@@ -87,6 +87,7 @@ def open(source: Source, **options: Any) -> Any:
             ``max_pixels``, ``index``) returns an `ImageDataset`: items are ``(image, label)``, and
             ``dataset.classes[label]`` is the name of the class, if the source has class names. ``size=None`` keeps the
             size of each file.
+            Without any of them, nothing of a folder of images is decoded: items are ``(path, label, row)``.
 
     Raises:
         ConfigError: the kind of source is unknown, or does not take an option. The message lists the known kinds
