@@ -103,7 +103,9 @@ def decode(
             f"{_name(path)} has {error}: damaged or malicious; if it is neither, pass a larger max_pixels="
         ) from None
     except ValueError as error:
-        raise ImageError(f"{_name(path)} {_what(kind, str(error))} ({len(data)} bytes): {error}") from error
+        what = _what(kind, str(error))
+        reason = str(error).removeprefix("truncated: ") if what == "is truncated" else str(error)
+        raise ImageError(f"{_name(path)} {what} ({len(data)} bytes): {reason}") from error
     if orientation == "apply":
         return exif.oriented(image, exif.orientation(data))
     return image
