@@ -1,13 +1,13 @@
 """Penstock: data loading for PyTorch in constant memory, in an order that anyone can reproduce.
 
-The public names, imported when they are first used.
+The public names, each imported at first use.
 """
 
 from __future__ import annotations
 
 from penstock import lazy
 
-TYPE_CHECKING = False  # that of typing, whose import takes a while
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without the slow import
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ __all__ = ["Ticks", "cores", "ticks"]
 _ROOT = Path("/")
 
 Ticks = tuple[int, int]
-"""Busy clock ticks and all clock ticks since boot, of the cores that this process may use."""
+"""Busy clock ticks and all clock ticks since boot, for the cores that this process may use."""
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def cores(root: Path = _ROOT) -> int:
 
 
 def ticks(root: Path = _ROOT) -> Ticks | None:
-    """Return busy and all ticks so far, or None where the system does not tell; takes a fraction of a millisecond."""
+    """Return busy ticks and all ticks so far, or None if the system does not report them. Takes less than 1 ms."""
     try:
         lines = (root / "proc/stat").read_text().splitlines()
     except OSError:
@@ -47,7 +47,7 @@ def ticks(root: Path = _ROOT) -> Ticks | None:
     for line in lines:
         name, *numbers = line.split()
         if name in mine:
-            # The later columns are guests' time, which user time includes.
+            # User time already includes the later columns, the time of virtual machines.
             spent = [int(number) for number in numbers[:8]]
             everything += sum(spent)
             busy += sum(spent) - spent[3] - spent[4]  # idle, and idle while a disk works

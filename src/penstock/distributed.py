@@ -1,4 +1,4 @@
-"""Rank, world size and worker: the one place that determines them.
+"""Determine rank, world size and data-loading worker; no other module does.
 
 Rank and world size come from the arguments, else from an initialised ``torch.distributed`` process group, else from
 the environment variables RANK and WORLD_SIZE (set by torchrun), else they are 0 and 1. They are resolved in the main
@@ -37,7 +37,7 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
     """Return the rank of this process and the world size of the job.
 
     Args:
-        rank, world_size: used as they are. Give both or neither.
+        rank, world_size: used unchanged. Give both or neither.
         process_group: a ``torch.distributed`` group or one-dimensional DeviceMesh among whose ranks the data is split
             (the data-parallel rank is not always the global rank).
 
@@ -93,7 +93,7 @@ def local_ranks() -> int:
 
 
 def node_count(world: World) -> int:
-    """Return the number of nodes that the job's ranks run on, from torchrun's variables: the same on all ranks.
+    """Return the number of nodes that the job's ranks run on, from torchrun's variables. All ranks get the same number.
 
     Raises:
         ConfigError: there are several ranks and the number of nodes is unknown; or nodes run unequal numbers of ranks.
@@ -105,7 +105,7 @@ def node_count(world: World) -> int:
     job = job or world.world_size
     if nodes is None and local == job:
         return 1
-    # The rank count of this node says nothing about other nodes: guesses could differ between ranks, and so their rows.
+    # Do not guess from the ranks on this node: guesses, and thus row assignments, could differ between ranks.
     if nodes is None:
         raise ConfigError(
             f"locality='node' cannot tell on how many nodes the {job} ranks run: pass nodes=, or start the job with "
@@ -149,10 +149,10 @@ class LateWorld:
     """Rank and world size of an object that may be created before the process group: resolved at first use, then fixed.
 
     Args:
-        rank, world_size: used as they are. A missing one is determined at first use.
-        process_group: as for `current`. It is read at once and not stored, since it cannot be pickled.
-        each: allow one of rank and world_size without the other, as torch does.
-        of: the object that this belongs to, for error messages.
+        rank, world_size: used unchanged. A missing one is determined at first use.
+        process_group: as in `current`. It is read immediately and not stored, since it cannot be pickled.
+        each: allow rank without world_size or the reverse, as torch does.
+        of: name of the object that this belongs to, for error messages.
 
     Raises:
         PartitionError: as `current`, for the given arguments.

@@ -1,4 +1,4 @@
-"""Keys: 64-bit hashes of integers, the same on every machine and with every NumPy.
+"""Keys: 64-bit hashes of integers, the same on every machine and with every version of NumPy.
 
 The mixer is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied
 in a chain. So ``(seed 1, epoch 0)`` has nothing in common with ``(seed 0, epoch 1)``, unlike with sums of the two.

@@ -1,4 +1,4 @@
-"""`html_page`: the frame and style of our HTML pages, light and dark; self-contained, without network or files.
+"""`html_page`: the frame and style of all HTML pages, light and dark; self-contained, without external files.
 
 A page has a line at the top, cards (``section``) in a grid of two columns (``main``), tables and plots.
 """
@@ -66,7 +66,7 @@ def html_page(title: str, style: str, body: str, *, head: str = "", nonce: str =
         title: the title of the browser window, as text.
         style: CSS rules of this page, after the common ones.
         body: HTML.
-        head: further lines of the head, in HTML, each with a line feed.
+        head: more HTML lines for the head, each ending with a line feed.
         nonce: the value that allows the style under the server's Content-Security-Policy.
     """
     allowed = f' nonce="{escape(nonce)}"' if nonce else ""

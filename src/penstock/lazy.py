@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-TYPE_CHECKING = False  # that of typing, whose import takes a while
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without the slow import
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
@@ -18,7 +18,7 @@ def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any],
 
     Args:
         package: its ``__name__``.
-        homes: the module in the package that defines each name; with a leading dot, one beside the package.
+        homes: maps each name to the module that defines it: in the package, or with a leading dot, beside it.
     """
 
     def getattr_(name: str) -> Any:

@@ -27,7 +27,7 @@ __all__ = ["end_with_parent", "process_pool"]
 def process_pool(
     workers: int, begin: Callable[..., object] | None = None, *arguments: Any
 ) -> Iterator[ProcessPoolExecutor]:
-    """Yield an executor with this many processes, and end them with the block.
+    """Yield an executor with this many processes; they end when the block ends.
 
     A fork server starts them, so they can only run functions of importable modules.
 
@@ -54,8 +54,8 @@ def end_with_parent(parent: int, *, grace: float = 0.0) -> None:
     """Start a thread that ends this process when its parent has ended.
 
     Args:
-        parent: the process that started this one. To the system, a fork server may be the parent instead.
-        grace: seconds that this process has to end by itself.
+        parent: pid of the process that asked for this one; the parent in the system may be a fork server.
+        grace: seconds that this process gets to end by itself.
     """
     threading.Thread(target=_outlive, args=(parent, grace), name="penstock-watch", daemon=True).start()
 
@@ -67,10 +67,10 @@ def _outlive(parent: int, grace: float) -> None:
 
 
 def _wait_for_end(parent: int) -> bool:
-    """Wait until a process has ended; return False where the system cannot tell."""
+    """Wait until a process has ended; return False if the system cannot report that."""
     known = parent_process()
-    # End of file on a pipe shows it as well, but forks of the parent keep the pipe open, so pidfd_open is preferred.
-    # PR_SET_PDEATHSIG does not serve: it fires when the *thread* that started this process ends.
+    # End of file on a pipe would also show it, but forks of the parent keep the pipe open, so prefer pidfd_open.
+    # PR_SET_PDEATHSIG does not work: it fires when the *thread* that started this process ends.
     sentinel = known.sentinel if known is not None and known.pid == parent else None
     if hasattr(os, "pidfd_open"):
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 __all__ = ["LARGE", "progress_bar"]
 
 LARGE = 256 << 20
-"""Operations on more bytes than this show a bar by default, if standard error is a terminal."""
+"""By default, operations on more bytes than this show a bar if standard error is a terminal."""
 
 
 def _ignore(amount: int) -> None:
@@ -22,7 +22,7 @@ def progress_bar(
 ) -> Iterator[Callable[[int], object]]:
     """Yield a function that takes the number of bytes (rows, if not ``in_bytes``) that were just processed.
 
-    A bar is drawn if ``show`` is True; if it is None, on a terminal and, for bytes, above `LARGE` of them.
+    ``show=True`` draws a bar. ``show=None`` draws one only on a terminal and, for bytes, only above `LARGE`.
     """
     watched = sys.stderr is not None and sys.stderr.isatty()  # a daemon has none
     if show is False or (show is None and ((in_bytes and total <= LARGE) or not watched)):

@@ -1,4 +1,4 @@
-"""The random generator of a sample: a function of (seed, epoch, position) alone.
+"""The random generator of a sample: a function of only (seed, epoch, position).
 
 Inside a transform, `generator()` returns the `numpy.random.Generator` of the sample that is being loaded. It does not
 depend on the executor, the worker, the number of ranks or the draws of other samples, so augmentation repeats bit for
@@ -56,12 +56,12 @@ class _Keyed(Protocol):
 
 
 class Samples:
-    """The samples of a batch, which a thread loads one after the other.
+    """The samples of a batch, which one thread loads in sequence.
 
-    The current sample is the one after the finished ones, so a sample that draws nothing costs nothing.
+    The number of finished samples tells which sample is current, so a sample that draws nothing costs nothing.
 
     Args:
-        batch: holds their ``keys``, which are read when a sample draws.
+        batch: has their ``keys``, which are read when a sample draws.
         made: the finished samples; the loader appends to it.
     """
 
@@ -125,7 +125,7 @@ def _scopes_of_others() -> list[_Scope]:
 
 
 class _Words(ISpawnableSeedSequence):
-    """The 256 seed bits of PCG64, from a key: cheaper than NumPy's SeedSequence, and frozen by us."""
+    """The 256 seed bits of PCG64, from a key: cheaper than NumPy's SeedSequence, and fixed by Penstock."""
 
     def __init__(self, key: int) -> None:
         # For four words, Python integers take a quarter of the time of NumPy arrays.
@@ -136,7 +136,7 @@ class _Words(ISpawnableSeedSequence):
         return self.words if dtype == np.uint64 else self.words.view(np.uint32)[:n_words]
 
     def spawn(self, n_children: int) -> list[_Words]:
-        """Return the seeds for ``generator().spawn(n)``: functions of this seed and the count of earlier children."""
+        """Return the seeds for ``generator().spawn(n)``. They depend on this seed and on how many came before."""
         begin, self._children = self._children, self._children + n_children
         key = int(self.words[0])
         return [_Words(mix(key, number)) for number in range(begin, self._children)]
@@ -148,7 +148,7 @@ def packed_sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) 
 
 
 def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
-    """Return the same keys as a list of integers."""
+    """Return the keys of `packed_sample_keys` as a list of integers."""
     keys: list[int] = packed_sample_keys(seed, epoch, positions).tolist()
     return keys
 
@@ -187,8 +187,8 @@ class sample_scope:
 def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T:
     """Return ``function(argument)``, called in the scope of a sample (None: in the current scope).
 
-    The scope always ends. A signal handler may run at the start of `sample_scope.__exit__`, and an exception raised
-    there, such as Ctrl-C, would leave this thread in the scope. This function makes no call at its end.
+    The scope always ends. With `sample_scope`, a signal handler may run at the start of ``__exit__``, and an exception
+    raised there, such as Ctrl-C, would leave this thread in the scope. This function makes no call at its end.
     """
     scope = _thread.scope
     before = scope.key, scope.generator
@@ -201,15 +201,15 @@ def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T
 
 
 def show_samples(board: memoryview | None) -> None:
-    """Write the key of each sample that this thread begins to ``board[0]`` (uint64), from now on; None ends it.
+    """From now on, write the key of each sample that this thread starts to ``board[0]``, a uint64; None stops this.
 
-    Another process can then see at which sample this one hangs.
+    If this process hangs, another process can then see at which sample.
     """
     _thread.scope.board = board
 
 
 def in_sample() -> bool:
-    """Return whether a loader or dataset has announced the sample that this thread loads."""
+    """Return whether this thread is loading a sample, as announced by a loader or dataset."""
     return _thread.scope.key is not None
 
 
@@ -334,7 +334,7 @@ def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] 
 
 def shown_record(record: Any) -> Any:
     """Return a record as messages show it: URLs without their signature, samples of shards without their bytes."""
-    from penstock.storage.urls import shown  # only where something is wrong
+    from penstock.storage.urls import shown  # import only on an error
 
     if isinstance(record, dict) and "__key__" in record:
         return f"sample {record['__key__']!r} of {shown(str(record.get('__url__')))}"

@@ -1,4 +1,4 @@
-"""Time the named steps of a dataset: the loader's statistics then show the time of each.
+"""Time the named steps of a dataset, so that the loader's statistics show the time of each.
 
     from penstock.stages import stage
 
@@ -40,8 +40,8 @@ _account = _Account()
 class stage:
     """Add the time of a ``with`` block to this stage, by the current clock (see `by_clock`).
 
-    Create a new object for each block: it serves one thread, once. A block that raises counts, too. Do not yield inside
-    a block: the time of the consumer would count.
+    Create a new object for each block: it works in one thread, once. A block that raises counts, too. Do not yield
+    inside a block: the time of the consumer would count.
     """
 
     __slots__ = ("_before", "_name", "_start")
@@ -90,7 +90,7 @@ def collect() -> dict[str, float]:
 
 @contextmanager
 def by_clock(clock: Callable[[], float]) -> Iterator[None]:
-    """Measure the stages of this thread by another clock: `time.thread_time` tells computing from waiting.
+    """Measure the stages of this thread with another clock: `time.thread_time` separates computing from waiting.
 
     >>> import time
     >>> with by_clock(time.thread_time), stage("waits"):

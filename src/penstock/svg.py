@@ -1,4 +1,4 @@
-"""Shared by our SVG plots: round axis values, and short numbers with SI units."""
+"""Helpers for SVG plots: round axis values, and short numbers with SI units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["short", "ticks"]
 
 
 def short(value: float) -> str:
-    """Return a number in short, with at least two digits and an SI unit: 1234567 -> "1.23 M"."""
+    """Return a short form of a number, with at least two digits and an SI prefix: 1234567 -> "1.23 M"."""
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor * 0.9995:
             return f"{value / factor:.3g} {unit}" if value < factor * 999.5 else f"{value / factor:.0f} {unit}"

@@ -1,8 +1,8 @@
 """Daemon threads that end before the interpreter does.
 
 If a daemon thread is inside native code when the interpreter shuts down, its stack is unwound there, and C++ code
-aborts. So our threads are asked to stop at exit and joined, with a time limit. They are daemons nevertheless: a hung
-thread must not keep a program from ending.
+aborts. So at exit these threads are asked to stop, and joined with a time limit. They are still daemons, so that a
+hung thread cannot keep a program from ending.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Daemon(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Run the work, and drop the reference to it at once: it may refer back to the owner of this thread."""
+        """Run the work, and drop the reference to it first: it may refer back to the owner of this thread."""
         work, self._work = self._work, None
         if work is not None:
             work(self)

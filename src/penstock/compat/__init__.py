@@ -1,14 +1,14 @@
-"""The names and arguments of the projects that Penstock succeeds, for programs that move over.
+"""The names and arguments of the projects that Penstock replaces, for programs that migrate.
 
-The names here are those of `penstock` itself. `penstock.compat.rank_dataset` and `penstock.compat.mpdataset` have the
-originals' arguments.
+The names here are the same as in `penstock`. `penstock.compat.rank_dataset` and `penstock.compat.mpdataset` take the
+arguments of the original projects.
 """
 
 from __future__ import annotations
 
 from penstock import lazy
 
-TYPE_CHECKING = False  # that of typing, whose import takes a while
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without the slow import
 
 _HOMES = {
     "DpexDataLoader": ".loader",

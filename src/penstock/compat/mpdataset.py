@@ -1,7 +1,7 @@
-"""The interface of MPDataset (the index stream of its own project, and the image dataset of ZCls) over ours.
+"""The interface of MPDataset on top of Penstock: the index stream of the project MPDataset, and ZCls's image dataset.
 
 ``MPDataset(length, ...)`` yields indices, ``MPDataset(root, ...)`` yields ``(image, target)`` of a folder that holds
-``data.csv`` (lines of ``path,,int``) and ``cls.csv`` (one class name a line). Differences, all of them faults of the
+``data.csv`` (lines of ``path,,int``) and ``cls.csv`` (one class name a line). Differences, which fix faults of the
 original: ``epoch`` and ``drop_last`` also work with one GPU; every epoch has another order; `set_epoch` reaches
 persistent workers; no worker reads the whole file. With ``batch_size=``, batches do not depend on the number of
 workers; without it, samples are split among workers one by one, as before.
@@ -34,8 +34,8 @@ class MPDataset(IterableDataset[Any]):
         shuffle: a new order for every epoch; the seed is 0.
         num_gpus, rank_id: world size and rank.
         epoch: the first epoch.
-        drop_last: drop samples that do not fill a batch on every rank.
-        batch_size: the batch size of the loader, see above.
+        drop_last: drop the samples at the end that do not fill a batch on every rank.
+        batch_size: the batch size of the loader, see the module.
 
     With a folder also ``transform``, ``target_transform``, ``top_k`` and ``keep_rgb``, as in ZCls.
 
@@ -89,7 +89,7 @@ class MPDataset(IterableDataset[Any]):
 
 
 class _ImageMPDataset(datasets.MPDataset):
-    """ZCls' image dataset: ``(image, target)``, BGR unless ``keep_rgb``."""
+    """ZCls's image dataset: yields ``(image, target)``, in BGR unless ``keep_rgb``."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _LoadTransformed:
 
 
 class DistributedSampler(samplers.DistributedSampler):
-    """``DistributedSampler(length, ...)``: torch's signature with a length instead of a dataset."""
+    """A sampler with torch's signature, but with a length instead of a dataset."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The interface of ModelTC/rank_dataset over `penstock.RankDataset`.
+"""The interface of ModelTC/rank_dataset on top of `penstock.RankDataset`.
 
-A program that imports from here runs unchanged, with these differences, all of them faults of the original: labels of
+A program that imports from here runs unchanged, with these differences, which fix faults of the original: labels of
 more than one character, spaces in paths, blank lines and a last line without newline are read correctly; datasets have
 a length; the global NumPy generator is not changed; ``group`` blocks are split among all ranks, instead of one block
 per rank; rows are shuffled by the seed, not in file order. With one or several servers (``penstock serve META_FILE
@@ -123,7 +123,7 @@ class ServerDataset(datasets.ServerDataset):
     """All lines of a served meta file on every rank, as strings ``filename label``.
 
     Args:
-        meta_file: its name without folder and extension is the name of the served dataset; ``""`` is the only one.
+        meta_file: name of the served dataset; folder and extension are ignored. ``""`` is the only dataset.
         server_ip, server_port: the address of ``penstock serve``.
         timeout: seconds per request.
 
@@ -194,7 +194,7 @@ def _as_line(record: Record) -> str:
 
 
 def get_rank() -> int:
-    """Return this rank."""
+    """Return the rank of this process."""
     return distributed.current().rank
 
 

@@ -40,9 +40,9 @@ __all__ = ["FORMATS", "TokenizeReport", "tokenize"]
 
 FORMATS = tuple(INDEX)
 
-_SPAN = 1 << 19  # characters of a task, which take a fraction of a second
-_FIRST = 16  # rows of the first tasks, before the lengths of texts are known
-_SAMPLED = 16  # texts in the fingerprint of a source without one
+_SPAN = 1 << 19  # characters per task: a fraction of a second of work
+_FIRST = 16  # rows per task at first, while text lengths are unknown
+_SAMPLED = 16  # number of texts to hash for a source without a fingerprint
 _OF_MEGATRON = 65_500
 """Megatron uses uint16 for vocabularies below this size."""
 
@@ -53,8 +53,8 @@ class TokenizeReport:
 
     Attributes:
         shards: names of the shards.
-        documents: number of all documents.
-        tokens: number of all tokens.
+        documents: total number of documents.
+        tokens: total number of tokens.
         dtype: NumPy name of the tokens' type.
         kept: documents that an earlier job had finished.
     """
@@ -98,7 +98,7 @@ def tokenize(
         workers: number of processes, or of concurrent tasks on the cluster; by default all cores. With more than one
             process a program needs ``if __name__ == "__main__":``.
         executor: ``"process"`` or ``"ray"``.
-        address: of the Ray cluster, see `penstock.RayOptions`. Its nodes read the source; this machine writes.
+        address: address of the Ray cluster, see `penstock.RayOptions`. Its nodes read the source; this machine writes.
         progress: whether to show a progress bar. None: on a terminal only.
 
     Raises:
@@ -156,7 +156,7 @@ def _write(folder: TokenFolder, where: Path, run: Any, spans: _Spans, most: int,
 
 
 class _Spans:
-    """Yields spans of rows that take about equal time. The files do not depend on the spans.
+    """Yields spans of rows that take about the same time. The files do not depend on the spans.
 
     Args:
         source: the rows.
@@ -173,7 +173,7 @@ class _Spans:
     def learn(self, rows: int, characters: int) -> None:
         """Adapt the span size to the lengths of the last texts."""
         wanted = int(_SPAN * rows / max(1, characters))
-        # The next texts may be of other lengths, so the size grows step by step.
+        # The next texts may have other lengths, so the size grows gradually.
         self._size = min(max(wanted, 1), 4 * self._size)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -242,7 +242,7 @@ def _tokenizer_fingerprint(encoder: TextTokenizer, given: Any) -> str:
 
 @contextlib.contextmanager
 def _own(where: Path, wanted: TokenFolder) -> Iterator[tuple[Path, TokenFolder]]:
-    """Create and lock the folder; yield it with the finished part of the wanted contents."""
+    """Create and lock the folder; yield its path, and its contents with the shards finished so far."""
     with _reported(where):
         where.mkdir(parents=True, exist_ok=True)
         with _alone(where):
@@ -251,7 +251,7 @@ def _own(where: Path, wanted: TokenFolder) -> Iterator[tuple[Path, TokenFolder]]
 
 @contextlib.contextmanager
 def _reported(where: Path) -> Iterator[None]:
-    """Turn the system's errors about this folder into `DataFileIOError`."""
+    """Turn system errors for this folder into `DataFileIOError`."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ def _reported(where: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(where: Path) -> Iterator[None]:
-    """Lock the folder against other jobs on this machine."""
+    """Lock the folder, so that no other job on this machine writes to it."""
     lock = file_lock(where / NAME)
     try:
         lock.acquire(timeout=0)
@@ -275,7 +275,7 @@ def _alone(where: Path) -> Iterator[None]:
 
 
 def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
-    """Return the contents of the folder: the finished shards of the same job, or none."""
+    """Return the contents of the folder, with the finished shards if it is of the same job."""
     _remove_unfinished(where)
     if not (where / NAME).exists():
         if any(where.glob("tokens-*")):

@@ -1,4 +1,4 @@
-"""The work of a tokenizing worker: rows of the source to tokens, in this process, in others or on a cluster."""
+"""The work of a tokenizing worker: turn rows of the source into tokens, in any process or on a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Encoded", "Work"]
 
 
 class Encoded(NamedTuple):
-    """Documents: their concatenated tokens, the number of tokens of each, and the characters of all."""
+    """Documents: their concatenated tokens, the number of tokens in each, and the total number of characters."""
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[np.int64]

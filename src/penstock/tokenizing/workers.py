@@ -24,7 +24,7 @@ _AHEAD = 3  # tasks in flight for each worker, so that a long task does not idle
 
 Span = tuple[int, int]
 Run = Callable[[Iterator[Span]], Iterator[Encoded]]
-"""Maps spans of rows to their documents, in the same order. It consumes spans lazily."""
+"""Maps spans of rows to their documents, in order. Spans are consumed lazily."""
 
 
 def check_executor(executor: str, workers: int | None, address: str | None) -> None:
@@ -43,12 +43,12 @@ def check_executor(executor: str, workers: int | None, address: str | None) -> N
 
 @contextmanager
 def start(work: Work, executor: str, workers: int | None, address: str | None) -> Iterator[tuple[Run, int]]:
-    """Start the workers; yield a function that runs tasks on them, and their number. They stop with the block.
+    """Start the workers; yield a function that runs tasks on them, and their number. They stop when the block ends.
 
     Raises:
         ConfigError: Ray is missing.
         ClusterError: no cluster.
-        WorkerError: (while it runs) a worker was killed.
+        WorkerError: a worker was killed while tasks ran.
     """
     if executor == "ray":
         yield _on_ray(work, workers, address)
@@ -68,7 +68,7 @@ _work: Work | None = None
 
 
 def _begin(work: Work) -> None:
-    """Store the work of a worker process, and turn off the tokenizer's threads in it."""
+    """Store the work in a worker process, and turn off the tokenizer's threads there."""
     global _work
     _work = work
     os.environ[NO_THREADS] = "false"
@@ -115,7 +115,7 @@ def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, 
 
     ray = load_ray()
     attach(address)
-    # Ray would unpickle the work itself, and so open the source, for each task.
+    # Ray would unpickle the work, and so open the source, for each task.
     pickled = ray.put(pickle.dumps(work))
     key = secrets.token_hex(8)
     task = ray.remote(num_cpus=1)(_encode_there)

@@ -1,1 +1,1 @@
-"""Tokens of text: tokenizers as picklable handles, and the file formats of tokenized documents."""
+"""Tokens of text: picklable tokenizers, and the file formats of tokenized documents."""

@@ -18,7 +18,7 @@ from penstock.storage.mapped import MappedFile
 
 __all__ = ["document_ends", "kept_array", "said_of"]
 
-_SCAN = 1 << 22  # tokens searched at a time for document ends
+_SCAN = 1 << 22  # number of tokens searched at a time for document ends
 
 
 def kept_array(key: str, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None], what: str) -> npt.NDArray[Any]:
@@ -28,10 +28,10 @@ def kept_array(key: str, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None]
     process holds the array in memory, with a warning.
 
     Args:
-        key: everything that the numbers depend on, including the identity of the files.
+        key: text with everything that the numbers depend on, including the identity of the files.
         dtype: the dtype of the numbers.
         write: writes their raw bytes.
-        what: names them in the warning.
+        what: name of the numbers, for the warning.
     """
     path = kept_path("tokens", f"{xxhash.xxh3_128_hexdigest(os.fsencode(key))}.idx")
     try:

@@ -6,7 +6,7 @@
 
 or, in Megatron's format, ``tokens-00000.bin`` and ``tokens-00000.idx`` (see `penstock.tokens.megatron`).
 
-Document i is row i of the source, empty rows included. Files that ``tokens.json`` does not name are not finished.
+Document i is row i of the source, empty rows included. Files not listed in ``tokens.json`` are unfinished.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shard:
 
     Attributes:
         name: the name without extensions.
-        documents, tokens: their numbers in it.
+        documents, tokens: numbers of documents and tokens in it.
         checksum: xxh3_128 of the token file and the index.
     """
 
@@ -47,12 +47,12 @@ class Shard:
 
 @dataclass
 class TokenFolder:
-    """The content of ``tokens.json``.
+    """The contents of ``tokens.json``.
 
     Attributes:
         format: ``"penstock"`` or ``"megatron"``.
         dtype: the NumPy dtype of the tokens, such as ``"uint16"``.
-        rows: rows of the source, which is the number of documents.
+        rows: number of rows in the source, which is the number of documents.
         options: everything else that the tokens depend on, such as fingerprints of source and tokenizer.
         shards: the finished shards.
         complete: whether all shards are finished.
@@ -80,7 +80,7 @@ class TokenFolder:
         """Return the ``tokens.json`` of a finished folder.
 
         Raises:
-            DataFileError: it is not finished; also as `read`.
+            DataFileError: the folder is not finished; and all errors of `read`.
         """
         found = cls.read(name, storage)
         if not found.complete:
@@ -102,7 +102,7 @@ class TokenFolder:
 
     @classmethod
     def read(cls, name: str, storage: Storage | None = None) -> TokenFolder:
-        """Return the content of a ``tokens.json``.
+        """Return the contents of a ``tokens.json``.
 
         Raises:
             DataFileIOError, StorageError: it cannot be read.

@@ -32,7 +32,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _ROWS = 1 << 20  # rows written at a time
 
 CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-"""NumPy names of the token types, by their codes."""
+"""NumPy names of the token types, by code."""
 
 
 class Header(NamedTuple):
@@ -56,7 +56,7 @@ def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
     """Return the header of an index.
 
     Raises:
-        DataFileError: not a Megatron index, of another version, of tokens that are not integers, or truncated.
+        DataFileError: not a Megatron index, another version, tokens that are not integers, or a truncated file.
     """
     if len(data) < _HEADER.size or bytes(data[:9]) != _MAGIC:
         raise DataFileError(f"{path} is no index of Megatron's: it does not begin with {_MAGIC!r}")
@@ -79,9 +79,9 @@ class MegatronIndex:
     """The position of each document in a ``.bin`` file.
 
     Args:
-        path: the index, for messages.
+        path: path of the index, for messages.
         read: returns the mapped bytes of the index.
-        size: bytes of the token file.
+        size: size of the token file in bytes.
 
     Raises:
         DataFileError: the index is damaged, or belongs to another token file.
@@ -142,7 +142,7 @@ class MegatronIndex:
 
 
 def write_index(out: BinaryIO, dtype: npt.DTypeLike, lengths: Sequence[int] | npt.NDArray[Any]) -> None:
-    """Write the index of consecutive documents of one sequence each.
+    """Write the index of consecutive documents that have one sequence each.
 
     Raises:
         ConfigError: a token type without a Megatron code.

@@ -1,4 +1,4 @@
-"""`OffsetIndex`: document positions in one array: the first token of each, and the number of all tokens."""
+"""`OffsetIndex`: document positions in one array: the first token of each, then the total number of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OffsetIndex:
     """The position of each document in a token file.
 
     Args:
-        path: the index, for messages.
+        path: path of the index, for messages.
         read: returns the mapped offsets, int64 of shape (documents + 1,).
         tokens: the number of tokens in the file.
 

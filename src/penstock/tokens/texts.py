@@ -14,10 +14,10 @@ COLUMN = "text"
 
 
 def check_column(columns: Any, column: str) -> None:
-    """Check that a source has a column, if it knows its columns.
+    """Check that a source has this column, if its columns are known.
 
     Raises:
-        ConfigError: it does not; the message lists its columns.
+        ConfigError: the column is missing; the message lists the existing ones.
     """
     if isinstance(columns, list | tuple) and column not in columns:
         raise ConfigError(f"there is no column {column!r}: the columns are {', '.join(map(str, columns))}; see column=")
@@ -27,9 +27,9 @@ def text_of(sample: Any, column: str, row: Any) -> str:
     """Return the text of a sample.
 
     Args:
-        sample: text, or a mapping.
+        sample: a string or a mapping.
         column: the text column of a mapping.
-        row: names the sample in errors.
+        row: row of the sample, for error messages.
 
     Raises:
         ConfigError: a mapping without this column, or a sample of another type.

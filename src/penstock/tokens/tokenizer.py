@@ -1,13 +1,13 @@
-"""`TextTokenizer`: encode text to token ids, by any tokenizer, as a picklable handle.
+"""`TextTokenizer`: encode text to token ids with any tokenizer; picklable.
 
     tokenizer = TextTokenizer("tokenizer.json", append_eos="<|endoftext|>")
     tokenizer.encode(["a text", "another"])             a list of int64 arrays, one per text
 
-Promises: the ids of a text depend only on the text, never on its batch. A pickle holds the tokenizer's JSON, so it
-works where the file does not exist. No environment variable is set, and no object of the caller is changed.
+The ids of a text depend only on the text, never on its batch. A pickle holds the tokenizer's JSON, so it
+works where the file does not exist. It sets no environment variable and changes no object of the caller.
 
 Rust threads: `tokenizers` encodes a batch in its own threads, which do not survive a fork: a forked process that uses
-them hangs. So only a process that was started as a program uses them. Worker processes encode one text at a time,
+them hangs. So only processes that were started as programs use them. Worker processes encode one text at a time,
 without these threads; there, the workers provide the parallelism.
 
 Batches are a quarter faster than single texts, since `tokenizers` can omit offsets for them. If the environment
@@ -48,13 +48,13 @@ def has_rust_threads() -> bool:
     """Return whether this process may use the threads of `tokenizers`: it is neither forked nor a worker."""
     if os.getpid() != _STARTED or multiprocessing.parent_process() is not None:
         return False
-    torch = sys.modules.get("torch.utils.data")  # to the system, a worker on a Ray cluster is a program
+    torch = sys.modules.get("torch.utils.data")  # a worker on a Ray cluster is started as a program, too
     is_main = threading.current_thread() is threading.main_thread()
     return torch is None or not is_main or torch.get_worker_info() is None
 
 
 def _is_without_threads() -> bool:
-    """Return whether the environment disables the threads of `tokenizers`, which checks it at each batch."""
+    """Return whether the environment disables the threads of `tokenizers`, which checks this at each batch."""
     return os.environ.get(NO_THREADS, "true").lower() in ("", "off", "false", "f", "no", "n", "0")
 
 
@@ -62,7 +62,7 @@ class TextTokenizer:
     """Encodes texts. See `penstock.TokenizedDataset` for the arguments.
 
     Raises:
-        ConfigError: not a tokenizer; a tokenizer without a JSON form; an unknown end token; a too small ``max_length``.
+        ConfigError: not a tokenizer; a tokenizer without a JSON form; an unknown end token; too small a ``max_length``.
         DataFileIOError, DataFileError: a ``tokenizer.json`` that cannot be read, or is invalid.
 
     Memory: one copy of the vocabulary in each process that encodes.
@@ -111,7 +111,7 @@ class TextTokenizer:
 
     @property
     def fingerprint(self) -> str | None:
-        """The identity of the tokenizer and its options; None for a function, which has none."""
+        """The identity of the tokenizer and its options; None for a function."""
         if self._json is None:
             return None
         options = f"{self.add_special_tokens} {self.max_length} {self.end}"
@@ -152,17 +152,17 @@ class TextTokenizer:
         return [self._finished(np.array(encoding.ids, np.int64)) for encoding in found]
 
     def _finished(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Cut what a function gave, and put the end token behind."""
+        """Truncate the ids, and append the end token."""
         if self.max_length is not None:
             ids = ids[: self.max_length - (self.end is not None)]
         return ids if self.end is None else np.append(ids, self.end)
 
     def _tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of this process."""
+        """Return the tokenizer, built at the first call in each process."""
         if self._rust is None:
             assert self._json is not None
             made = _tokenizers().Tokenizer.from_str(self._json)
-            # What the file says of these is for batches: with padding, a text's ids would depend on the others.
+            # Ignore the file's settings: with padding, a text's ids would depend on the rest of its batch.
             made.no_padding()
             made.no_truncation()
             if self.max_length is not None:
@@ -184,10 +184,10 @@ class TextTokenizer:
 
 
 def _rust_tokenizer(tokenizer: Any) -> Tokenizer | None:
-    """Return the `tokenizers.Tokenizer` that was given in one of its forms; None where it is none."""
+    """Return the `tokenizers.Tokenizer` of a file or a wrapper; None for any other object."""
     if isinstance(tokenizer, str | os.PathLike):
         return _from_file(Path(tokenizer))
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)  # transformers' fast ones are wrappers
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)  # the fast tokenizers of transformers are wrappers
     module = sys.modules.get("tokenizers")
     return backend if module is not None and isinstance(backend, module.Tokenizer) else None
 
@@ -204,7 +204,7 @@ def _from_file(path: Path) -> Tokenizer:
         raise DataFileError(f"{path} is not the tokenizer.json of a tokenizer: {error}") from error
     try:
         found: Tokenizer = module.Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises plain ones
+    except Exception as error:  # tokenizers raises plain Exceptions
         raise DataFileError(f"{path} is not the tokenizer.json of a tokenizer: {error}") from error
     return found
 

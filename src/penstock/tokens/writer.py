@@ -1,6 +1,6 @@
-"""`ShardWriter`: documents of tokens into shards, each of which appears all at once.
+"""`ShardWriter`: write tokenized documents into shards. Each finished shard appears atomically.
 
-Where a shard ends follows from the documents alone, so the same documents are the same bytes each time.
+Only the documents and the maximum size decide where a shard ends, so the same documents always produce the same bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["ShardWriter"]
 
 
 class ShardWriter:
-    """Writes documents behind those that a folder has.
+    """Writes documents after those already in a folder.
 
     Args:
-        where: the folder.
-        folder: what is in it; a shard is added, and ``tokens.json`` written, when the shard is finished.
-        most: a shard ends before it has more tokens than this; one document always fits.
+        where: path of the folder.
+        folder: its contents. When a shard is finished, it is added here and ``tokens.json`` is written.
+        most: largest number of tokens in a shard; a longer document gets its own shard.
 
-    Memory: eight bytes for each document of the shard that is written.
+    Memory: eight bytes for each document of the current shard.
     """
 
     def __init__(self, where: Path, folder: TokenFolder, most: int) -> None:
@@ -40,10 +40,10 @@ class ShardWriter:
         self._file: _Shard | None = None
 
     def write(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        """Write documents, one behind the other in ``tokens``, of the folder's type.
+        """Write documents, concatenated in ``tokens``, as the folder's token type.
 
         Raises:
-            OSError: of the disk.
+            OSError: the disk fails or is full.
         """
         ends = np.cumsum(lengths)
         begin = start = 0
@@ -67,7 +67,7 @@ class ShardWriter:
             self._folder.write(self._where)
 
     def finish(self) -> None:
-        """Finish the last shard."""
+        """Finish the last shard, and mark the folder as complete."""
         self._finish()
         self._folder.complete = True
         self._folder.write(self._where)
@@ -83,7 +83,7 @@ class ShardWriter:
 
 
 class _Shard:
-    """One shard that is written."""
+    """A shard that is being written."""
 
     def __init__(self, where: Path, name: str, format: str, dtype: np.dtype[Any]) -> None:
         self.name, self.tokens, self.documents = name, 0, 0
@@ -116,17 +116,17 @@ class _Shard:
         return Shard(self.name, len(lengths), self.tokens, (self._hash.hexdigest(), hashed.hash.hexdigest()))
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove the unfinished token file."""
         with contextlib.suppress(_Abandoned), self._stack:
             raise _Abandoned
 
 
 class _Abandoned(Exception):
-    """A shard is not wanted."""
+    """Raised to discard an unfinished shard."""
 
 
 class _Hashed:
-    """A file, and the hash of what is written to it."""
+    """A file that also hashes what is written to it."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out

@@ -46,8 +46,8 @@ def profile(
         loader: of Penstock or torch. It is not changed, and must not be iterating.
         seconds: approximate duration, without starting workers; a batch in progress is finished.
         step: seconds of a training step, without waiting. None: training takes no time.
-        executors: executors to try besides inline: "auto", "process", "thread". By default the safe ones: threads only if the
-            dataset sets ``pure = True``, or if the loader uses threads already.
+        executors: executors to try besides inline: "auto", "process", "thread". By default the safe ones: threads only
+            if the dataset sets ``pure = True``, or if the loader uses threads already.
         name: title of the report.
         progress: called with the elapsed and the total milliseconds.
 

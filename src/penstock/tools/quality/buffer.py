@@ -2,8 +2,8 @@
 
 The buffer initially holds the first ``size`` rows. Each step returns the row in a random slot, and refills the slot
 with the next row of the file. At the end of the file, the remaining rows are returned in random order. The slot drawn
-at step t is a hash of t. So step t returns the row that entered the slot when it was last drawn; a search backwards over
-a few times ``size`` steps finds it. The position of a row is found by the same search forwards.
+at step t is a hash of t. So step t returns the row that entered the slot when it was last drawn; a search backwards
+over a few times ``size`` steps finds it. The position of a row is found by the same search forwards.
 
 This order is only for comparison: streaming loaders shuffle this way, but Penstock's loaders do not.
 """
@@ -111,7 +111,7 @@ class ShuffleBuffer:
         return ((high * np.uint64(self.size)) >> np.uint64(32)).astype(np.int64)
 
     def _drawn(self, places: Indices, times: Indices, way: int) -> Indices:
-        """Return the last step before each time (``way`` -1), or the first after it (1), that draws the slot; -1 if none."""
+        """Return the last step before each time (``way`` -1), or the first after it (1), that draws the slot, or -1."""
         found = np.full(len(places), -1, np.int64)
         order = np.argsort(times, kind="stable")
         chunk = max(_CHUNK, 2 * self.size)

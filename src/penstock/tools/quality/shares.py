@@ -1,8 +1,8 @@
 """`measure_shares`: whether every rank sees each source of a mixture by its weight.
 
-A periodic mixture can alias with the strided positions of ranks: the job as a whole has the right shares, but a rank may
-get only one source. So the shares in windows of single ranks are compared with the weights. The unit is the standard
-deviation that sources drawn at random for each position would have.
+A periodic mixture can alias with the strided positions of ranks: the job as a whole has the right shares, but a rank
+may get only one source. So the shares in windows of single ranks are compared with the weights. The unit is the
+standard deviation that sources drawn at random for each position would have.
 
 >>> periodic = measure_shares(lambda positions: positions % 2, [[0.5, 0.5]], 100_000, ranks=2)
 >>> periodic.worst > 50 and periodic.rank in (0, 1)
