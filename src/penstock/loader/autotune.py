@@ -77,7 +77,7 @@ class Autotuner:
     """Tries settings until one is chosen, and searches once more later, starting from the chosen one.
 
     Args:
-        executors: permitted executors with workers, the one that takes least time from the training first.
+        executors: permitted executors with workers, starting with the one that slows the training least.
         inline: "try" inline first; "estimate" it from one worker (a dataset that is not ``pure`` may hold an open file,
             which a later fork would share with this process); or "never".
         cores: cores of this machine.

@@ -47,7 +47,7 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
         special: torch.Tensor = collate_tensor_fn(list(batch), collate_fn_map=collate_fn_map)
         return special
     tensors = tuple(batch)
-    # A quantized tensor is more than its memory: stacking into a tensor made over memory would crash.
+    # A quantized tensor has more than its memory: stacking into a tensor over reserved memory would crash.
     if first.is_quantized:
         return torch.stack(tensors, 0)
     if type(first) is torch.Tensor:

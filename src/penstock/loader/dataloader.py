@@ -481,11 +481,12 @@ class DataLoader(TorchDataLoader[T_co]):
     def state_dict(self) -> State:
         """Return the consumer's position as JSON-serialisable data.
 
-        With Penstock's samplers and datasets this takes a few microseconds and a few hundred bytes, and asks no worker.
-        It includes the states of your own objects with a ``state_dict`` (dataset, iterator, sampler, collate function),
-        whatever their size.
+        With Penstock's samplers and datasets it takes a few microseconds and a few hundred bytes, and no worker is
+        contacted. It includes the states of your own objects with a ``state_dict`` (dataset, iterator, sampler, collate
+        function), whatever their size.
 
-        With ``in_order=False`` the state is valid for this rank only, while batches have overtaken others.
+        With ``in_order=False``, while some batches were delivered ahead of earlier ones, the state is valid for this
+        rank only.
         """
         if not self.pipeline.position.running and not self.pipeline.position.seeded:
             # The next iter() would draw the same seed, so asking for a state changes nothing.
@@ -686,7 +687,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         A running loop gets a `WorkerError` instead of its next batch, in any thread and with any executor. A finished
         iterator stays finished. Takes a few seconds at most, even if workers hang. Idempotent. The next ``iter()``
-        starts anew.
+        starts new ones.
         """
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
         passes, self._passes = self._passes, []

@@ -100,7 +100,7 @@ class StreamCopier:
         """See `DeviceCopier`."""
         stream = self._module.current_stream(self._device)
         stream.wait_event(mark)
-        # The memory belongs to the side stream. Its next copy could otherwise reuse it while the consumer's work runs.
+        # Otherwise the side stream, which owns the memory, could reuse it for its next copy during the consumer's work.
         map_batch(lambda part: part.record_stream(stream) if _is_movable(part) else None, batch)
 
 

@@ -203,7 +203,7 @@ class Engine:
 
         ring, self._ring = self._ring, None
         if ring is not None and ring.pid != os.getpid():
-            # A fork shares it with its parent.
+            # A forked process shares it with its parent.
             ring = None
         context = self._start_method(fetcher.dataset)
         return Pool(fetcher, self.config, context, base_seed, ring)
@@ -246,7 +246,7 @@ class Engine:
                 "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
                 "it is lost with the worker"
             )
-        # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this one was left.
+        # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
         draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
         free = known and not stream and not own_state and config.dispatch != "batch"
         return Plan(

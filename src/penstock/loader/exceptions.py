@@ -61,7 +61,7 @@ def rebuild(remote: RemoteError) -> BaseException:
         try:
             made = pickle.loads(remote.kind)(_Text(message))
             error = made if isinstance(made, BaseException) else None
-        except Exception:  # it takes other arguments, or cannot be imported here; the text says all there is to say
+        except Exception:  # it takes other arguments, or cannot be imported here; the text contains everything
             error = None
     if error is None:
         error = RuntimeError(message)

@@ -307,7 +307,7 @@ def _plain(index: Any) -> int | str:
 
 
 def _integer(index: Any) -> int | None:
-    """Return an index as an int, also from NumPy and torch; None if it is none, such as an array of several."""
+    """Return an index as an int, also from NumPy and torch; None if it is not one integer, such as a longer array."""
     try:
         return operator.index(index)
     except TypeError:

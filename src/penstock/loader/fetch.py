@@ -34,7 +34,7 @@ from penstock.stages import collect
 __all__ = ["Fetch", "Fetcher", "preserved_generators"]
 
 
-# The dataset's CPU time is measured for one call in so many.
+# The dataset's CPU time is measured in one of this many calls.
 _CPU_EVERY = 16
 
 # Turns the first sample's key into the key of the collation. Keys are well mixed, so a fixed difference is enough.

@@ -30,7 +30,7 @@ class History:
         origin: first step of this loader; None if it has loaded a state and has not started.
         first: first step of the iterator.
         padded: whether steps may consist of padding only. Positions do not tell how many of those were delivered.
-        stood: next step according to such a state; None once the loader has started.
+        stood: next step according to the loaded state; None without one, or once the loader has started.
     """
 
     skip: Ranges = ()

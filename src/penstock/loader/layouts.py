@@ -228,7 +228,7 @@ class Layouts:
             stood: the next step according to a state. At the end of an epoch, the position does not tell how many steps
                 of padding were delivered.
 
-        A job that goes back to before the last layout counts as one that had no other layout.
+        If the plan starts before the last layout, its own layout replaces all others, from the start of the job.
         """
         now, layouts = Layout.of(0, share), list(self.layouts)
         if not layouts or _before(share, layouts[-1], share.parts):

@@ -17,8 +17,8 @@ class BatchRequest:
         indices: indices of the samples.
         keys: keys of the samples' generators, as a list, or packed as 64-bit unsigned numbers in an array or bytes,
             which is cheap to send.
-        place: position of the dataset when the epoch started; None for datasets without one. Part of the request, so a
-            dataset that was moved since still yields the batches of this epoch.
+        place: position of the dataset when the epoch started; None for datasets without one. It is part of the request,
+            so that a dataset whose position has changed since still yields the batches of this epoch.
     """
 
     __slots__ = ("_keys", "_packed", "indices", "place")

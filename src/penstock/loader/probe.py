@@ -155,7 +155,7 @@ class Probe:
         return config if workers else replace(config, timeout=0, max_bytes_in_flight=None)
 
     def executors(self) -> list[str]:
-        """Return the executors with workers to try here, the one that takes least time from the training first."""
+        """Return the executors with workers to try here, starting with the one that slows the training least."""
         names = ["auto"] if self.releases_gil and PROCESSES else []
         names += ["process"] if PROCESSES else []
         return [*names, *(["thread"] if self.threads or not PROCESSES else [])]

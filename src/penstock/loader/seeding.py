@@ -44,7 +44,7 @@ _REACH = 512
 
 
 class GlobalGenerator(Protocol):
-    """A global generator of the process. It *moves* when somebody draws from it, seeds it or sets its state."""
+    """A global generator of the process. It *moves* when code draws from it, seeds it or sets its state."""
 
     def seed(self, key: int) -> None:
         """Seed the generator from a sample's key."""
@@ -191,7 +191,7 @@ class _Words:
 
 
 class _Python:
-    """Python's `random`. Its state as a tuple costs twice as much as seeding, so its memory is read if possible."""
+    """Python's `random`. Getting its state takes twice as long as seeding, so its memory is read if possible."""
 
     def __init__(self) -> None:
         # The module, if a program has replaced one of its functions.
@@ -236,7 +236,7 @@ class _Python:
 
 
 class _NumPy:
-    """The functions of `np.random`. Asking for their state costs 40 µs, so the memory behind it is read.
+    """The functions of `np.random`. Getting their state takes 40 µs, so its memory is read directly.
 
     NumPy provides the address.
     """
@@ -321,7 +321,7 @@ class _TorchTwister(ctypes.Structure):
 class _Torch:
     """torch's CPU generator. Seeding and restoring are so cheap that every batch does both.
 
-    Asking for its state costs as much as seeding, so the memory behind it is read if possible.
+    Getting its state takes as long as seeding, so its memory is read directly if possible.
     """
 
     def __init__(self) -> None:

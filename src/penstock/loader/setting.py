@@ -10,7 +10,7 @@ from penstock.wording import counted
 __all__ = ["EXECUTOR_COST", "INLINE", "Setting"]
 
 EXECUTOR_COST = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
-"""Rank of each executor: a lower one takes less time from the training in the program's own process."""
+"""Rank of each executor: a lower rank slows the training in the program's own process less."""
 
 
 @dataclass(frozen=True)

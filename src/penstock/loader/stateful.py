@@ -6,8 +6,8 @@
     resume:    WorkerStates.load(state), .resume(worker)  ->  the worker that it came from
 
 Invariants: a state is a snapshot and the number of batches that the *consumer* has received since. No snapshot is taken
-at the end of an iterator: a resume repeats once what an object does there. Workers never get the state of the trainer's
-copy.
+at the end of an iterator, so a resume repeats once what an object does there. Workers never get the state of the
+trainer's copy.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class WorkerState:
     def begun(self, snapshot: Snapshot) -> None:
         """Record the snapshot of an iterator that has started and yielded nothing yet.
 
-        After an earlier iterator, that one's snapshot and the batches since are better than a snapshot that is not
-        exact yet.
+        If there was an earlier iterator and this snapshot is not exact yet, it is ignored: the earlier iterator's
+        snapshot and the batches since are exact.
         """
         if len(self.since) < 2 or snapshot.opens or not snapshot.places:
             self.keep(snapshot)

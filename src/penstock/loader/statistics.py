@@ -113,7 +113,7 @@ class Statistics:
         if self._first:
             self._first = False
             self.start += wait
-        # The first batch never finds a ready one, whatever limits the run.
+        # No batch is ready at an iterator's first request, whatever limits the run.
         else:
             self.ready += ready
             self.allowed += depth

@@ -92,8 +92,8 @@ class ThroughputMeter:
 
     Args:
         workers: number of workers.
-        seconds: measurement time that is enough, with two rounds.
-        warm: seconds from an iterator's first batch that do not count.
+        seconds: sufficient measurement time, if it contains two rounds.
+        warm: seconds after an iterator's first batch that are not measured.
         depth: maximum number of batches in flight.
         limit: seconds after which an incomplete round counts.
 
@@ -153,7 +153,7 @@ class ThroughputMeter:
         return self.enough
 
     def end(self) -> None:
-        """End a complete iterator. One that was too short for a round counts with its start."""
+        """End a complete iterator. If it was too short for a round, its first batches count, too."""
         if not self._counts:
             self.found.add(self._early)
             self.found.add(self._part)

@@ -164,7 +164,7 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self, deadline: float | None) -> Any:
-        """Wait for news until ``deadline`` (monotonic clock), and return them for `receive`. Does nothing else."""
+        """Wait for news until ``deadline`` (monotonic clock); return it for `receive` without processing it."""
 
     @abstractmethod
     def receive(self, news: Any) -> list[Event]:

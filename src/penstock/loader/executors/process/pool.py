@@ -1,4 +1,4 @@
-"""The worker processes of a loader: start, message without blocking, detect deaths at once, and end them.
+"""The worker processes of a loader: start them, send messages without blocking, detect deaths, and end them.
 
     consumer  -- pipe of requests   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
               <-- pipe of results --                       the number of descriptors is fixed
@@ -301,7 +301,7 @@ class Pool:
         self._poller.register(member.outbox.fd, select.POLLOUT)
 
     def wait(self, deadline: float | None) -> list[tuple[int, int]]:
-        """Wait for news and return them for `receive`; empty if the deadline has passed.
+        """Wait for news and return it for `receive`; empty if the deadline has passed.
 
         Args:
             deadline: on the monotonic clock; None waits forever.

@@ -84,7 +84,7 @@ class Region:
         self.memory: npt.NDArray[np.uint8] = np.asarray(self._map)
 
     def discard(self, begin: int = 0) -> None:
-        """Return the memory from offset ``begin`` on to the system; all processes that map it then read zeros.
+        """Return the memory from a page-aligned offset on to the system; all processes that map it then read zeros.
 
         Raises:
             OSError: the system call failed.

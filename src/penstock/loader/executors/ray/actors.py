@@ -256,7 +256,7 @@ class Actors:
         return call
 
     def wait(self, timeout: float | None) -> list[Any]:
-        """Wait for news and return them for `receive`, at most ``timeout`` seconds (None: forever); empty on time-out.
+        """Wait for news and return it for `receive`, at most ``timeout`` seconds (None: forever); empty on time-out.
 
         Raises:
             ClusterError: the program has left the cluster.
@@ -339,7 +339,7 @@ class Actors:
     # Workers that do not start.
 
     def _patience(self, timeout: float | None) -> float | None:
-        """Return the seconds to wait, so that the next report is on time."""
+        """Return the seconds to wait, shortened so that the next report of pending workers is on time."""
         if not self._starting:
             return timeout
         limit, pending = _PENDING if self.ready() else self.options.start_timeout, self._pending()

@@ -169,7 +169,7 @@ def resources(*, free: bool = False) -> dict[str, float]:
 
 
 def _asked(question: Callable[[], Any]) -> Any:
-    """Return Ray's answer to a request, sent at most twice. Ray itself would wait forever and ignore Ctrl-C."""
+    """Return Ray's answer to a request. Ray itself waits forever, ignoring Ctrl-C; a second request may wake it."""
     answers: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
     def ask() -> None:
