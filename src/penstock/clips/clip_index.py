@@ -103,7 +103,7 @@ class ClipIndex:
         kind: its kind.
         root: the prefix of all file names.
         exact: whether each file must have the version that was indexed; if False, only the size must match.
-        addresses: URLs of the files, if they have signatures, which names lack.
+        addresses: URLs of the files, if they have signatures, which the names omit.
         rows: the row of the index for each file; None: all rows, in their order.
         identity: the expected `identity`; None accepts any.
 

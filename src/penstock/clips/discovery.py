@@ -1,6 +1,6 @@
 """Find the video or audio files of a folder, of folders that are classes, of a list or of a pattern.
 
-It also recognises the folder of a LeRobot dataset.
+This module also recognises the folder of a LeRobot dataset.
 """
 
 from __future__ import annotations

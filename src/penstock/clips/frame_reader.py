@@ -33,7 +33,7 @@ class FrameReader:
     Args:
         index: the index of the files.
         storage: access to object stores.
-        max_pixels: the most pixels of a frame; more are an error.
+        max_pixels: maximum pixels of a frame; more are an error.
 
     Safe in threads; a pickle contains no open files.
     """

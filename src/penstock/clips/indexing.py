@@ -1,7 +1,7 @@
 """`open_index`: opens the index of some media files, or builds it in one pass over them.
 
-By default the index is stored in the cache, under a key of the files' names and versions. At a path of the user it is
-matched by names and sizes, so the files may be moved.
+By default the index is stored in the cache, under a key of the files' names and versions. At a path that the user
+chooses, it is matched by names and sizes, so the files may be moved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.storage.urls import is_remote, shown, unsigned
 
 __all__ = ["open_index"]
 
-_IN_STORES = 16  # the least number of remote files that are read at a time, to hide latency
+_IN_STORES = 16  # minimum number of remote files that are read at a time, to hide latency
 
 
 def open_index(
@@ -72,7 +72,7 @@ def open_index(
         DataFileIOError: the index cannot be written, or files cannot be scanned on this machine.
         StorageError: a store does not answer.
 
-    Costs: the first call reads all files; later calls check the version of each file, or with ``path`` none.
+    Costs: the first call reads all files; later calls check the version of each file, or of none with ``path``.
     """
     if find_spec("av") is None:
         raise ConfigError("an index of clips needs PyAV: pip install 'penstock[clips]'")
@@ -97,7 +97,7 @@ _Make = Callable[[Path], ClipIndex]
 
 
 def _at(place: Path, kind: Kind, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
-    """Return the index at a path of the user."""
+    """Return the index at a path that the user has chosen."""
     if place.exists() and not renew:
         return opened(place)
     if place.exists():
@@ -226,7 +226,7 @@ def _key(kind: Kind, named: _Named, versions: Sequence[str]) -> str:
 
 
 def _is_of_file(error: StorageError) -> bool:
-    """Return whether the error concerns this file alone, not access to the store."""
+    """Return whether the error concerns only this file, not access to the store."""
     return not isinstance(error, StorageAuthError | StorageUnavailableError)
 
 

@@ -101,7 +101,7 @@ class ClipTable:
         return int(self._files[row]), start, end
 
     def labels(self, rows: Indices) -> list[Any]:
-        """Return the labels of the given rows: the value of ``label`` if it is the only other column; else a dict of
+        """Return the labels of the given rows: ``label`` if it is the only other column; otherwise a dict of
         the other columns, or None without any."""
         found = []
         for record in self._rows.records(rows):

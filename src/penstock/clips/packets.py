@@ -4,7 +4,7 @@
     packets in decoding order  0 3 1 2 4 ...       each begins at a byte of the file; some are key frames
 
 A frame is decoded from the nearest key frame before it in decoding order. If the frame is displayed before that key
-frame (an open GOP), decoding begins at the key frame before.
+frame (an open GOP), decoding begins at the previous key frame.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import xxhash
 __all__ = ["Coding", "DecodeRange", "Ints", "Packets", "digest_of", "ranges_of"]
 
 Ints = npt.NDArray[np.int64]
-_FAR = 1_000  # the most packets of a gradual decoder refresh
+_FAR = 1_000  # maximum number of packets of a gradual decoder refresh
 # The extra bytes that may be read to merge ranges, as a fraction of the bytes of the packets.
 _WASTE = 0.15
 

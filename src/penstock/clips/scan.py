@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _NEAR = 64  # bytes between the demuxer's position and the packet: block headers in Matroska
-_MAX_PROBED = 96  # the most packets that are decoded to verify timestamps
+_MAX_PROBED = 96  # maximum number of packets that are decoded to verify timestamps
 _OWN = ("av1", "h264", "hevc", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4", "png", "vp8", "vp9")
 """Codecs whose decoders need only the parameters of `Coding`."""
 _IN_ORDER = ("av1", "mjpeg", "png", "vp8", "vp9")
@@ -165,7 +165,7 @@ def seek_packets(container: Any, stream: Any, time: float, size: int, backs: Ite
 
 
 def packet_offset(source: ByteSource, packet: Any) -> int | None:
-    """Return a packet's offset in bytes; None if it is not a range of the file or cannot be decoded by itself."""
+    """Return a packet's offset in bytes; None if it is not a range of the file or cannot be decoded alone."""
     if packet.pos is None or packet.pos < 0 or _changes(packet):
         return None
     data = source.read_at(packet.pos, packet.size + _NEAR)

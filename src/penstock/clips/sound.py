@@ -89,11 +89,11 @@ class SoundPackets(NamedTuple):
 
 _BEFORE = {
     **dict.fromkeys(("flac", "alac", "wavpack", "tta"), (0, 0, 0)),
-    # A frame overlaps with the previous one, whose filters reach into the one before that. Each frame's bit reservoir
+    # A frame overlaps with the previous one, whose filters reach into the frame before that. Each frame's bit reservoir
     # is up to 511 bytes of earlier frames, without their headers, which are less than half of a frame.
     **dict.fromkeys(("mp3", "mp3float", "mp2", "mp2float", "mp1", "mp1float"), (2, 0, 2 * 511)),
     # RFC 7845: the decoder converges within 80 ms. Here twice as much.
     "opus": (2, 7_680, 0),
 }
 _OTHERS = (4, 0, 0)
-"""The least to decode before a packet, by codec: packets, samples, and bytes before these packets."""
+"""The minimum to decode before a packet, by codec: packets, samples, and bytes before these packets."""

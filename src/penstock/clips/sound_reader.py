@@ -1,4 +1,4 @@
-"""`SoundReader`: decodes samples of an audio file and reads little more than the bytes that they need."""
+"""`SoundReader`: decodes samples of an audio file; reads few bytes besides those that they need."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from penstock.storage.urls import shown
 __all__ = ["TarMember", "members_of"]
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-_LARGEST = 1 << 20  # the most bytes of a label member: a number, a caption, JSON
+_LARGEST = 1 << 20  # maximum bytes of a label member: a number, a caption, JSON
 
 
 class TarMember(NamedTuple):

@@ -4,7 +4,7 @@
 backend decodes bytes to pixels:
 
     backend                      formats
-    ``native``                   JPEG, by our C extension (region decode is in `region`)
+    ``native``                   JPEG, by Penstock's C extension (region decode is in `region`)
     ``simplejpeg``               JPEG
     ``opencv``                   JPEG, PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000, AVIF
     ``pillow``                   the same, and all others that Pillow supports
@@ -71,7 +71,7 @@ class Backend:
     """Names of `exif.kind`; `None` means all that the library supports."""
     decode: Callable[[Data, int, bool, Limit], Image]
     partial: frozenset[str] = frozenset()
-    """The formats of which it decodes a part if a file is truncated or damaged."""
+    """The formats that it decodes in part if a file is truncated or damaged."""
 
     def reads(self, kind: str) -> bool:
         """Return whether it reads images of this `exif.kind`."""
@@ -289,7 +289,7 @@ def _as_channels(image: Image, channels: int) -> Image:
 
 
 def _as_stored(image: Image, data: Data) -> Image:
-    """Undo the orientation of a TIFF, which OpenCV and Pillow always apply, but for no other format."""
+    """Undo the orientation of a TIFF, the only format for which OpenCV and Pillow always apply it."""
     turned = exif.orientation(data) if exif.kind(data) == "tiff" else 1
     return image if turned == 1 else exif.oriented(image, exif.inverse(turned))
 

@@ -6,11 +6,11 @@ C-contiguous: grey, palette and CMYK images are converted, 16 bits become 8, an 
 first frame of an animation is decoded.
 
 **EXIF orientation is ignored** by default: pixels are in stored order, and `image_size` agrees with `decode`. The
-pipelines that ImageNet models were trained with do the same. To apply the orientation, rotate the files once, or pass
+usual training pipelines for ImageNet do the same. To apply the orientation, rotate the files once, or pass
 ``orientation="apply"``.
 
 A truncated file is an error, never an image with a grey lower half. A complete JPEG with stray bytes before a marker,
-as in ImageNet and from many cameras, is decoded as by Pillow and OpenCV.
+as in ImageNet and from many cameras, is decoded as Pillow and OpenCV do.
 
     >>> image = read_image("cat.jpg")      # doctest: +SKIP
     >>> image.shape, image.dtype           # doctest: +SKIP

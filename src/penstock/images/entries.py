@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 MAX_ERRORS = 1000
-"""The most unreadable images that a report lists."""
+"""The maximum number of unreadable images that a report lists."""
 STEP = 8
 """The default distance of entries in MCUs."""
 _BLOCK = 64  # rows per task: entries stay in memory until earlier blocks are written
@@ -87,7 +87,7 @@ _MANIFEST = Origin("manifest", "penstock images index FILE")
 
 
 class UnreadImage(NamedTuple):
-    """An image that could not be read: its row, its path and why."""
+    """An image that could not be read: its row, its path and the reason."""
 
     row: int
     path: str

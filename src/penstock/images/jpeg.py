@@ -39,7 +39,7 @@ def segments(data: Data, *, beyond: bool = False) -> Iterator[tuple[int, int, in
     """Yield marker, and start and stop of the content, for each segment, including those between scans.
 
     The last one is the end of the image, or a marker that libjpeg refuses. Both have no content, and with `beyond` the
-    parsing continues after them. It also ends where the bytes end.
+    parsing continues after them. Parsing also ends where the bytes end.
     """
     at = 2
     while found := _MARKER.search(data, at):

@@ -1,7 +1,7 @@
 """An index of entries that is built while images are decoded, for later epochs and other processes.
 
     index = find_index(manifest, learn=True)        # as in `ImageDataset(index="learn")`
-    entries = index.entries(row, data)              # known entries; else they are computed and stored
+    entries = index.entries(row, data)              # known entries; others are computed and stored
 
 The file has the format of `penstock.images.entries` and grows. It begins as a header and a sparse table of zeros. When
 an image without a row is decoded, its entries are appended by one write, and then its row is written, also for an image
@@ -177,7 +177,7 @@ class LearnedIndex(ImageIndex):
         """Append the entries of an image, then write its row, also if it has no entries."""
         offset, entries = 0, found.entries
         if entries:
-            # With an own descriptor, the position after a write is the end of this write, even if others append.
+            # With a separate descriptor, the position after a write is the end of this write, even if others append.
             with self._opened(os.O_APPEND) as file:
                 _written(os.write(file, entries), entries)
                 offset = os.lseek(file, 0, os.SEEK_CUR) - len(entries)

@@ -4,7 +4,7 @@ With another parser `max_pixels` could be bypassed: a crafted file of some hundr
 parser and 30,000 x 30,000 for another. So the size is read in this way:
 
     decoder                         source of the size
-    our C extension                 libjpeg's header, within the decoding call
+    C extension                     libjpeg's header, within the decoding call
     other JPEG decoders             simplejpeg's header call, which is libjpeg's (`check_jpeg`)
     Pillow                          the open image (`open_pillow`); for JPEG libjpeg, too
     OpenCV, torchvision,            they have no header call, so `penstock.images.headers` parses other formats
@@ -45,7 +45,7 @@ class Limit(NamedTuple):
 
     max_pixels: int
     size: tuple[int, int] | None
-    """The (width, height) that callers use; None if our own parsers do not find it."""
+    """The (width, height) that callers use; None if Penstock's parsers do not find it."""
 
     def check(self, width: int, height: int) -> None:
         """Check a size that a decoder has read.

@@ -10,8 +10,8 @@ cannot decode an image, it raises, and the caller decodes the whole image by oth
 `OverflowError`        more pixels than `max_pixels`, or more scans than a legitimate progressive file has
 =====================  ==============================================================================================
 
-Our own decoder (`baseline.c`) decodes baseline files, with the same result as libjpeg-turbo, bit for bit. With restart
-markers, or with the entries from `entries_of`, it begins near the box. libjpeg-turbo decodes rare kinds: whole
+Penstock's own decoder (`baseline.c`) decodes baseline files, with the same result as libjpeg-turbo, bit for bit. With
+restart markers, or with the entries from `entries_of`, it begins near the box. libjpeg-turbo decodes rare kinds: whole
 progressive and arithmetic-coded files (also shrunk), sampling factors other than 4:4:4, 4:2:2 and 4:2:0, and damaged
 files.
 
@@ -52,7 +52,7 @@ Data: TypeAlias = bytes | bytearray | memoryview
 _KEPT = 32 << 20
 _STEP = 1 << 20
 _WHOLE = (0.0, 0.0, 0.0, 0.0)
-_MOST = 65535 * 65535  # the most pixels of a JPEG
+_MOST = 65535 * 65535  # maximum pixels of a JPEG
 
 
 class Region(NamedTuple):

@@ -36,14 +36,14 @@ from penstock.storage import io_error, write_atomically
 __all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
 
 MAX_ERRORS = 1000
-"""The most images without a size that are listed."""
+"""The maximum number of images without a size that are listed."""
 _BLOCK = 256  # rows per task: long enough to hide the executor, short enough for a smooth progress bar
 _VERSION = "1"
 _GROUP_CHUNK = 1 << 20
 
 
 class SizeError(NamedTuple):
-    """An image without a size: its row, its path and why."""
+    """An image without a size: its row, its path and the reason."""
 
     row: int
     path: str
@@ -179,7 +179,7 @@ class Sizes:
 
 
 def _mapped(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """Return a column as an array over the mapped file. Our files have one batch, or none for an empty manifest."""
+    """Return a column as an array over the mapped file. The files have one batch, or none for an empty manifest."""
     if column.num_chunks == 0:
         return np.zeros(0, np.int32)
     array: npt.NDArray[np.int32] = as_numpy(column.combine_chunks() if column.num_chunks > 1 else column.chunk(0))

@@ -1,7 +1,7 @@
 """Parse the text of fields into values: strictly, and whole columns at a time.
 
 Python's ``int`` and ``float`` also accept ``1_000``, surrounding blanks and digits of any script. In a manifest these
-are more likely mistakes than intended, so they are errors here.
+are more likely mistakes than intended, so they raise errors here.
 """
 
 from __future__ import annotations

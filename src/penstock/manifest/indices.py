@@ -70,7 +70,7 @@ def as_numpy(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def in_order(pieces: list[tuple[Rows, pa.Array]], kind: pa.DataType) -> pa.Array:
-    """Return arrays as one, with each element at its place; ``kind`` is the type if there are no arrays."""
+    """Return arrays as one, with each element at its position; ``kind`` is the type if there are no arrays."""
     import pyarrow as pa
 
     if not pieces:

@@ -58,7 +58,7 @@ class _Damaged(Exception):
 
 
 class TooMuch(Exception):
-    """Rows with more bytes than the caller accepts at once."""
+    """The rows have more bytes than the caller accepts in one read."""
 
 
 class LineIndex:
@@ -184,7 +184,7 @@ class LineIndex:
         return (piece if end < 0 else piece[:end]).removesuffix(b"\r")
 
     def _first_record(self, piece: bytes) -> int:
-        """Return where the first record ends, in a slice that holds skipped lines after it."""
+        """Return the end of the first record in a slice that holds skipped lines after it."""
         ends, _ = ExactRecords(self.rules.delimiter or ",", None).find(memoryview(piece), final=False)
         return int(ends[0]) - 1 if ends.size else -1
 
@@ -227,10 +227,10 @@ class LineIndex:
         """Return the values of a batch of short rows, with 0 or 1 line feeds each, and their lengths without these.
 
         The fast path for slices of a value and a line feed. It returns None for everything else, which `_take` handles:
-        too many rows or bytes, the first and last rows of the file, damage. It makes all checks of `_checked`.
+        too many rows or bytes, the first and last rows of the file, damage. It performs all checks of `_checked`.
 
-        The cost of a batch is the number of NumPy calls, not its bytes. So rows are copied as a table of equal width,
-        and their excess is cut off.
+        The cost of a batch depends on the number of NumPy calls, not on its bytes. So rows are copied as a table of
+        equal width, and their excess is cut off.
         """
         if not 0 < (count := len(rows)) <= _BATCH:
             return None
@@ -306,7 +306,7 @@ class LineIndex:
         return start, end
 
     def _are_single(self, data: bytes, offsets: Rows) -> bool:
-        """Return whether slices of several lines hold one row each, and else blank lines or comments. Not for CSV."""
+        """Return whether slices of several lines hold one row each, besides blank lines and comments. Not for CSV."""
         space, comment = self.rules.space.encode(), (self.rules.comment or "\n").encode()
         for a, b in pairwise(offsets.tolist()):
             others = (line.lstrip(space) for line in data[a:b].split(b"\n")[1:])
@@ -315,7 +315,7 @@ class LineIndex:
         return True
 
     def _rebuild(self, *, remove: bool) -> None:
-        """Rebuild a damaged sidecar. Its row count and digest must come out the same."""
+        """Rebuild a damaged sidecar. Its row count and digest must not change."""
         before, path = (self.rows, self.digest), self.sidecar.path
         if remove:
             try:

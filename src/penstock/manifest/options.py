@@ -1,4 +1,4 @@
-"""How the rows of a manifest are read: columns, their types, and which lines are rows.
+"""Options for reading the rows of a manifest: columns, their types, and which lines are rows.
 
 `Options` is a value: comparable, picklable, and equal options give equal bytes, since they are part of the manifest's
 fingerprint.
@@ -49,7 +49,7 @@ class Column:
 
     @property
     def fields(self) -> int:
-        """The number of fields of a line that it spans."""
+        """The number of fields that it spans in a line."""
         return self.width or 1
 
     def __str__(self) -> str:
@@ -58,9 +58,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Options:
-    """How to read a source. All sources of a manifest share everything but ``format``.
+    """How to read a source. All sources of a manifest share all options except ``format``.
 
-    ``named``: the columns were given as a mapping, so they are looked up by name. ``given``: columns were given at all.
+    ``named``: the columns were given as a mapping, so they are looked up by name. ``given``: the caller passed columns.
     """
 
     format: str

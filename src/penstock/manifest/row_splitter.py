@@ -33,7 +33,7 @@ class RowFinder(Protocol):
     def find(self, piece: memoryview, final: bool) -> tuple[Positions, int]:
         """Return the position after each row that ends in this chunk, ascending, and the number of bytes consumed.
 
-        The next chunk begins after the consumed bytes; 0 asks for the same chunk again, but longer. ``final``: the file
+        The next chunk begins after the consumed bytes; 0 requests the same chunk again, but longer. ``final``: the file
         ends with this chunk.
         """
         ...

@@ -49,7 +49,7 @@ _LF, _CR = 10, 13
 
 @dataclass(frozen=True)
 class LineRules:
-    """How a file is split into rows. ``delimiter`` is None for plain lines and the field separator for CSV records.
+    """How a file is split into rows. ``delimiter`` is the field separator of CSV records, None for plain lines.
 
     A line that consists of ``space`` bytes only is blank.
     """
@@ -108,7 +108,7 @@ class Scanner:
     Args:
         rules: the definition of a row.
         exact: split CSV records with `ExactRecords`; used after a pass without it raised `StrayQuote`.
-        buffer: bytes read at once; it grows only with ``exact``, for a larger record.
+        buffer: bytes per read; it grows only with ``exact``, for a larger record.
         progress: called with the number of bytes of each chunk.
 
     After `run`: ``rows``, ``flags`` and ``digest`` (16 bytes, of the whole file). Memory: a few buffers.

@@ -17,7 +17,7 @@ __all__ = ["Source", "as_root", "as_storage", "as_text", "expand", "local_folder
 
 Source = str | os.PathLike[str]
 
-_OURS = (".pstk", ".sizes.arrow")  # files that we write beside sources, which patterns may match
+_OURS = (".pstk", ".sizes.arrow")  # files that Penstock writes beside sources; patterns may match them
 
 
 def as_text(path: Source, what: str) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Manifest"]
 
-_BATCH = 1024  # rows read at once by __iter__
+_BATCH = 1024  # rows per read of __iter__
 
 
 class Manifest:
@@ -49,7 +49,7 @@ class Manifest:
 
     It is a sequence of `Record`; a slice is a view that shares everything with the whole. Reading is safe from several
     threads, after a fork, and in other processes: a pickle holds the paths, the options and the fingerprint, and the
-    other process opens the same files (ManifestChangedError if they differ).
+    other process opens the same files, or raises ManifestChangedError if they differ.
 
     Every read raises ManifestChangedError for a file that changed since it was opened, and ManifestError, with file,
     line and content, for a row that does not parse. ``manifest[i]`` of a text, CSV or JSONL file checks the size each
@@ -228,7 +228,7 @@ class Manifest:
         """Return the fingerprint that this manifest had when it held only its first ``rows`` rows.
 
         For files that are only appended to. It assumes that the line feed of the last row and the skipped lines after
-        it existed; `is_prefix_of_current` tries the other possibilities, too.
+        it already existed; `is_prefix_of_current` tries the other possibilities, too.
 
         Raises:
             ManifestError: a view, rows outside ``[0, len]``, or rows that end within a Parquet or Arrow file.
@@ -295,7 +295,7 @@ class Manifest:
     @overload
     def __getitem__(self, index: slice) -> Manifest: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Record | Manifest:
-        """Return one record, or for a slice a view. Negative indices count from the end; IndexError outside."""
+        """Return one record, or a view for a slice. Negative indices count from the end; IndexError outside."""
         if isinstance(index, slice):
             return self._view(self._range[index])
         try:
@@ -374,13 +374,13 @@ class Manifest:
         return pa.chunked_array(chunks, self.schema.field(name).type)
 
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
-        """Return rows as they are stored, in one compact batch that does not refer to the file; see `parse`.
+        """Return rows in their stored form, in one compact batch that does not refer to the file; see `parse`.
 
         Text, CSV and JSONL: one column ``line`` (large_binary). Parquet and Arrow: the table's columns, with paths
         without root.
 
         Raises:
-            ManifestError: as every read; also for sources of both kinds together.
+            ManifestError: as every read; also if sources of both kinds are combined.
             TooMuch: the rows have more than ``most`` bytes; raised before they are copied. A few rows may exceed it.
         """
         wanted = self._rows(rows)

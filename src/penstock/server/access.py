@@ -41,7 +41,7 @@ class Access:
     ) -> None:
         given = [addresses] if isinstance(addresses, str) else list(addresses)
         tls = (tls_roots, tls_cert) != (None, None)
-        # Ask each server once.
+        # Try each server once.
         self.addresses = tuple(dict.fromkeys(parse_address(text, tls=tls) for text in given))
         if not self.addresses or not timeout > 0:
             raise ConfigError(f"pass at least one address and a positive timeout, got {given}, {timeout=}")
@@ -52,7 +52,7 @@ class Access:
         self.timeout = timeout
         self._token, self._token_file = None if token is None else check_token(token), token_file
         self._tls = {"tls_root_certs": tls_roots, "cert_chain": tls_cert, "private_key": tls_key}
-        # Report unreadable files at once.
+        # Report unreadable files now, not at the first call.
         self._secrets()
         self.context()
 

@@ -29,7 +29,7 @@ __all__ = ["TLS", "BearerToken", "check_exposure", "check_token", "no_password",
 class TLS:
     """PEM files: the server's certificate with its chain, and its key.
 
-    With ``client_roots``, clients need a certificate that one of these has signed, too (mutual TLS).
+    With ``client_roots``, clients, too, need a certificate, signed by one of these (mutual TLS).
     """
 
     cert: str | PathLike[str]
@@ -75,7 +75,7 @@ def check_token(token: str) -> str:
     """Return the token if it can be sent in a header.
 
     Raises:
-        ConfigError: it is empty, or contains other characters than visible ASCII.
+        ConfigError: it is empty, or contains characters that are not visible ASCII.
     """
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
@@ -85,7 +85,7 @@ def check_token(token: str) -> str:
 
 
 def check_exposure(host: str, token: str | None, tls: TLS | None, insecure: bool) -> None:
-    """Refuse to serve data to strangers by accident.
+    """Refuse an address that would serve data to strangers by accident.
 
     Raises:
         ConfigError: a non-loopback address without a token, mutual TLS or ``insecure``.

@@ -4,8 +4,8 @@
     ShardDataset("s3://bucket/train-{000..999}.tar", storage=storage)
 
 Promises: the bytes are of the requested version, complete, and checked against the hashes that the other cache computed
-at its download. A server that is gone, hangs, fails or sends wrong bytes costs ``timeout`` seconds and a warning; the
-store provides the rest, from the last complete block on. No URL or secret of a store is sent.
+when it downloaded them. A server that is gone, hangs, fails or sends wrong bytes costs ``timeout`` seconds and a
+warning; the store provides the rest, from the last complete block on. No URL or secret of a store is sent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["CacheClient"]
 _log = logging.getLogger(__name__)
 _Path = str | PathLike[str]
 
-_FIRST_REST, _LONGEST_REST = 30.0, 600.0  # seconds for which a failed server is not asked
+_FIRST_REST, _LONGEST_REST = 30.0, 600.0  # seconds for which a failed server is skipped
 _ABSENT = 10.0  # seconds for which a missing copy is not requested again
 _REMEMBERED = 4096  # missing copies to remember
 _MAX_IDLE = 16  # idle connections
@@ -47,14 +47,14 @@ class CacheClient:
     """A client of other machines' caches, see the module. Safe in threads and forks; a pickled copy is a new client.
 
     Args:
-        addresses: one or several servers (``penstock serve --cache``), which are asked in this order.
+        addresses: one or several servers (``penstock serve --cache``), tried in this order.
         token, token_file, tls_roots, tls_cert, tls_key: as for `penstock.server.Client`.
         timeout: seconds for 4 MiB; after that, the server counts as failed.
 
     Raises:
         ConfigError: invalid arguments.
 
-    A failed server is not asked for 30 s, then for twice as long after each failure, up to 10 minutes. A missing copy
+    A failed server is skipped for 30 s, then for twice as long after each failure, up to 10 minutes. A missing copy
     is not requested again for 10 s. Memory: a few KiB, and a connection for each concurrent request.
     """
 

@@ -2,7 +2,7 @@
 
     copies = Copies(Cache())
     held = copies.find(block)       None if the copy does not exist: the answer is an empty stream
-    held.schema                     tells that it exists, and the hash of a whole block
+    held.schema                     states that it exists, and the hash of a whole block
     held.batches()                  its bytes, as record batches of one large binary value
 
 Promises: only complete copies are served, by a name that is a hash of URL and version. No request carries a URL or a
@@ -27,7 +27,7 @@ from penstock.storage.store import Cache
 __all__ = ["ABSENT", "CACHE", "TYPE", "Copies", "Held", "read_answer"]
 
 CACHE = "(cache)"
-"""The name under which copies are counted, beside the datasets of a server."""
+"""The name for counting copies, used like a dataset name."""
 
 TYPE = pa.large_binary()
 _MESSAGE = 1 << 20  # bytes of a record batch

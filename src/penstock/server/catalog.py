@@ -5,7 +5,7 @@
     catalog.reload()                                 new versions of changed files
     catalog.find("train", version.fingerprint)       a job continues with the version that it began with
 
-Only datasets that were named at the start are served: no request carries a path. A version takes a few kilobytes and a
+Only datasets named at startup are served: no request carries a path. A version takes a few kilobytes and a
 mapped file, and the last `KEPT` versions stay available. Their *files* must not change: replace files by renaming.
 """
 

@@ -9,8 +9,9 @@
     client.manifest("train")[5]                              Record(path='a/5.jpg', label=7, row=5, extra={})
 
 Promises: a slice arrives complete and in order, each row once, even if servers die, hang or restart meanwhile, since
-each request names the rows that are still missing; no wait exceeds ``timeout``; servers with other data than the job
-began with are not used. If no server answers for ``patience`` seconds, the error reports what each of them did.
+each request names the rows that are still missing; no wait exceeds ``timeout``; servers whose data differs from that at
+the start of the job are not used. If no server answers for ``patience`` seconds, the error reports what each of them
+did.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Client:
 
     Args:
         addresses: one or several of ``host:port``, ``grpc://host:port`` and ``grpc+tls://host:port``, which serve the
-            same files. Without a scheme an address means TLS if ``tls_roots`` or ``tls_cert`` is given, and else not.
+            same files. An address without a scheme uses TLS only if ``tls_roots`` or ``tls_cert`` is given.
         token, token_file: the servers' token, or a file that holds it; the file is read for each connection.
-        timeout: seconds after which a call without an answer is abandoned, and another server is asked.
+        timeout: seconds after which a call without an answer is abandoned, and another server is tried.
         patience: seconds for which `slice` and `rows` keep trying while no server answers; other calls use
             ``timeout``.
         tls_roots: PEM file of certificates to trust, instead of the system's.
@@ -79,7 +80,7 @@ class Client:
 
     Each call may raise ServerUnavailableError, ServerAuthError, ServerTLSError, UnknownDataSetError, ServerChangedError
     (other data), TicketError, ServerLimitError, ServerForkError or ManifestError (a file changed under the server), all
-    after every server was asked.
+    after every server was tried.
 
     Connections are opened at first use: one for each slice, and one for each thread that requests rows. Before a fork,
     all connections of the process are closed; parent and child reopen theirs at the same row.
@@ -146,7 +147,7 @@ class Client:
         return RemoteManifest(self, info.name, layout, found.schema.remove_metadata())
 
     def health(self) -> dict[str, str]:
-        """Return the state of each server: ``{address: "ok" | "stopping" | error}``. Asks them one by one."""
+        """Return the state of each server: ``{address: "ok" | "stopping" | error}``. Calls them one by one."""
         return {str(address): self._health(address) for address in self.addresses}
 
     def _health(self, address: Address) -> str:

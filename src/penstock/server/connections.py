@@ -1,7 +1,7 @@
 """`Call`: one call to a server, on its own connection; and how forks are made safe.
 
 gRPC does not work in a process that was forked while its parent used it: the child hangs, since it has none of gRPC's
-threads. So before a fork, all calls of the process are closed, and gRPC ends its threads. The child starts gRPC anew;
+threads. So before a fork, all calls of the process are closed, and gRPC ends its threads. The child restarts gRPC;
 code that used a call in the parent gets `Released`, and opens another call at the exact row of the first one. If
 something else keeps gRPC running (a server in the same process, another library), the child raises `ServerForkError`
 instead of hanging.
@@ -32,7 +32,7 @@ from penstock.server.address import Address
 __all__ = ["FAILURES", "Call", "Released", "process"]
 
 FAILURES = (flight.FlightError, pa.ArrowException, OSError)
-"""The exceptions of Flight, also for deadlines and cancelled calls."""
+"""The exceptions that Flight raises, including those for deadlines and cancelled calls."""
 
 _RUNS = Path("/proc/self/schedstat").is_file()  # whether the system shows how long a thread has run
 _FORK_TIMEOUT_S = 2.0  # how long a fork waits for gRPC to end

@@ -1,4 +1,4 @@
-"""`Servers`: choose one of several servers; if it fails, ask the next, then wait and retry.
+"""`Servers`: choose one of several servers; if it fails, try the next, then wait and retry.
 
 The wait doubles, up to a second, and is random, so that a thousand clients do not reconnect at once. A lasting error (a
 wrong token, other data) is raised when every server has returned one.
@@ -23,7 +23,7 @@ __all__ = ["Servers"]
 T = TypeVar("T")
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 1.0
-_chance = secrets.SystemRandom()  # leaves the program's own generators alone
+_chance = secrets.SystemRandom()  # does not change the state of the program's generators
 
 
 class _Again(Exception):
@@ -48,7 +48,7 @@ class Servers:
         """Return the result of ``attempt(address)`` for one of the servers.
 
         Args:
-            attempt: may raise `FAILURES`, errors of ours, or `Released` to be called again.
+            attempt: may raise `FAILURES`, `PenstockError`, or `Released` to be called again.
             patience: seconds after which no more attempts are made.
             asked: returns the server that the attempt will use regardless of its argument, if any.
 
@@ -91,7 +91,7 @@ class Servers:
         raise _together(list(failures.values())) if failures else ServerUnavailableError("the connection was closed")
 
     def explain(self, error: BaseException, address: Address) -> PenstockError:
-        """Return our error for a failure."""
+        """Return Penstock's error for a failure."""
         if isinstance(error, PenstockError):
             return error
         return explain(error, address, self._tls() if address.tls else None)
@@ -99,7 +99,7 @@ class Servers:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         rounds = state.attempt_number - len(self._addresses)
         if rounds < 0:
-            return 0.0  # ask every server before waiting
+            return 0.0  # try every server before waiting
         return _chance.uniform(0.0, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(rounds, 10)))
 
 

@@ -31,7 +31,7 @@ _PROBE_TIMEOUT_S = 2.0
 
 
 def explain(error: BaseException, address: Address, tls: ssl.SSLContext | None) -> PenstockError:
-    """Return our error for a failure; the message names the server.
+    """Return Penstock's error for a failure; the message names the server.
 
     Args:
         error: the exception of Flight.

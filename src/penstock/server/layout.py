@@ -1,6 +1,6 @@
 """The layout of rows on the wire, as a small JSON text, so that a client can parse records without any file.
 
-Rows are sent as they are stored: a column ``line`` for text, CSV and JSONL, and the columns for Arrow and Parquet.
+Rows are sent in their stored form: a column ``line`` for text, CSV and JSONL, and the columns for Arrow and Parquet.
 `describe` writes what a parser needs, and `Layout` is its counterpart in the client. Invariant: for every manifest,
 ``restore(describe(manifest))`` parses the batches of `Manifest.gather` into the records of `Manifest.records`.
 """

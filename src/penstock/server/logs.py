@@ -29,7 +29,7 @@ class Log:
     """Writes lines to a text file. Thread-safe.
 
     Args:
-        file: open for writing text. If writing fails, the server goes on and the lines are `lost`.
+        file: open for writing text. If writing fails, the server continues and counts the lines as `lost`.
         level: the lowest level to write: "debug", "info", "warning" or "error".
         clock: returns monotonic seconds.
 

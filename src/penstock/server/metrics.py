@@ -8,7 +8,7 @@
     penstock_server_dataset_rows{dataset="train",fingerprint="75d6..."} 1e+07
     penstock_server_clients 8
 
-and of the process: memory, CPU time, open files. Requests without a dataset name count under ``dataset=""``.
+and for the process: memory, CPU time, open files. Requests without a dataset name count under ``dataset=""``.
 """
 
 from __future__ import annotations

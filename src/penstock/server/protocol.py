@@ -4,7 +4,7 @@
     decode(encode(slice_)) == slice_
 
 Promises: a request contains everything that its answer depends on, so servers have no state; its rows follow from the
-arithmetic of `penstock.order`, which `RankDataset` uses, too; for any bytes, `decode` returns a valid `Slice` or raises
+arithmetic of `penstock.order`, which `RankDataset` uses, too; `decode` returns a valid `Slice` for any bytes, or raises
 `TicketError`.
 """
 
@@ -53,7 +53,7 @@ PAGE_ROWS = 1 << 14
 """Rows of a record batch: at this size its working set fits the CPU cache."""
 
 MAX_ROWS = 1 << 16
-"""Rows that the client requests by number at once; it splits longer lists."""
+"""The maximum number of rows in one request by number; the client splits longer lists."""
 
 _VERSION = 1
 _MAX_REQUEST = 4096  # bytes
@@ -67,7 +67,7 @@ class Slice:
 
     Args:
         name, fingerprint: the dataset and its version.
-        samples: rows of the epoch: all rows of the dataset, or those it had when a resumed epoch began.
+        samples: rows of the epoch: all rows of the dataset, or the rows that it had when a resumed epoch began.
         seed, epoch, shuffle, block_size, window: as for `penstock.order.make_order`; the sizes for ``"block"`` only.
         world_size, rank, mini_epochs, mini_epoch, remainder, consumed: as for `penstock.order.Partition`.
         begin, end: rows of the share; None is its end.

@@ -1,8 +1,8 @@
 """Read rows from one server: a slice as a stream, or rows by number, with one or several requests in flight.
 
 Any failure ends a read, but its exact progress is known, so the caller can continue with another server. Calls have a
-deadline: a call for a slice is reopened at the exact row when its time is over, a call for rows by number at half of
-its time. So neither side waits longer than ``timeout`` for a peer that is gone.
+deadline: a call for a slice is reopened at the exact row when its time is over, a call for rows by number after half
+of its time. So neither side waits longer than ``timeout`` for a peer that is gone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     manifest = Client("grpc://a:7000").manifest("train")
     manifest[5]                     one round trip
     manifest.records([5, 3, 5])     one round trip
-    manifest.parse(batch, rows)     none: records of rows from `Client.slice`
+    manifest.parse(batch, rows)     no round trip: records of rows from `Client.slice`
 
 No data is on this machine: the first answer described the dataset, and rows are requested when they are read.
 """
@@ -99,7 +99,7 @@ class RemoteManifest(Manifest):
         return self.parse(self.gather(indices), indices)
 
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
-        """Return rows as they are stored, in one round trip; see `parse`."""
+        """Return rows in their stored form, in one round trip; see `parse`."""
         return _no_more_than(most, self._fetch(self._rows(rows)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ class RemoteManifest(Manifest):
 
 
 class _Fetch:
-    """Fetches rows by their number in the whole manifest, of which the server may serve a view."""
+    """Fetches rows by their number in the whole manifest; the server may serve only a view of it."""
 
     def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema) -> None:
         self.client, self.name, self.layout, self.stored = client, name, layout, stored

@@ -72,7 +72,7 @@ class Server:
     Args:
         manifests: the datasets to serve, by name: files, or opened manifests if they need options.
         cache: also serve its complete copies, to clients that know URL and version of an object.
-        host, port: the address to listen on; port 0 takes a free port, see `address`.
+        host, port: the address to listen on; port 0 selects a free port, see `address`.
         token: clients must send it. Without a token, only loopback addresses are allowed, unless ``insecure``.
         tls: certificate and key; for mutual TLS also the roots of client certificates.
         insecure: listen on any address, without a token.
@@ -80,7 +80,7 @@ class Server:
         observer: receives events of streams, rows and errors.
 
     Raises:
-        ConfigError: invalid arguments, or an address that is taken or not of this machine.
+        ConfigError: invalid arguments, or an address that is in use or not of this machine.
         ManifestError: a file that cannot be opened.
 
     Memory: up to three pages for each stream; files are mapped and shared with all processes of the machine.
@@ -370,7 +370,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _refusing(self, name: str | None = None) -> Iterator[_About]:
-        """Send errors to the client: ours with kind and message, others without their text."""
+        """Send errors to the client: Penstock's with kind and message, others without their text."""
         about = _About(name)
         try:
             yield about

@@ -52,7 +52,7 @@ class Status:
         traffic: the traffic of the metadata server.
         served: returns the current datasets.
         address: the address of the metadata server, shown on the page.
-        host, port: the address to listen on; port 0 takes a free port, see `url`.
+        host, port: the address to listen on; port 0 selects a free port, see `url`.
         log: receives failures.
 
     Raises:

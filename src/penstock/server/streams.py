@@ -1,4 +1,4 @@
-"""`Streams`: count and limit the concurrent calls of a server, and drain them at the end."""
+"""`Streams`: count and limit the concurrent calls of a server, and drain them at shutdown."""
 
 from __future__ import annotations
 

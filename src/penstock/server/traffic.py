@@ -229,7 +229,7 @@ class Traffic:
         return dataset
 
     def _forget(self, now: float, *, room: bool = False) -> None:
-        """Forget clients that left a while ago; with `room`, forget the oldest half if there are many."""
+        """Forget clients that left a while ago; with `room`, also the oldest half if there are many."""
         if room and len(self._clients) < _CLIENTS:
             return
         idle = sorted((client.seen, host) for host, client in self._clients.items() if not client.active)

@@ -1,4 +1,4 @@
-"""Base classes of our datasets: loaders request whole batches, unless a subclass defines its own items."""
+"""Base classes of Penstock's datasets: loaders request whole batches, unless a subclass defines its own items."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class StreamDataset(IterableDataset[Any]):
 
 
 class BatchedDataset(Dataset[Any]):
-    """A map-style dataset whose loaders read batches by ``load_samples`` (ours) or ``__getitems__`` (torch's).
+    """A map-style dataset whose loaders read batches by ``load_samples`` (Penstock's) or ``__getitems__`` (torch's).
 
     A dataset that sets ``makes_batches`` writes batches into given memory, without the default collate function:
     ``fetch_batch(indices, keys, empty, place=None) -> batch``, where ``empty(shape, dtype)`` returns an uninitialised
     tensor, in shared memory in a worker process. The batch equals the collated result of ``load_samples``.
 
-    The ``__getitem__`` of a subclass would be bypassed. So if a subclass overrides only that, the batch methods are
-    removed, loaders read item by item, and the subclass does not count as pure unless it says so.
+    The ``__getitem__`` of a subclass would be bypassed. So if a subclass overrides only ``__getitem__``, the batch
+    methods are removed, loaders read item by item, and the subclass does not count as pure unless it says so.
     """
 
     own_items = False

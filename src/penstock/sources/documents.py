@@ -159,7 +159,7 @@ class DocumentFiles(FilesTable):
     def lengths(self) -> npt.NDArray[np.int32]:
         """The number of tokens of each document, int32 of shape (documents,), in file order; read-only.
 
-        It is mapped: from a single Megatron index, or else from a file in the user's cache, which is computed at first
+        It is mapped from a single Megatron index, or else from a file in the user's cache, which is computed at first
         use in one pass over the indexes.
 
         Raises:

@@ -171,8 +171,8 @@ class TokenFiles(FilesTable):
     def _index(self, number: int) -> npt.NDArray[np.int64]:
         """Return first and end token of each sequence of a file, of shape (sequences, 2).
 
-        A mapped file in the cache, which one process computes in one pass while others wait; in memory if the cache has
-        no room.
+        It is a mapped file in the cache, which one process computes in one pass while others wait; in memory if the
+        cache has no room.
         """
         found = self._indexes.get(number)
         if found is None:

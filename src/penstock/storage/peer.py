@@ -1,4 +1,4 @@
-"""`Peer`: a cache closer than the store, which is asked for copies of objects first."""
+"""`Peer`: a cache closer than the store, tried first for copies of objects."""
 
 from __future__ import annotations
 

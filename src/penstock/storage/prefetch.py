@@ -3,10 +3,10 @@
     ahead = CopiesAhead(storage)
     ahead.follow([Use(url, first=0, last=99), Use(other, first=100, last=199)])
     ahead.get(url)            a complete copy, open
-    ahead.advance(100)        the consumer is at position 100: the next objects are fetched
+    ahead.advance(100)        report that the consumer is at position 100: the next objects are fetched
 
-Objects are fetched in the order of need. The planned uses are published in the cache's folder, so the cache evicts what
-any process needs last (`penstock.storage.futures`).
+Objects are fetched in the order of need. The planned uses are published in the cache's folder, so the cache evicts the
+objects that are needed last by all processes (`penstock.storage.futures`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CopiesAhead:
         self.__init__(state["_storage"], ahead_bytes=state["_ahead_bytes"])  # type: ignore[misc]
 
     def follow(self, uses: Sequence[Use], *, position: int = 0) -> None:
-        """Fetch these objects, instead of those of earlier calls.
+        """Fetch these objects, in place of those from earlier calls.
 
         Args:
             uses: the uses, in the order of their first position.
@@ -117,7 +117,7 @@ class CopiesAhead:
         self._fetching.follow(uses, position)
 
     def advance(self, position: int) -> None:
-        """Tell the position of the consumer. Costs microseconds."""
+        """Set the position of the consumer. Costs microseconds."""
         if self._pid == os.getpid() and self._fetching is not None and self._future is not None:
             self._future.advance(position)
             self._fetching.advance(position)
@@ -215,7 +215,7 @@ class _Fetching:
 
     def _work(self, thread: Daemon) -> None:
         while True:
-            # One admission at a time: a later object must not take the room of one that is needed sooner.
+            # One admission at a time: a later object must not take the space of one that is needed sooner.
             with _Once(self._door) as admitted:
                 taken = self._take(thread)
                 if taken is None:

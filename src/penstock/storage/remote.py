@@ -6,9 +6,9 @@
     with source.stream() as file: ...             a file that reads ahead, in parallel
     local_path("https://host/train.txt")          a complete copy on this machine
 
-Promises: every byte is from the version that was opened, or the read raises an error that says what changed; every wait
-has a deadline; an interrupted transfer resumes at the byte. Each process opens its own connections at first use, so
-sources may be pickled and forked at any time.
+Promises: every byte is from the version that was opened, or the read raises an error that tells what changed; every
+wait has a deadline; an interrupted transfer resumes at the next byte. Each process opens its own connections at first
+use, so sources may be pickled and forked at any time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Source(Protocol):
     fingerprint: str
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        """Return ``size`` bytes from ``offset`` on, fewer only at the end."""
 
     def stream(self, begin: int = 0, end: int | None = None) -> IO[bytes] | BlockStream:
         """Return a binary file over ``[begin, end)``; its position counts from the object's beginning."""
@@ -75,8 +75,8 @@ class Storage:
 
     Args:
         options: store options: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``, and all options
-        of
-            obstore's stores. Credentials are usually found without, in the places that the stores' own tools use.
+            of obstore's stores. Credentials are usually found where the
+            stores' own tools look for them.
         cache: the `Cache` for local copies, or its folder; None for ``penstock/objects`` in the user's cache folder.
         idle: seconds without a byte after which a connection is closed.
         deadline: seconds for one request of a few MiB, including its retries.
@@ -84,8 +84,8 @@ class Storage:
             so the default survives a store that is down for 40 s.
         parallel: concurrent requests of one stream or download.
         block: bytes per request.
-        peer: a cache that is closer than the store: a `penstock.server.CacheClient`. It is asked first; the store
-            provides what it does not have.
+        peer: a cache that is closer than the store: a `penstock.server.CacheClient`. It is asked first, then the
+            store.
 
     Raises:
         ConfigError: numbers that are not positive; a URL as ``peer``.
@@ -177,7 +177,7 @@ class Storage:
         """Return the URLs that match a pattern in a store, sorted: ``s3://bucket/train-*.tar``.
 
         Raises:
-            StorageNotFoundError: none does.
+            StorageNotFoundError: no object matches.
         """
         return [address for address, _ in self.list_objects(url)]
 
@@ -197,7 +197,7 @@ class Storage:
             if_absent: keep an existing object. Of several concurrent writers, one succeeds.
 
         Returns:
-            Whether it was written. With ``if_absent``, if an answer is lost, False may mean that this call wrote it.
+            Whether it was written. With ``if_absent``, False may also mean: written, but the answer was lost.
 
         Raises:
             StorageAuthError: no permission to write.
@@ -228,7 +228,7 @@ class FileSource:
         self.fingerprint = f"{status.st_size}:{status.st_mtime_ns}"
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone.
+        """Return ``size`` bytes from ``offset`` on, fewer only at the end.
 
         Raises:
             StorageChangedError: the file was truncated or modified.
@@ -411,10 +411,10 @@ def list_objects(pattern: str, *, storage: Storage | None = None) -> list[tuple[
 
     Args:
         pattern: ``s3://bucket/train-*.tar``. ``*`` matches within a folder, ``**`` matches any folders.
-        storage: how the store is reached.
+        storage: access options.
 
     Raises:
-        StorageNotFoundError: none does.
+        StorageNotFoundError: no object matches.
         StorageError: the store cannot be listed, such as a web server.
 
     Costs one request per 1,000 objects in the folder before the first wildcard, and in the folders below it if the
@@ -440,7 +440,7 @@ def local_path(
 
     The copy is of the store's current version (one request). One process of the machine downloads it while the others
     wait. It stays for at least a minute after the last call, and as long as a process has it open or mapped; then the
-    cache may evict it. Open it at once, or call again.
+    cache may evict it. Open it immediately, or call again.
 
     Raises: as `open_source`; also StorageError if the disk is full, or the object exceeds the cache's limit.
     """

@@ -99,8 +99,8 @@ class Cache:
         Args:
             source: see `penstock.storage.open_source`.
             keep: the caller uses its *path*, so the copy must stay for a minute.
-            only_later: make room only by evicting copies that are needed later than this object, or not at all, by
-                the jobs of this machine (`futures`).
+            only_later: make room only by evicting copies that the jobs of this machine need later than this object, or
+                not at all (`futures`).
             progress: show a bar while downloading.
 
         Raises:
@@ -177,7 +177,7 @@ class Cache:
             ):
                 self._room.discard(folder)
                 return None
-            if os.access(folder, os.W_OK):  # a read-only cache stays as it is
+            if os.access(folder, os.W_OK):  # a read-only cache cannot be changed
                 self._note_use(folder, keep)
         except FileNotFoundError:  # it is being removed right now, or only its file was removed
             self._room.discard(folder)
@@ -186,7 +186,7 @@ class Cache:
 
     def _note_use(self, folder: Path, keep: bool) -> None:
         if keep:
-            with self._room.lock():  # else it could be evicted before the next line
+            with self._room.lock():  # otherwise it could be evicted before the next line
                 os.utime(folder)
         os.utime(folder / ENTRY)
 
@@ -211,7 +211,7 @@ class Cache:
             lock.release()
 
     def _acquire(self, lock: FileLock, key: str, source: Download) -> bool:
-        """Take the lock and return whether it had to wait; an error if the holder makes no progress for too long."""
+        """Acquire the lock and return whether it had to wait; raise if the holder makes no progress for too long."""
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
             return False
@@ -291,7 +291,7 @@ class Cache:
             os.replace(temporary, path)
 
     def _raise_failure(self, key: str, since: float) -> None:
-        """Raise the error of the process that was waited for, instead of repeating its attempt."""
+        """Raise the error of the process that this one waited for, instead of repeating its attempt."""
         try:
             failure = json.loads((self.folder / "failures" / f"{key}.json").read_bytes())
             kind, message, when = getattr(errors, failure["kind"]), failure["message"], float(failure["time"])
@@ -380,7 +380,7 @@ def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
 
 
 def _modified(key: str) -> int:
-    """Return the modification time of copies of a version: indexes of an earlier copy stay valid for the next."""
+    """Return the modification time of a version's copies, always the same, so that indexes of old copies stay valid."""
     return _EPOCH + int(key[16:], 16) % (_EPOCH // 2)
 
 

@@ -28,7 +28,7 @@ NO_CREDENTIALS = (
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SAFE = "/:@!$&'()*+,;=~-._[]"
 _SINGLE = 64  # cached stores that serve a single URL
-_FOREVER = datetime.timedelta(days=365)  # we enforce the deadline
+_FOREVER = datetime.timedelta(days=365)  # `transfer` enforces the deadline
 _FRESH = datetime.timedelta(minutes=5)  # after which credentials are read from botocore again
 _ANONYMOUS = {"anon": "skip_signature"}
 _NAMES = {
@@ -125,7 +125,7 @@ class Stores:
         return self._obstore.store.HTTPStore.from_url(address, **self._how(headers, parts.scheme == "http"))
 
     def _how(self, headers: Mapping[str, str], plain: bool) -> dict[str, Any]:
-        """Return the arguments that all stores take. Retries are off: ours resume at the byte."""
+        """Return the arguments that all stores take. Retries are off: Penstock's resume at the next byte."""
         encoded = {name: value.encode("latin-1") for name, value in headers.items()}
         client = {"default_headers": encoded, "allow_http": plain} if encoded else {"allow_http": plain}
         return {"client_options": {**client, **self._client}, "retry_config": {"max_retries": 0}}

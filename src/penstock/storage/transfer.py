@@ -1,6 +1,6 @@
-"""Transfer exact byte ranges of an object: with retries, resumed at the byte, all from one version.
+"""Transfer exact byte ranges of an object: with retries that resume at the next byte, all from one version.
 
-Promises: every byte of ``[begin, end)`` is written once, in order, and from the expected version; else an error is
+Promises: every byte of ``[begin, end)`` is written once, in order, and from the expected version; otherwise an error is
 raised. Each transfer has a deadline, and a shorter one for each time the server is silent.
 """
 

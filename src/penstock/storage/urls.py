@@ -75,7 +75,7 @@ def shown(url: str | os.PathLike[str]) -> str:
 
 
 def unsigned(url: str) -> str:
-    """Return the URL without a signature, which changes each time; a part after ``!`` stays.
+    """Return the URL without a signature, which changes each time; a part after ``!`` is kept.
 
     >>> unsigned("https://bucket.s3.amazonaws.com/a.mp4?X-Amz-Date=20260101&X-Amz-Signature=7f3a")
     'https://bucket.s3.amazonaws.com/a.mp4'

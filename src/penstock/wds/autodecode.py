@@ -205,7 +205,7 @@ class Decoder:
         pre: decoders tried before them; by default, the one that decompresses ``.gz``.
         post: decoders tried after them; by default, text, numbers, JSON and arrays.
         only: decode only these fields.
-        partial: leave values that are not bytes as they are; by default they are an error.
+        partial: leave values that are not bytes unchanged; by default they are an error.
         allow: formats to allow: ``"pickle"``, ``"torch"``.
 
     Raises:
@@ -270,7 +270,7 @@ class Decoder:
 
 
 def decode(*args: Any, handler: Handler = reraise_exception, **kw: Any) -> FilterFunction:
-    """Make a filter that decodes samples; options are those of `Decoder`."""
+    """Return a filter that decodes samples; options are those of `Decoder`."""
     return FilterFunction(_map, Decoder(args, **kw), handler=handler)
 
 
@@ -295,7 +295,7 @@ def _xdecode(
     source: Iterable[Any], *args: Any, must_decode: bool = True, defaults: Any = _XDEFAULTS, **kw: Any
 ) -> Iterator[Any]:
     """Decode fields with functions of a stream, chosen by patterns."""
-    # The last match wins, so a program's decoders override the defaults. False leaves a field as it is.
+    # The last match wins, so a program's decoders override the defaults. False leaves a field unchanged.
     known = [*defaults, *args, *((f"*.{name}", function) for name, function in kw.items())][::-1]
     for sample in source:
         result = dict(sample)
@@ -314,5 +314,5 @@ def _xdecode(
 
 
 def xdecode(*args: Any, **kw: Any) -> FilterFunction:
-    """Make a filter: ``xdecode(("*.png", f), must_decode=False)``; each function gets the field as an open file."""
+    """Return a filter: ``xdecode(("*.png", f), must_decode=False)``; each function gets the field as an open file."""
     return FilterFunction(_xdecode, *args, **kw)

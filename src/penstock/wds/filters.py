@@ -1,9 +1,10 @@
 """Filters: functions of an iterator with their options bound; they pickle if their options do.
 
     filter = wds.map_dict(jpg=decode, cls=int)       # a stage for DataPipeline
-    for sample in filter(samples): ...               # or used by itself
+    for sample in filter(samples): ...               # or used alone
 
-A filter holds nothing between two samples, or only a count, so pipelines of filters resume from a state at once.
+A filter holds nothing between two samples, or only a count, so pipelines of filters resume from a state without
+replaying.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def parse_field_spec(fields: str | list[str] | tuple[str, ...]) -> list[list[str
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """Apply one function to each field of a tuple. None leaves a field as it is; surplus functions are not called."""
+    """Apply one function to each field of a tuple. None leaves a field unchanged; surplus functions are not called."""
     if not transformers:
         return sample
     result = list(sample)
@@ -167,7 +168,7 @@ def _to_tuple(
 
     Args:
         handler: handles errors.
-        missing_is_error: raise an error for a missing field; else its value is None.
+        missing_is_error: raise an error for a missing field; otherwise its value is None.
         none_is_error: raise an error for a value of None; by default, the same as ``missing_is_error``.
     """
     fields = parse_field_spec(args[0] if len(args) == 1 else args)
@@ -188,7 +189,7 @@ def _to_tuple(
 def _map_tuple(
     data: Samples, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception
 ) -> Iterator[Any]:
-    """Apply one function to each field of a tuple; None leaves a field as it is.
+    """Apply one function to each field of a tuple; None leaves a field unchanged.
 
     Args:
         handler: handles errors of the functions.
@@ -203,8 +204,8 @@ def _extract_keys(
     """Yield tuples of the fields that match patterns: ``extract_keys("*.jpg;*.png", "*.cls")``.
 
     Args:
-        duplicate_is_error: raise `ConfigError` if several fields match one pattern; else take the first one.
-        ignore_missing: leave out a pattern without a match; else raise `ConfigError`.
+        duplicate_is_error: raise `ConfigError` if several fields match one pattern; otherwise take the first one.
+        ignore_missing: leave out a pattern without a match; otherwise raise `ConfigError`.
     """
     alternatives = parse_field_spec(patterns)  # type: ignore[arg-type]
     for sample in source:
@@ -235,7 +236,7 @@ def _rename_keys(
     Args:
         keep_unselected: keep the fields that no pattern matches.
         must_match: raise `ConfigError` for a pattern without a match.
-        duplicate_is_error: raise `ConfigError` if two fields get one name; else take the first one.
+        duplicate_is_error: raise `ConfigError` if two fields get one name; otherwise take the first one.
     """
     # The last match wins; patterns are compared with the last component of a name, in lower case.
     renamings = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]

@@ -54,7 +54,7 @@ class FluidInterface:
         return self.compose(filters.info(*args, **kw))
 
     def shuffle(self, size: int, **kw: Any) -> Self:
-        """Shuffle samples in a buffer of ``size``; below 1 the order stays."""
+        """Shuffle samples in a buffer of ``size``; below 1 the order does not change."""
         return self if size < 1 else self.compose(Shuffle(size, **kw))
 
     def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
@@ -78,7 +78,7 @@ class FluidInterface:
         return self.compose(filters.to_tuple(*args, **kw))
 
     def map_tuple(self, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
-        """Apply one function to each field of a tuple; None leaves a field as it is."""
+        """Apply one function to each field of a tuple; None leaves a field unchanged."""
         return self.compose(filters.map_tuple(*args, handler=handler))
 
     def slice(self, *args: int | None) -> Self:

@@ -61,7 +61,7 @@ class DirectoryShardList(Source):
         timeout: seconds without a free shard after which the iteration ends.
         mode: what happens to a finished shard: ``"resample"`` restores its name, so that it is read again;
             ``"keep"`` renames it to ``NAME._done_``; ``"unlink"`` removes it.
-        select: ``"random"`` draws a free shard, ``"oldest"`` takes the one that was written first.
+        select: ``"random"`` draws a free shard, ``"oldest"`` takes the one written first.
         fate: must be None; WebDataset ignores it.
 
     Raises:

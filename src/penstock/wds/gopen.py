@@ -4,7 +4,7 @@
     wds.gopen_schemes["mine"] = lambda url, mode, bufsize: ...
 
 Files are opened by path. Objects in stores (http, https, s3, gs, az, hf, ais, ...) are read through
-`penstock.storage`, which resumes at the byte after a failure.
+`penstock.storage`, which resumes at the next byte after a failure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pipe:
     """The output or input of a shell command, as a file.
 
     When an exception leaves the ``with`` block, a command that reads gets SIGTERM (with all of its processes), so that
-    it does not take a partial input for the whole and upload it. For this the command runs in a session of its own,
+    it does not mistake a partial input for the whole and upload it. For this the command runs in its own session,
     without the terminal. If this program is killed, it cannot send a signal: the command sees the end of its input.
 
     Args:

@@ -1,4 +1,4 @@
-"""Steps: the running stages of a pipeline, each a stream over the one before, which can be reopened at its position.
+"""Steps: the running stages of a pipeline, each a stream over the one before, reopened at any position.
 
     stages:   [source, split, expand, shuffle, batched]
     steps:    each a stream over the one before it
@@ -6,7 +6,7 @@
 
 `Step.cursor` says where to open the steps up to this one, so that it continues after the last item that it returned. A
 cursor does not hold the items that a stage has buffered (a shuffle buffer, a partly split batch): the stages before it
-are opened where the oldest buffered item came from, and compute these items again.
+are opened at the oldest buffered item, and compute the buffered items again.
 
 Invariant: a cursor holds numbers and short strings, no data. Its size does not depend on the position.
 """
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Context(NamedTuple):
-    """What a stage may depend on: seed, epoch, rank, worker, and its number in the pipeline.
+    """The values that a stage may depend on: seed, epoch, rank, worker, and its number in the pipeline.
 
     ``turn`` counts the passes over the source in one stream.
     """
@@ -89,7 +89,7 @@ def default_context() -> Context:
 class Step(Stream):
     """A running stage.
 
-    ``taken``: its items already belong to this worker alone, so they must not be split.
+    ``taken``: its items belong only to this worker already, so they must not be split.
     """
 
     taken = False
@@ -132,8 +132,8 @@ class Stage(PipelineStage):
 def memoryless(stage: T) -> T:
     """Declare that a custom stage holds nothing between two items, as ``map`` does.
 
-    Such a stage resumes from a state at once. Other custom stages start the epoch again, and the items before the
-    position are computed and dropped.
+    Such a stage resumes from a state without replaying. Other custom stages start the epoch again, and the items before
+    the position are computed and dropped.
     """
     stage.memoryless = True  # type: ignore[attr-defined]
     return stage

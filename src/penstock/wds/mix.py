@@ -69,7 +69,7 @@ class _Mix(EpochDataset):
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. That of a state just loaded keeps its position.
+        """Choose the epoch of the next iteration. Choosing the epoch of a state just loaded keeps its position.
 
         Raises:
             ConfigError: a negative epoch.

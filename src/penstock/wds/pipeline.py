@@ -142,8 +142,8 @@ class DataPipeline(EpochDataset, PipelineStage):
         ConfigError: an argument is not a stage, or there is no stage.
 
     Every iteration is the next epoch, unless `set_epoch` chooses another; in worker processes too, persistent or not.
-    Built-in stages (`map`, `decode`, `to_tuple`, `batched`, ...) and shuffles resume from a state at once and read
-    again at most the items of a shuffle buffer. Custom stages run again from the start of the epoch, unless they are
+    Built-in stages (`map`, `decode`, `to_tuple`, `batched`, ...) and shuffles resume from a state directly, and read at
+    most the items of a shuffle buffer again. Custom stages run again from the start of the epoch, unless they are
     declared `memoryless`.
     """
 
@@ -229,7 +229,7 @@ class DataPipeline(EpochDataset, PipelineStage):
     # Iteration.
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. That of a state just loaded keeps its position.
+        """Choose the epoch of the next iteration. Choosing the epoch of a state just loaded keeps its position.
 
         Raises:
             ConfigError: a negative epoch.

@@ -191,7 +191,7 @@ class _Named(Stage):
 
 
 class _Split(_Named):
-    """A stage that keeps every n-th item, and every item that already belongs to this worker alone.
+    """A stage that keeps every n-th item, and every item that already belongs only to this worker.
 
     Args:
         name: its name in this module.
@@ -257,7 +257,7 @@ split_by_node = _Split("split_by_node", _node)
 split_by_worker = _Split("split_by_worker", _worker)
 """Keeps the items whose number, modulo the number of the loader's workers, is this worker."""
 single_node_only = _Split("single_node_only", _single)
-"""Keeps all items on one rank; raises a `ConfigError` that says what to do on several."""
+"""Keeps all items on one rank; raises a `ConfigError` with advice on several ranks."""
 non_empty = _Check("non_empty", _NO_DATA)
 """Keeps all items; raises `ConfigError` if there are none."""
 check_empty = _Check("check_empty", _EMPTY)

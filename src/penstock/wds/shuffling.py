@@ -31,8 +31,8 @@ class Shuffle(Stage):
         seed: replaces the pipeline's seed.
         handler: for compatibility; a shuffle raises no errors.
 
-    Shards get the same order on all ranks and workers, so that stages after it split the same list; samples get another
-    order in each worker. Both orders change every epoch.
+    Shards get the same order on all ranks and workers, so that stages after it split the same list; samples get a
+    different order in each worker. Both orders change every epoch.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ def _simulate(key: int, draws: int, inputs: int, how: Shuffle) -> list[int]:
 
 
 class detshuffle(Shuffle):
-    """A shuffle with a seed of its own.
+    """A shuffle with its own seed.
 
     Args:
         bufsize, initial: see `Shuffle`.

@@ -56,10 +56,12 @@ class tarfile_to_samples(Stage):
 
     Args:
         handler: decides about shards that cannot be opened, are damaged, or repeat an extension in a sample.
-        select_files: a function of a member's name that returns whether to read the member. rename_files: a function
-        that renames members, before ``select_files`` and before names are split into key and extension. cache_dir: a
-        folder for copies of remote shards. cache_size: the largest size of the cache in bytes; a negative number
-        removes the limit. allow: ``("pipe",)`` to run ``pipe:`` commands.
+        select_files: a function of a member's name that returns whether to read the member.
+        rename_files: a function that renames members, before ``select_files`` and before names are split into key and
+            extension.
+        cache_dir: a folder for copies of remote shards.
+        cache_size: the largest size of the cache in bytes; a negative number removes the limit.
+        allow: ``("pipe",)`` to run ``pipe:`` commands.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     wds.WebDataset("pipe:cat a.tar", allow=("pipe",))        for one dataset
 
 ``"pipe"``: a shell runs addresses that begin with ``pipe:``. ``"pickle"``: fields with the extensions pkl, pickle and
-pyd are unpickled. ``"torch"``: pth fields may hold any object (without it, tensors only). Permissions travel to worker
-processes with the pipeline. ``wds.utils.enforce_security = True`` refuses all three, and local files as shards,
+pyd are unpickled. ``"torch"``: pth fields may hold any object (without it, tensors only). Permissions are passed to
+worker processes with the pipeline. ``wds.utils.enforce_security = True`` refuses all three, and local files as shards,
 whatever is allowed.
 """
 

@@ -22,7 +22,7 @@ enforce_security = False
 """Whether secure mode is on; set it with ``wds.utils.enforce_security = True``.
 
 Secure mode refuses ``pipe:`` commands, pickles and torch objects even if they are allowed. It also refuses local files
-as shards, since the author of the shard list could otherwise read any file. It travels to workers with a pipeline."""
+as shards, since the author of the shard list could otherwise read any file. It is passed to workers with a pipeline."""
 
 
 class PipelineStage:

@@ -56,7 +56,7 @@ def check_bool(value: Any, name: str) -> bool:
 
 
 class Transform:
-    """One step of a chain, which can also be called by itself. Subclasses define ``apply`` and ``leaves``.
+    """One step of a chain, which can also be called alone. Subclasses define ``apply`` and ``leaves``.
 
     Your own steps need not be subclasses: a chain accepts any callable, see `external`.
 

@@ -76,7 +76,7 @@ class ColorJitter(Transform):
 
     Raises:
         ConfigError: a number is negative or out of range, or `p` is not a probability; (when called) the pixels are not
-            uint8: put it before `Normalize`, and before steps that return floats.
+            uint8: put this step before `Normalize`, and before steps that return floats.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ def bytes_of(canvas: Canvas, name: str) -> Pixels:
     """Return the uint8 pixels of a canvas, which may be changed in place.
 
     Raises:
-        ConfigError: the pixels are not uint8 any more.
+        ConfigError: the pixels are no longer uint8.
     """
     conversion = canvas.conversion
     if canvas.after or (conversion is not None and conversion.mean) or canvas.pixels.dtype != np.uint8:

@@ -24,8 +24,8 @@ class RandomErasing(Transform):
         p: probability.
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest height over width, drawn uniformly on a log scale.
-        value: one number, or one per channel, in the image's unit at this position of the chain: 0..255 for bytes, else
-            floats; or ``"random"``: normally distributed noise (uniform for bytes).
+        value: one number, or one per channel, in the image's unit at this position of the chain: 0..255 for bytes,
+            otherwise floats; or ``"random"``: normally distributed noise (uniform for bytes).
         inplace: no effect: a chain copies nothing, and the caller's image is never changed.
 
     Raises:

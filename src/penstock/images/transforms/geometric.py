@@ -47,7 +47,7 @@ def check_interval(values: Sequence[float], name: str) -> tuple[float, float]:
     """Check and return two positive numbers, the smaller first.
 
     Raises:
-        ConfigError: they are not such.
+        ConfigError: they are not two positive numbers in this order.
     """
     if not isinstance(values, Sequence) or len(values) != 2 or not 0 < values[0] <= values[1]:
         raise ConfigError(f"{name} must be (min, max), both positive, got {values!r}")
@@ -77,7 +77,7 @@ class RandomResizedCrop(Transform):
     Raises:
         ConfigError: a size, share or ratio is not positive, or the filter is unknown.
 
-    If ten draws do not fit into the image, it takes the largest centred crop of the nearest allowed ratio. Draws at
+    If ten draws do not fit into the image, the crop is the largest centred one of the nearest allowed ratio. Draws at
     most 40 numbers. An `ImageDataset` decodes only the crop.
     """
 
@@ -153,7 +153,7 @@ class RandomCrop(Transform):
     Args:
         size: (height, width), or one int for both.
         padding: width of the border: one number, (left and right, top and bottom), or (left, top, right, bottom).
-        pad_if_needed: pad an image that is smaller than `size`, on both sides by as much as it lacks.
+        pad_if_needed: pad an image that is smaller than `size`, on each side by the missing length.
         fill: value of a constant border, or one per channel: red, green, blue.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``. The border of masks is zero.
         p: probability of the crop.

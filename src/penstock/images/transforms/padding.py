@@ -1,4 +1,4 @@
-"""`SquarePad`: pads an image to a square. Also checks for arguments of borders."""
+"""`SquarePad`: pads an image to a square. This module also checks the arguments of borders."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ shearx 0.7 2, invert 0.1 -
 """
 
 POLICIES = {"imagenet": _IMAGENET, "cifar10": _CIFAR10, "svhn": _SVHN}
-"""Policies by the dataset that they were found on, with torchvision's names."""
+"""Policies by the dataset on which they were searched, with torchvision's names."""
 
 
 def pairs_of(policy: str) -> list[tuple[Step, Step]]:

@@ -2,7 +2,7 @@
 
     {"masks": (mask,), "boxes": boxes, "labels": labels, ...}
 
-``masks`` are arrays or tensors of the image's size: (height, width) or (n, height, width), or a sequence of such; they
+``masks`` are arrays or tensors of the image's size: (height, width) or (n, height, width), or a sequence of these; they
 are resampled with nearest interpolation. ``boxes`` are (n, 4) of left, top, right, bottom, arrays or tensors. Boxes
 outside a crop are removed, and so are their entries in ``labels``, ``areas``, ``area``, ``scores``, ``iscrowd`` and
 stacked masks of the same n. Other entries are unchanged. Types are kept, but boxes of integers become float32.

@@ -27,8 +27,8 @@ class ToTensor(Transform):
     Raises:
         ConfigError: another dtype.
 
-    Without it, an `ImageDataset` returns uint8 images. Together with a following `Normalize` it is one table look-up
-    per byte: torchvision's arithmetic in float32, rounded once to `dtype`.
+    Without this step, an `ImageDataset` returns uint8 images. Together with a following `Normalize` it is one table
+    look-up per byte: torchvision's arithmetic in float32, rounded once to `dtype`.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32, channels_last: bool = True) -> None:
