@@ -54,7 +54,7 @@ def end_with_parent(parent: int, *, grace: float = 0.0) -> None:
     """Start a thread that ends this process when its parent has ended.
 
     Args:
-        parent: pid of the process that asked for this one; the parent in the system may be a fork server.
+        parent: pid of the process that requested this one; its parent in the system may be a fork server.
         grace: seconds that this process gets to end by itself.
     """
     threading.Thread(target=_outlive, args=(parent, grace), name="penstock-watch", daemon=True).start()

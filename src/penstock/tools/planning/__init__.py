@@ -9,8 +9,8 @@
 * `token_budget`: batches within a token budget, from the lengths of all samples.
 * `packing`: padding and cost of packs, from the lengths of all documents.
 
-All except the last two are pure functions of a few numbers, and measure only the order itself. `penstock plan` prints
-the plan.
+All but the last two are pure functions of a few numbers, and measure nothing except the order itself. `penstock plan`
+prints the plan.
 
 >>> plan = make_plan(Job(samples=1_281_167, sample_bytes=110_000, ranks=16, batch_size=256, step_s=0.2))
 >>> plan.dealing.batches, plan.dealing.padded, plan.memory.index_bytes

@@ -1,10 +1,10 @@
 """Expected hit rates of a node's least-recently-used (LRU) cache, epoch by epoch.
 
-A node reads a share f of each epoch, another random share each time (strided positions of a new order). Its cache holds
-a fraction c of the data, in units of r rows, which are one read. A unit is in the cache if it was among the last
-touched different units that fit. Look back from the moment at which a fraction v of an epoch is done:
+A node reads a random share f of each epoch, a new one each time (strided positions of a new order). Its cache holds a
+fraction c of the data, in units of r rows; one read fetches a unit. A unit is cached if it is among the most recently
+touched distinct units that fit. Look back from the moment at which a fraction v of an epoch is done:
 
-* in the present epoch, each row was touched with probability f v;
+* in the current epoch, each row was touched with probability f v;
 * in each earlier epoch, with probability f, independently.
 
 The cache spans the window in which a random unit was touched with probability c. The row that is read now was not
@@ -12,8 +12,8 @@ touched in this epoch, but its r - 1 neighbours may have been. So if the window 
 is missed with probability ``max(1 - c, untouched so far) / (1 - f v)``. For one node and r = 1 the mean is
 ``c + (1 - c) ln(1 - c)``. Within the epoch the probability is ``(1 - c) ** ((r - 1) / r)``.
 
-A block shuffle has the same reuse between epochs, and the units of its present window also stay in the cache until the
-window is consumed. Without a shuffle each node reads the same rows in the same order, so an LRU cache hits always if
+A block shuffle has the same reuse between epochs, and the units of its current window also stay in the cache until the
+window is consumed. Without a shuffle each node reads the same rows in the same order, so an LRU cache always hits if
 they all fit, and never if they do not.
 
 The tests compare this with simulations of the real order, within 0.03. The model ignores that a page cache is not
@@ -37,8 +37,8 @@ def hit_rates(job: Job, shuffle: str | None = None) -> tuple[float, ...]:
     """Return the share of sample reads that a node's cache answers, for each epoch of the job.
 
     Args:
-        job: with its sizes, cache and epochs; limits of storage do not matter.
-        shuffle: replaces the job's shuffle. Shuffles of users count as global.
+        job: its sizes, cache and epochs are used; limits of storage are ignored.
+        shuffle: replaces the job's shuffle. User-defined shuffles count as global.
 
     >>> job = Job(samples=1_000_000, sample_bytes=100_000, cache_bytes=50_000_000_000, epochs=2)
     >>> [round(rate, 3) for rate in hit_rates(job)]
@@ -80,7 +80,7 @@ def _by_blocks(job: Job, r: int, c: float, epoch: int) -> float:
 def _touched(r: int, here: int, ranks: int) -> float:
     """Return the share of units of r rows with one of the rows 0 .. here - 1 modulo ``ranks``.
 
-    Units begin at multiples of ``gcd(r, ranks)`` in this pattern, equally many at each.
+    In this pattern, units begin at multiples of ``gcd(r, ranks)``, the same number at each.
     """
     step = math.gcd(r, ranks)
     places = ranks // step

@@ -3,7 +3,7 @@
     stages of weights (`penstock.order.stages`) -> samples of each source before a position of the job
     samples of a source / its length            -> its epochs, and the position of its first repeat
 
-No data is read and no batch is made: the plan is arithmetic on the dataset that training uses. Data without a mixture
+No data is read and no batch is built: the plan is arithmetic on the dataset that training uses. Data without a mixture
 is one source.
 
 >>> from penstock import DataLoader, Mixture
@@ -42,7 +42,7 @@ class SourcePlan:
     """A run's use of one source.
 
     Attributes:
-        name: of the source.
+        name: name of the source.
         rows: rows before filters; for packs, documents.
         kept: rows that filters keep.
         excluded: kept rows that ``exclude=`` replaces by other rows.
@@ -52,7 +52,7 @@ class SourcePlan:
         by_stage: the same number by stage of the weights.
         passes: epochs of the source in the run: ``had / samples``.
         never: samples that do not occur in the run. Excluded samples do not count here.
-        again: the position of the job at which a sample first repeats; None if none does.
+        again: the position of the job at which a sample first repeats; None if none repeats.
         again_step: the step with this position; None also if it is left out at the end of the last epoch.
         tokens: tokens of its documents in the run, from the mean of packs; None without packs.
     """
@@ -73,7 +73,7 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A part of the run with constant weights.
+    """A section of the run with constant weights.
 
     Attributes:
         begin, end: positions of the job.
@@ -98,12 +98,12 @@ class DataPlan:
     Attributes:
         unit: the kind of a sample: "sample" or "pack".
         samples: samples of an epoch over all ranks.
-        epochs, ranks, batch_size: of the run.
-        steps_per_epoch: batches of the rank with the most.
+        epochs, ranks, batch_size: of the planned run.
+        steps_per_epoch: number of batches of the rank with the most batches.
         sources, stages: see their classes.
         block_size: positions of the largest block of the mixture; ``set_weights`` rounds to ends of blocks.
         bound: upper limit of a source's deviation in samples from its weight, at any point of an epoch.
-        steps, curve: actual share of each source from one of these steps to the next.
+        steps, curve: steps, and the actual share of each source from each of them to the next.
         state_bytes: size of the dataset's state as JSON.
         filter_bytes: size of all filters, mapped once per machine.
     """
@@ -130,7 +130,7 @@ def data_plan(loader: DataLoader[Any], *, epochs: int = 3, ranks: int | None = N
     Args:
         loader: over a dataset with its own order: `penstock.RankDataset`, `TableDataset`, `Mixture`, `PackedDataset`,
             and filters of these.
-        epochs: number of epochs to plan, from the first one.
+        epochs: number of epochs to plan, starting with the first.
         ranks: number of ranks of the job; by default the loader's.
 
     Raises:

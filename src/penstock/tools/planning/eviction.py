@@ -1,7 +1,7 @@
 """Simulated caches of objects: `KnownOrder` knows the order of the epoch, `LeastRecentlyUsed` does not.
 
 `KnownOrder` works like `penstock.storage`. It fetches objects in the order of their first use, ahead by a part of the
-limit. It evicts the object that is needed last, but none that is needed sooner than the new one.
+limit. It evicts the object whose next use is furthest away, but never one needed sooner than the new object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class KnownOrder:
-    """A cache whose job knows when it needs each object, in this epoch and the next one.
+    """A cache for a job that knows when it needs each object, in this epoch and the next.
 
     Args:
         sizes: sizes of all objects in bytes.

@@ -37,13 +37,13 @@ class Job:
         mini_epochs: parts of an epoch, see `RankDataset`.
         shuffle, block_size, window, seed: the order.
         classes: number of labels, equally frequent, in a file sorted by class; None to ignore classes.
-        step_s: a training step without waiting for data; None: training takes no time.
+        step_s: duration of a training step without waiting for data; None: training takes no time.
         node_bandwidth, total_bandwidth: bandwidth of the storage for one node and for all; None for no limit.
         cache_bytes: cache of each node for samples: page cache or local copies.
         read_rows: rows of one read: 1 for single files and ranges, more for shards and pages.
         workers, prefetch: of each rank's loader.
         cpu_s: processor time of a worker for a sample.
-        cores: cores of each node for workers; None for one for each worker.
+        cores: cores of each node for workers; None for one per worker.
         epochs: number of epochs to plan, 1 or more.
 
     Raises:
@@ -128,7 +128,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """Assumptions of a plan, measured on two cores of a shared EPYC machine. Measure your own.
+    """Assumptions of a plan, measured on two cores of a shared EPYC machine. Replace them with your own measurements.
 
     Attributes:
         rank_memory: private bytes of a rank's process: Python, torch without CUDA, Penstock; no model, no data. The

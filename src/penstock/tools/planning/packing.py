@@ -37,7 +37,7 @@ class Packing:
     """Results of one way of packing.
 
     Attributes:
-        name: of the way.
+        name: name of the way of packing.
         packs: number of packs for all documents, extrapolated from a sample.
         fill: share of real tokens.
         documents: mean number of documents in a pack; a piece of a cut document counts as one.
@@ -62,7 +62,7 @@ class PackingPlan:
 
     Attributes:
         capacity: tokens of a pack.
-        documents, tokens: numbers in the file; empty documents count.
+        documents, tokens: numbers in the file, including empty documents.
         cut: number of documents longer than a pack.
         looked_at: number of documents in the sample for the usual ways.
         ranks, batch: ranks for the comparison of costs, and packs in a batch of each.
@@ -157,7 +157,7 @@ def packing_plan(
 
 
 def _histogram(lengths: npt.NDArray[np.integer], capacity: int) -> tuple[Indices, int, int]:
-    """Return the histogram of the rests' lengths, the number of full pieces, and the number of cut documents."""
+    """Return the histogram of the lengths of rests, the number of full pieces, and the number of cut documents."""
     histogram, full, cut = np.zeros(capacity + 1, np.int64), 0, 0
     for begin in range(0, len(lengths), _CHUNK):
         chunk = lengths[begin : begin + _CHUNK].astype(np.int64)

@@ -1,6 +1,6 @@
 """Batches, padding and remainder of the `Partition` that training uses, and spot checks of it and of the order.
 
-The numbers are equal to those of a loader over the same partition, at any size. No code here loops over all samples.
+At any size, the numbers equal those of a loader over the same partition. No code here loops over all samples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Check:
     Attributes:
         ranks: number of ranks whose counts were compared, in the first and the last mini-epoch.
         samples: number of computed rows.
-        equal: all ranks have equally many samples ("uneven": they differ by one at most).
+        equal: all ranks have the same number of samples ("uneven": they differ by at most one).
         complete: the ranks' counts add up to these mini-epochs, checked mini-epochs in between are contiguous, the last
             one ends at the end of the epoch, and the ranks' samples of a step are consecutive positions.
         disjoint: no row repeats, and the inverse order maps each row to its position.

@@ -31,7 +31,7 @@ class Plan:
         epochs: each epoch, from the first.
         hit_rates: hit rates of the cache by shuffle and epoch; without "block" if one read has more rows than a block.
         quality: quality by shuffle, measured on the order of the first epoch; empty if a rank has no full batch.
-        notes: remarkable results, as sentences.
+        notes: noteworthy results, as sentences.
     """
 
     job: Job

@@ -48,7 +48,7 @@ class StartUp:
 
     Attributes:
         index: indexing the manifest, once, before or at the first start.
-        first_batch: making the first batch, by one worker with a rank's part of the storage bandwidth.
+        first_batch: building the first batch, by one worker with a rank's part of the storage bandwidth.
         start: from the start of a program to its first batch, with an index.
         resume: the same in the middle of an epoch. The order is computed, and no sample is read again.
         replay: mean extra time of a loader that must replay the epoch up to its position: half an epoch.

@@ -169,7 +169,7 @@ def plan_store(job: StoreJob) -> StorePlan:
 
 
 def _thinned(job: StoreJob) -> StoreJob:
-    """Return a job with equally many shards and fewer rows."""
+    """Return a job with the same number of shards and fewer rows."""
     factor = -(-int(job.samples.sum()) // _ROWS)
     if factor <= 1:
         return job
@@ -250,7 +250,7 @@ def _of_node(job: StoreJob, small: StoreJob, cache: KnownOrder, uses: Uses, agai
     kept = stay(sizes, again[needed], there, [names[number] for number in needed.tolist()], room)
     copied, ranged = _copies(job, uses, needed[kept & ~there]), needed[~kept]
     cache.keep(needed[kept])
-    # Each row of these shards is read by a request of its own.
+    # Each row of these shards is read by its own request.
     shares = uses.rows[ranged] / np.maximum(small.samples[ranged], 1)
     read, rows = (int(np.rint(column[ranged] * shares).sum()) for column in (job.sizes, job.samples))
     missed = copied.missed + uses.rows[ranged].sum()

@@ -49,7 +49,7 @@ def token_batches(
         path: an ``.npy`` file with an integer for each sample.
         max_tokens: the budget.
         ranks: number of ranks of the job.
-        remainder: batches that do not divide evenly among ranks, see `Partition`.
+        remainder: how to treat batches that do not divide evenly among ranks, see `Partition`.
         classes: most length classes.
 
     Raises:
