@@ -46,7 +46,7 @@ class ArrayDataset(SourceDataset):
         files: paths, patterns, braces, ``::``, or a list of these. All arrays have the same dtype and row shape; the
             first dimension is the sample. Objects in a store are downloaded whole into the local cache when you create
             the dataset.
-        labels: files in the same form, with as many rows. An item is then the pair ``(row, label)``.
+        labels: files in the same form, with the same number of rows. An item is then the pair ``(row, label)``.
         load: ``load(row)``, or ``load((row, label))``, converts the tensors to the item, in the scope of the sample's
             own `penstock.generator`.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see

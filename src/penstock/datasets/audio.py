@@ -42,7 +42,7 @@ class AudioDataset(ClipDataset):
             the file's own channels.
         stride: clips begin at 0, stride, 2 * stride, ... seconds of each file. None: each file yields one clip, at any
             position.
-        random_start: whether the clip of a file begins at a random sample, drawn anew in each epoch from the sample's
+        random_start: whether the clip of a file begins at a random sample, drawn again in each epoch from the sample's
             own `penstock.generator`; otherwise it begins at the first sample. True by default, unless ``stride`` is
             given.
         clips: rows that define the clips: dicts, an Arrow table, columns by name, or a source of dicts such as
@@ -50,7 +50,7 @@ class AudioDataset(ClipDataset):
             seconds. The other columns are the label: the value of ``label`` if it is the only one, else a dict. A clip
             begins at a random position at which it fits entirely between ``start`` and ``end``, or at ``start`` (see
             ``random_start``).
-        labels: one label per file, in the order of the files. By default the number of the file's folder.
+        labels: one label per file, in the order of the files. By default the number of the file's class folder.
         transform: ``transform(audio)`` converts the tensor to the first element of the item. A transform that draws
             nothing, or only from `penstock.generator`, can declare this with an attribute ``pure = True``.
         index: the path of the index file; it is created if it does not exist (as by `penstock clips index --sound`). It

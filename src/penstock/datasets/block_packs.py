@@ -41,11 +41,11 @@ class BlockPacks(Packs):
     """Packs whose documents are all from the same block.
 
     Args:
-        dataset, capacity, lengths, max_documents, excluded: see `Packs`. An excluded document is replaced by one of its
-            block.
+        dataset, capacity, lengths, max_documents, excluded: see `Packs`. An excluded document is replaced by one of the
+            same block.
         block_size: documents in a block.
 
-    Memory: 100 bytes per block, and a few MB for each of the two blocks that were used last.
+    Memory: 100 bytes per block, and a few MB for each of the two most recently used blocks.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class BlockPacks(Packs):
         return BlockTypes.open(digest, blocks, largest, lambda number: self._packed(number, None).layout)
 
     def _create_caches(self) -> None:
-        """Create the caches of the blocks used last: a batch lies in one block, or in two neighbours."""
+        """Create the caches of recently used blocks: a batch is in one block, or in two neighbouring ones."""
         self._block = lru_cache(maxsize=_CACHED_BLOCKS)(lambda number: self._packed(number, self._types[number]))
         self._pack_order = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_pack_order)
         self._replacements = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_replacements)
@@ -104,7 +104,7 @@ class BlockPacks(Packs):
         keys = classes.of(lengths)
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])
         layout = PackLayout(classes, starts, max_documents=self.max_documents, types=types)
-        # NumPy uses a radix sort for 16-bit integers, and the keys of most blocks have 16 bits.
+        # NumPy uses a fast radix sort for 16-bit integers, and the keys of most blocks fit in 16 bits.
         rows = np.argsort(keys, kind="stable")
         return _Block(layout, rows.astype(np.min_scalar_type(len(rows))), begin)
 

@@ -4,11 +4,11 @@
     records    of each block: packs of each type | sizes of the types | their lengths
 
 Computing the types of a block takes longer than all other work on it (`penstock.order.pack_types`), and the number of
-packs in an epoch is known only when the types of all blocks are. So the types are computed once, and read from the file
-afterwards.
+packs in an epoch is known only once the types of all blocks are known. So the types are computed once, and read from
+the file afterwards.
 
-Memory: 56 bytes per block; writing the file takes the types of one block. The file has about 4 bytes for each length in
-each type, some 300 KB for a block of 262,144 documents.
+Memory: 56 bytes per block; writing the file needs memory for the types of one block. The file has about 4 bytes for
+each length in each type, about 300 KB for a block of 262,144 documents.
 """
 
 from __future__ import annotations

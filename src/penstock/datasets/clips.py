@@ -141,7 +141,7 @@ def clips_of(
     """Return the rows of a dataset: whole files, or a table of clips.
 
     Raises:
-        ConfigError: an option together with ``clips=``, whose rows already contain this.
+        ConfigError: an option is given together with ``clips=``, whose rows already define it.
     """
     if clips is None:
         return find_files(files, endings, storage)

@@ -67,13 +67,13 @@ def count_lengths(
         out: the path of the ``.npy`` file. An existing file is replaced at the end.
         measure: ``measure(item)`` returns the length. By default it is the number of tokens: the ``len`` of an item, or
             of its ``input_ids`` if items are dicts. If the dataset has ``lengths``, its items are not read.
-        column: instead, measure this column of a table: a list by its length, an integer by its value, a text by its
+        column: measure this column of a table instead: a list by its length, an integer by its value, a text by its
             number of characters.
         progress: show a progress bar; by default on a terminal.
 
     Raises:
-        ConfigError, PartitionError: invalid arguments, one rank's samples, or a dataset that makes its items itself in
-            its own order.
+        ConfigError, PartitionError: invalid arguments, one rank's samples, or a dataset that creates its items itself,
+            in its own order.
         DataFileError: a sample has no length.
         DataFileIOError: ``out`` cannot be written.
 
@@ -181,7 +181,7 @@ def _write_lengths(
 
 
 def _resume(file: BinaryIO, samples: int) -> tuple[int, int]:
-    """Return the offset of the lengths in a file and the number already counted; move the file position behind them."""
+    """Return the offset of the lengths in a file and the number already counted; move the file position after them."""
     header = {"descr": _TYPE.str, "fortran_order": False, "shape": (samples,)}
     file.seek(0)
     size = os.fstat(file.fileno()).st_size

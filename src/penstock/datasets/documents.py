@@ -45,7 +45,7 @@ class DocumentDataset(SourceDataset):
             `penstock.RankDataset`.
 
     Raises:
-        ConfigError, PartitionError: invalid arguments, or files that do not say where documents end.
+        ConfigError, PartitionError: invalid arguments, or files that do not record where documents end.
         DataFileIOError: a file is missing or not readable.
         DataFileError: a folder is incomplete, or an index is damaged or belongs to other tokens.
         DataFileChangedError: (on access) a file was truncated or modified since it was opened.

@@ -58,16 +58,16 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
             image column, and the label); an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (likewise); or an
             `MPDataset` (the result is then iterable-style).
         index: an index of entries. It makes decoding of crops faster, with the same pixels. A path: this index
-            (`penstock images index`). True: the index beside the manifest, else the learned one. "learn": both; missing
-            entries are learned while you train (0.5 ms per image, once) and stored in the manifest's ``cache_dir`` or
-            the user's cache, for later epochs and for all processes of the machine. If your file is called "learn",
-            write ``"./learn"``. Indexes beside local shards (`penstock shards pack --index-images`) are used
-            automatically, unless this is False.
+            (`penstock images index`). True: the index beside the manifest, else the learned one. "learn": use both;
+            missing entries are learned while you train (0.5 ms per image, once) and stored in the manifest's
+            ``cache_dir`` or the user's cache, for later epochs and for all processes of the machine. If your file is
+            called "learn", write ``"./learn"``. Indexes beside local shards (`penstock shards pack --index-images`) are
+            used automatically, unless this is False.
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
         storage: access to images at remote addresses; by default the manifest's own.
 
     Raises:
-        ConfigError: the source has no records or its own ``load``; an index for records that do not come from a
+        ConfigError: the source has no records or its own ``load``; an index for records that are not from a
             manifest; invalid arguments, see `LoadImage`.
         ManifestError: the manifest or the index cannot be opened; or there is no folder to store a learned index.
         StateError: the index belongs to another manifest.
@@ -82,7 +82,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     size or less, the pixels also depend on whether the C extension is installed (see `penstock.images.region`).
     """
 
-    # Decoding releases the GIL, but too little of the time: threads would wait for each other (docs/performance.md).
+    # Decoding releases the GIL, but not for long enough: threads would wait for each other (docs/performance.md).
     releases_gil = False
     channels_last = True
     fills_rows = True
@@ -244,7 +244,7 @@ def _load_into(
 ) -> list[Item]:
     """Return the items of records, with their images in the rows of a tensor.
 
-    `data` returns the bytes of one record after the other; by default each record's file is read.
+    `data` returns the bytes of the next record at each call; by default each record's file is read.
     """
     if images is None:
         return load_each(load if data is None else partial(load, data=data), records, keys)
@@ -325,13 +325,13 @@ def _mds_images(source: Any) -> MDSImages | None:
 
 
 def _storage(source: Any) -> Storage | None:
-    """Return the storage options of the manifest behind a source; None for other sources."""
+    """Return the storage options of a source's manifest; None for sources without a manifest."""
     manifest = getattr(source, "manifest", source)
     return manifest.storage if isinstance(manifest, Manifest) else None
 
 
 def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageIndex | Literal[False] | None:
-    """Return the index of entries for the manifest behind a source; return None and False unchanged."""
+    """Return the index of entries for a source's manifest; return None and False unchanged."""
     if index is None or index is False:
         return index
     manifest = getattr(source, "manifest", source)

@@ -1,4 +1,4 @@
-"""Lengths of documents: given as an array or a file, known to the dataset, or read from a column."""
+"""Lengths of documents: given as an array or a file, provided by the dataset, or read from a column."""
 
 from __future__ import annotations
 

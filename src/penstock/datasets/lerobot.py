@@ -47,8 +47,8 @@ class LeRobotDataset(SourceDataset):
         index: the path of the index of the videos' packets; it is created if it does not exist. By default it is in the
             cache.
         cache_bytes: memory in each process for decoded row groups of the tables; 256 MiB by default.
-        progress: show a progress bar while videos are indexed: True, False, or None to show it for several on a
-            terminal.
+        progress: show a progress bar while videos are indexed: True, False, or None to show it for several
+            videos on a terminal.
         rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`. With ``shuffle="block"``, a block is by
             default one row group of the tables; ``block_size`` overrides this.
 

@@ -34,7 +34,7 @@ class LoadLmdb:
         ManifestIOError: (on access) the database cannot be opened.
         ManifestError: (on access) the database has no such key.
 
-    Each process opens the database once, at first use: LMDB allows neither to open it twice nor to use it across a
+    Each process opens the database once, at first use: LMDB does not allow opening it twice, or using it across a
     fork. The data is mapped, and all processes share it. Picklable if ``decode`` is.
     """
 

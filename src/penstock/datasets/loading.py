@@ -101,12 +101,12 @@ class EncodedImage:
         return False
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
-        """Draw a view and convert its pixels in one call of the C extension; return whether the extension did it."""
+        """Draw a view and convert its pixels in one call of the C extension; return False if the extension cannot."""
         table = look_up_table(conversion, 3)
         return self._draw(view, out, table=table, planar=not conversion.channels_last)
 
     def _draw(self, view: View, out: npt.NDArray[Any], **how: Any) -> bool:
-        """Draw a view with the C extension; return whether the extension did it."""
+        """Draw a view with the C extension; return False if the extension cannot."""
         if self._pixels is not None or not self._extension_draws:
             return False
         with stage("decode"):

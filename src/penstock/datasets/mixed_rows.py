@@ -4,7 +4,7 @@
     number of its samples before  -> pass through the source, position in that pass -> row of the source
 
 In each epoch, a source continues where it stopped in the epoch before. Each pass through a source (a *turn*) has
-another order.
+a different order.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class MixedRows:
         proportions: the initial weights, and the length of an epoch.
         stages: all weights.
         shuffle, block: the order within each source, see `penstock.order.make_order`.
-        seed: of all orders.
-        excluded: rows of each source to replace by others; None for none. They are not part of the fingerprint.
+        seed: seed of all orders.
+        excluded: rows of each source to replace with others; None for none. They are not part of the fingerprint.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class MixedRows:
     # Rows by position.
 
     def stages_with(self, changes: Sequence[WeightStage]) -> WeightStages:
-        """Return all weights after changes, applied in the order in which they were made."""
+        """Return all weights once the changes are applied, in the order in which they were made."""
         stages = self.stages
         for change in changes:
             stages = changed(stages, change)
@@ -131,8 +131,8 @@ class MixedRows:
         """Yield the rows at positions of an epoch, grouped by source and pass.
 
         Args:
-            mixture: of the epoch.
-            had: samples of each source in the epochs before.
+            mixture: the mixture of the epoch.
+            had: number of samples of each source in earlier epochs.
             positions: int64 of shape (n,).
         """
         numbers, ordinals = mixture.locate(positions)
@@ -231,7 +231,7 @@ class MixedRows:
         return found
 
     def _identity(self) -> str:
-        """Return a hash of sources and order, without the sources after the last one with a weight."""
+        """Return a hash of sources and order, leaving out the sources after the last one with a weight."""
         count = max(number + 1 for stage in self.stages for number, weight in enumerate(stage.weights) if weight)
         identity = {
             "sources": self.identities()[:count],

@@ -32,7 +32,7 @@ Stop = str | int | None
 
 
 class Proportions(NamedTuple):
-    """The weights of sources as coprime integers, and the samples in an epoch; 0 if unknown in advance."""
+    """The weights of sources as coprime integers, and the number of samples in an epoch (0 if unknown in advance)."""
 
     weights: tuple[int, ...]
     length: int
@@ -57,7 +57,7 @@ class SourceStatistics(NamedTuple):
     """Statistics of one source of a mixture.
 
     Attributes:
-        name: of the source.
+        name: name of the source.
         samples: its length.
         share: its fraction of the mixture at the state's position.
         per_epoch: its samples in the state's epoch.

@@ -74,8 +74,8 @@ class Mixture(SourceDataset):
             frequency of one sample of this source, so a source's fraction is weight times length. ``"repeat"``: number
             of passes through the source in an epoch. ``"choose"``: number of the source's samples in an epoch.
         stop: the end of an epoch in the modes "proportion" and "upsample". ``"first"``: before any sample would repeat,
-            by the proportions. ``"all"`` (default): as soon as every sample has occurred at least once, by the
-            proportions. Or a number of samples. In the next epoch a source continues where it stopped. If it wraps
+            given the proportions. ``"all"`` (default): as soon as every sample has occurred at least once, given
+            the proportions. Or a number of samples. In the next epoch a source continues where it stopped. If it wraps
             around in the middle of an epoch, samples may occur twice in that epoch, even with ``"first"``.
         schedule: pairs ``(position, weights)``. From this sample of the job on (counted over all epochs and ranks),
             these weights apply: a number for each source, or a dict by name; 0 turns a source off. Needs ``stop=`` as a
@@ -87,7 +87,7 @@ class Mixture(SourceDataset):
         exclude: rows to leave out: a dict from source names to row numbers, or a list with an entry for each source
             (None for none); at most 100,000 per source. For packs, rows of documents. Another row of the same source,
             drawn from (seed, pass through the source, row), replaces each excluded row. All other positions keep their
-            rows, so an earlier state can still be loaded. Rows that the sources exclude themselves are excluded here,
+            rows, so an earlier state can still be loaded. Rows that a source itself excludes are excluded here
             too.
         rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
@@ -95,7 +95,7 @@ class Mixture(SourceDataset):
         ConfigError, PartitionError: invalid arguments, an empty source, or a source with one rank's samples only.
 
     A state is a few integers and can be loaded on another number of ranks. A loader's statistics show the seconds of
-    each source as a stage with its name; `statistics` returns the samples. Memory per sample: none.
+    each source as a stage with its name; `statistics` returns the samples. It uses no memory per sample.
 
     >>> data = Mixture([range(9), range(9)], schedule=[(0, [1, 0]), (4, [1, 3])], stop=8, shuffle="none", tag=True,
     ...                rank=0, world_size=1)
@@ -288,8 +288,8 @@ class Mixture(SourceDataset):
         return sum(map(filter_rows, self._rows.datasets))
 
     def filtered(self, keep: Any) -> Mixture:
-        """Return the mixture of the filtered sources, see `penstock.Subset`. Rows count over the sources, one after the
-        other.
+        """Return the mixture of the filtered sources, see `penstock.Subset`. Rows are numbered over the
+        concatenated sources.
         """
         parts = filtered_parts(keep, self._rows.datasets)
         exclude = [
@@ -299,7 +299,7 @@ class Mixture(SourceDataset):
         return self._copy_with(parts, self._weights, self._stop, self._schedule, exclude)
 
     def excluded_by_source(self, exclude: Mapping[str, Any] | Sequence[Any] | None = None) -> list[Any]:
-        """Return the excluded rows of each source, together with further ones; None for a source without any."""
+        """Return the excluded rows of each source plus those in ``exclude``; None for a source without any."""
         found: list[Any] = []
         names = self._rows.names
         sources = zip(names, self.sources, self._rows.excluded, _exclusions_by_source(exclude, names), strict=True)

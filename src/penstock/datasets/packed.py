@@ -68,7 +68,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
             tables, shards and stores that are faster to read sequentially.
         block_size: documents in a block, 262,144 by default. All blocks are packed once, in 0.02 to 0.15 s each. The
             result is stored in the user's cache, one byte per document; after that, entering a block takes 8 ms.
-        pad_token: the padding behind the last document of an incomplete pack.
+        pad_token: the token that pads a pack after its last document.
         balance: number of packs in a rank's batch. The packs of each global batch are then split across ranks by the
             cost of attention (the sum of squares of document lengths), so that no rank waits long for another. The
             global batch contains the same packs as without it.
@@ -94,15 +94,15 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
     If loading a document draws random numbers, it has its own `penstock.generator`, seeded by the pack's position and
     the document's number in the pack.
 
-    Each epoch combines documents anew. Empty documents are in no pack. A state is a few integers and can be loaded on
-    another number of ranks. Building the class index takes one pass over the lengths. It is stored in the user's cache,
-    and so is the summary of a file of lengths; a process then opens them in 0.1 s.
+    Each epoch combines documents differently. Empty documents are in no pack. A state is a few integers and can be
+    loaded on another number of ranks. Building the class index takes one pass over the lengths. It is stored in the
+    user's cache, and so is the summary of a file of lengths; a process then opens them in 0.1 s.
 
     **Excluded documents.** Another document of the same length, drawn from (seed, epoch, document), replaces each
     excluded one; for a long document, each of its parts is replaced. If all documents of that length are excluded, the
     replacement is the beginning of a document of the next length, or, for the longest, a shorter document followed by
     padding. All other packs, and the other documents of these packs, stay the same, so an earlier state can still be
-    loaded. Documents that the dataset excludes itself are excluded here, too.
+    loaded. Documents that the dataset itself excludes are excluded here too.
 
     **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source separately and mixes the packs. Weights,
     ``stop=``, the schedule and its positions still count documents; they are converted to packs by the number of packs
@@ -291,7 +291,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:
-        """Return the same packs with further documents excluded."""
+        """Return the same packs with additional documents excluded."""
         excluded = self._packs.excluded
         rows = np.asarray(exclude) if excluded is None else excluded.with_rows(np.asarray(exclude)).rows
         made = PackedDataset(self.dataset, self.capacity, lengths=self.lengths, exclude=rows, **self._options)
@@ -384,7 +384,7 @@ def _packed_mixture(
     """Return the mixture of packs for a mixture of documents.
 
     Args:
-        mixture: of documents.
+        mixture: the mixture of documents.
         capacity: tokens in a pack.
         lengths: None for the sources' own lengths, a list with the lengths of each source, or an array over all
             sources, one after the other.

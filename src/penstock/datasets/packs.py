@@ -59,10 +59,10 @@ class Packs(abc.ABC):
     Args:
         dataset: the documents.
         capacity: tokens in a pack.
-        lengths: of the documents.
+        lengths: lengths of the documents.
         max_documents: the largest number of documents in a pack.
         name: name of the order of packs, with its sizes: a part of the fingerprint.
-        excluded: documents to replace by others; not part of the fingerprint.
+        excluded: documents to replace with others; not part of the fingerprint.
 
     Raises:
         ConfigError: the number of lengths differs from the number of documents, or all documents are excluded.
@@ -95,7 +95,7 @@ class Packs(abc.ABC):
         self._compute_packs()
         self.bounds = (max_documents or self.most) + 2
         """Number of entries in an item's ``cu_seqlens``."""
-        # A user's list would be printed in full.
+        # Otherwise a user's list would be printed in full.
         documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
         self._description = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
 

@@ -4,8 +4,8 @@ The rows are read in file order, and permuted in memory by an index column. The 
 memory (memfd; a temporary file if the system has none). Running workers map it through the ``/proc`` entry of the
 process that wrote it, so it exists once per rank. It is freed when its last user ends.
 
-Cost: the rows of the current mini-epoch, and as many for the next one, which a thread loads in the background. While a
-slice is written, it is in memory twice.
+Cost: the rows of the current mini-epoch, and the same number for the next one, which a thread loads in the background.
+While a slice is written, it is in memory twice.
 """
 
 from __future__ import annotations
@@ -145,13 +145,13 @@ class Preload:
     def _preload(self, view: EpochView, stopping: Callable[[], bool]) -> PreloadedRows:
         """Load a slice and publish it; return it mapped.
 
-        It is mapped here, because until a later lookup other threads might have replaced it.
+        It is mapped here because other threads might replace it before a later lookup.
         """
         key = self._key(view.place.whole)
         with self._lock, _anonymous_file() as file:
             found = self._map(key)
             if found is not None:
-                # Another thread has loaded it meanwhile.
+                # Another thread has loaded it in the meantime.
                 return found
             in_use = 0 if self._open is None else self._open[0]
             slot = 1 if int(self._slots[0, 0]) == in_use else 0
@@ -181,7 +181,7 @@ class Preload:
                 else:
                     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
             except OSError:
-                # There is no /proc, or the writer has ended: this process loads the rows itself.
+                # Without /proc, or if the writer has ended, this process loads the rows itself.
                 return None
             try:
                 return _read(mmap.mmap(opened, size, prot=mmap.PROT_READ), key)

@@ -89,7 +89,7 @@ class RankDataset(HasClasses, SourceDataset):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest behind the dataset."""
+        """The manifest of the dataset."""
         return cast(Manifest, self.source)
 
     def class_names(self) -> list[str] | None:

@@ -6,7 +6,7 @@
 
 Pages are numbered consecutively across slices; ``mark`` is the consumer's page. Invariants: the pages in memory are
 ``oldest`` to ``next``; except for the page at the mark and its neighbours, they take at most ``cache_bytes``. The
-thread requests as many pages at once as there is memory for, so no stream stays open while the consumer is busy, and
+thread requests as many pages at once as fit in memory, so no stream stays open while the consumer is busy, and
 the server buffers nothing for a slow consumer.
 """
 
@@ -138,7 +138,7 @@ class ReadAhead:
     def useful(self) -> bool:
         """Whether the consumer has requested at least a third of the rows that it has passed.
 
-        If not, it jumps, or has only a part of the slice.
+        If not, it reads scattered rows, or only a part of the slice.
         """
         with self._changed:
             requested = self._requested_rows
@@ -152,7 +152,7 @@ class ReadAhead:
         return next((segment for segment in reversed(self._segments) if segment.place == place), None)
 
     def _next_segment(self, place: MiniEpoch) -> _Segment | None:
-        """Start a slice if it follows the last one, and most of that has been read; return None otherwise."""
+        """Start a slice if it follows the last one and most of the last one has been read; else return None."""
         last = self._segments[-1]
         if place == last.place or last.end > self._next + 1 or place != self._slices.after(last.place):
             return None

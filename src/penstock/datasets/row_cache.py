@@ -1,8 +1,8 @@
-"""`RowCache`: cache the rows of the next indices, for datasets whose order takes longer to compute than rows to read.
+"""`RowCache`: cache the rows of the next indices, for datasets whose order is slower to compute than rows are to read.
 
-Computing the order of 64 samples costs about as much as that of a thousand (some hundred NumPy calls in either case),
-and more than copying 64 short rows. Loaders request consecutive indices, so a block of rows is computed at once and
-cached. Rows of other indices are computed on request.
+Computing the order of 64 samples costs about as much as that of a thousand (about a hundred NumPy calls in either
+case), and more than copying 64 short rows. Loaders request consecutive indices, so a block of rows is computed at once
+and cached. Rows of other indices are computed on request.
 """
 
 from __future__ import annotations

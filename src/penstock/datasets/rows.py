@@ -55,7 +55,7 @@ def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:
 
 
 def excluded_rows(dataset: Any, exclude: Any = None) -> ExcludedRows | None:
-    """Return the excluded rows of a dataset: its own, and further ones; None if there are none.
+    """Return the excluded rows of a dataset, plus those in ``exclude``; None if there are none.
 
     Args:
         dataset: a dataset that is read by row.

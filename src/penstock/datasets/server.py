@@ -126,7 +126,7 @@ class RankServerDataset(SourceDataset):
         ManifestError: (on access) a row cannot be parsed.
 
     The server stores nothing about a job. The rows of a rank follow from the arguments, so any of the servers can
-    answer, also after a restart.
+    answer, even after a restart.
 
     Cost: sequential access to a mini-epoch reads from memory; a thread fetches pages ahead, and at the end the first
     pages of the next mini-epoch. Random access, by a sampler or by one of many workers, takes one round trip per batch.

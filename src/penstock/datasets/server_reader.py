@@ -8,7 +8,7 @@ random or strided           exactly the requested rows, in one round trip for ea
 random in a small slice     the whole slice, as soon as single requests have cost as much
 ==========================  ============================================================================================
 
-The pattern is detected from the requests, whatever samplers, workers and resumes cause them. Memory: ``cache_bytes``,
+The pattern is detected from the requests alone, for any samplers, workers and resumes. Memory: ``cache_bytes``,
 or three pages if these are larger.
 """
 
@@ -69,7 +69,7 @@ class ServerReader:
         self._expected_next: tuple[MiniEpoch, int] | None = None
         # Consecutive requests that each began at the end of the one before.
         self._consecutive = 0
-        # The number of such requests that starts the read-ahead; doubled each time that a read-ahead was useless.
+        # The number of such requests that starts the read-ahead; doubled each time a read-ahead was useless.
         self._needed_consecutive = 1
         self._place: MiniEpoch | None = None
         # Requests that were answered directly in this mini-epoch.
@@ -181,8 +181,8 @@ def _stop(ahead: ReadAhead, pid: int) -> None:
 
 
 class _ServedSlices:
-    """The slices of a rank, read from a server. Has no reference to its `ServerReader`, so the thread does not keep
-    that alive.
+    """The slices of a rank, read from a server. It does not refer to its `ServerReader`, so the thread does not keep
+    the reader alive.
     """
 
     def __init__(self, client: Client, name: str, plan: SharePlan, page_rows: int) -> None:

@@ -51,7 +51,8 @@ class ShardPrefetcher:
     Args:
         shards: the shards; all shards in a store use one `Storage`. Their sizes and indexes are read when needed.
 
-    Cost: the rows of an epoch are computed once more, at some ten million per second. Memory: per shard, none per row.
+    Cost: the rows of an epoch are computed once more, at about ten million per second. Memory grows with the
+    number of shards, not of rows.
     """
 
     def __init__(self, shards: ShardsInStores) -> None:

@@ -39,8 +39,8 @@ class ShardDataset(SourceDataset):
     Args:
         urls: the shards, see `ShardSet`; or an open `ShardSet`.
         decode: True decodes images, numbers, text, JSON and arrays by file extension. A mapping from extensions to
-            functions of bytes does the same, and its functions have precedence. A function gets the sample. By default
-            values are bytes.
+            functions of bytes does the same, and its functions have precedence. A function receives the whole sample.
+            By default values are bytes.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample, a dict.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
@@ -66,8 +66,8 @@ class ShardDataset(SourceDataset):
     samples have been counted, an epoch has a special order: shards are permuted and assigned to ranks, the samples of
     up to ``window_shards`` shards of a rank are shuffled together, and ranks exchange their sample counts. Each sample
     still occurs once, and ranks have the same number of batches. ``len`` raises `LengthUnknownError` until the last
-    shard has been counted. The next epoch has the order that you asked for. A state of the first epoch can be loaded on
-    any number of ranks, too.
+    shard has been counted. The next epoch has the order that you chose. A state of the first epoch can also be loaded
+    on any number of ranks.
 
     Memory use does not depend on the number of samples: all processes share the mapped indexes.
     """

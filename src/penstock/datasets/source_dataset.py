@@ -45,7 +45,7 @@ class EpochVaryingDataset(abc.ABC):
 
     @abc.abstractmethod
     def excluding(self, exclude: Any) -> Self:
-        """Return the same dataset with some samples inside its rows excluded; other samples replace them."""
+        """Return the same dataset with some samples in its rows excluded and replaced by others."""
 
 
 class SourceDataset(BatchedDataset):
@@ -278,7 +278,7 @@ class SourceDataset(BatchedDataset):
 
         Args:
             state: from `state_dict`, or from a loader's.
-            allow_growth: accept a source with rows appended since then: the epoch in progress ends on the rows with
+            allow_growth: accept a source with rows appended since then: the current epoch keeps the rows with
                 which it began, and the next one includes all rows.
 
         Raises:

@@ -88,7 +88,7 @@ class MPDataset(StreamDataset):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest behind the dataset."""
+        """The manifest of the dataset."""
         return self.samples.manifest
 
     @property
@@ -130,7 +130,7 @@ class MPDataset(StreamDataset):
                 yield key, record
 
     def _batches(self) -> Iterator[tuple[list[int], MiniEpoch]]:
-        """Yield the local indices of this worker's batches, from the position of a loaded state on, with their epoch.
+        """Yield the local indices of this worker's batches and their epoch, starting at a loaded state's position.
 
         An epoch that is set during the iteration takes effect at the next ``iter()``.
         """

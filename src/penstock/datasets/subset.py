@@ -9,7 +9,7 @@ A filter is part of the dataset's plan: it maps a position among the kept rows t
 
     position -> order of the kept rows (seed, epoch) -> position among the kept rows -> row -> item
 
-Memory per row: none in any process; see `penstock.plan.filter.KeptRows`.
+No process uses memory per row, see `penstock.plan.filter.KeptRows`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         dataset: any map-style dataset. For a Penstock dataset with its own order (`penstock.RankDataset`,
             `penstock.TableDataset`, ...), the result is a dataset of the same class with the same options, whose epochs
             contain only the kept rows. For a `penstock.Mixture`, it is the mixture of the filtered sources, in the same
-            proportions; rows are counted over the sources, one after the other. For any other dataset, the result has
+            proportions; rows are numbered over the concatenated sources. For any other dataset, the result has
             no order of its own: put a sampler on top, or use ``shuffle=``.
         keep: the rows to keep: a mask (one boolean for each row), an array of row numbers, the path of an ``.npy`` file
             with one of the two, or an expression over columns (`pyarrow.compute.field`) if the data has columns:
@@ -58,10 +58,10 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         IndexError: a row is outside the dataset.
         DataFileError: the path is not an ``.npy`` file with a mask or rows.
 
-    The fingerprint covers the data and the kept rows, so the state of other rows is refused. An expression is evaluated
-    once, with a progress bar, and reads only the columns that it names; the result is stored in the user's cache under
-    the fingerprint of the data. Kept rows are stored as a mapped file of row numbers, or of one bit per row if that is
-    smaller (51 million rows: 7.2 MB).
+    The fingerprint covers the data and the kept rows, so a state for other rows raises an error. An expression is
+    evaluated once, with a progress bar, and reads only the columns that it names; the result is stored in the user's
+    cache under the fingerprint of the data. Kept rows are stored as a mapped file of row numbers, or of one bit per row
+    if that is smaller (51 million rows: 7.2 MB).
 
     >>> Subset(list("abcdef"), [True, False, True, True, False, False])[1]
     'c'
@@ -106,7 +106,7 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         return [], []
 
     def __repr__(self) -> str:
-        # A user's list would be printed in full.
+        # Otherwise a user's list would be printed in full.
         inside = self.dataset if isinstance(self.dataset, BatchedDataset) else type(self.dataset).__name__
         return f"Subset of {len(self):,} of the {self.kept.rows:,} rows of {inside}"
 

@@ -52,8 +52,8 @@ class TableDataset(HasClasses, SourceDataset):
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample: a dict of its columns.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`. ``shuffle="global"`` is random access. That is free for Arrow files. For Parquet,
-            each sample decodes a whole row group as soon as the row groups exceed ``cache_bytes``: use
+            `penstock.RankDataset`. ``shuffle="global"`` reads rows at random, at no extra cost for Arrow files. For
+            Parquet, each sample decodes a whole row group as soon as the row groups exceed ``cache_bytes``: use
             ``shuffle="block"`` there. Its blocks are by default one row group each, and a window has as many blocks as
             fit into half of ``cache_bytes``; ``block_size`` and ``window`` override this.
         window_shards: for JSON lines in a store: the number of a rank's files that the first epoch mixes, see below.

@@ -38,7 +38,7 @@ class VideoDataset(ClipDataset):
         step: take every ``step``-th frame.
         stride: clips begin at frames 0, stride, 2 * stride, ... of each file. None: each file yields one clip, at any
             position.
-        random_start: whether the clip of a file begins at a random frame, drawn anew in each epoch from the sample's
+        random_start: whether the clip of a file begins at a random frame, drawn again in each epoch from the sample's
             own `penstock.generator`; otherwise it begins at the first frame. True by default, unless ``stride`` is
             given.
         clips: rows that define the clips: dicts, an Arrow table, columns by name, or a source of dicts such as
@@ -46,7 +46,7 @@ class VideoDataset(ClipDataset):
             seconds. The other columns are the label: the value of ``label`` if it is the only one, else a dict. A clip
             begins at a random position at which it fits entirely between ``start`` and ``end``, or at ``start`` (see
             ``random_start``).
-        labels: one label per file, in the order of the files. By default the number of the file's folder.
+        labels: one label per file, in the order of the files. By default the number of the file's class folder.
         size: (height, width), or one int for both: whole frames are resized. None keeps the file's size.
         flip: mirror the clip left to right with probability 1/2.
         transform: instead of ``size`` and ``flip``: a `penstock.images.transforms.Compose`, or a list of transforms, as
@@ -71,7 +71,7 @@ class VideoDataset(ClipDataset):
     Items are ``(video, label)``. ``video`` is a contiguous uint8 tensor (frames, 3, height, width), RGB, unless the
     transform returns another dtype. ``label`` is the label; without labels it is a dict of ``path``, and of ``frame``
     and ``seconds`` at which the clip begins. A file shorter than a clip repeats its last frame. Frames are rotated as
-    the file says, and are the frames that a player shows: frames that an edit list hides do not count.
+    the file specifies, and are the frames that a player shows: frames that an edit list hides do not count.
 
     With the default collate function, a loader writes clips of one size directly into the batch. The content of a clip
     depends only on its record and its key: on (seed, epoch, position).

@@ -1,4 +1,4 @@
-"""`split_by_cost`: split tasks among ranks, equally many for each rank and with nearly equal costs."""
+"""`split_by_cost`: split tasks among ranks, the same number for each rank and with nearly equal costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def split_by_cost(costs: Indices, ranks: int) -> Indices:
     """Return the tasks of each rank: int64 of shape (ranks, tasks / ranks).
 
     Args:
-        costs: of the tasks: int64 of shape (tasks,); the number of tasks is a multiple of ``ranks``.
+        costs: costs of the tasks: int64 of shape (tasks,); the number of tasks is a multiple of ``ranks``.
         ranks: number of ranks.
 
     Tasks are assigned in descending order of cost, to ranks in alternating direction. Then the rank with the highest

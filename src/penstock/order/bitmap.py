@@ -36,7 +36,7 @@ class Bitmap:
     """The rows whose bits are set, in ascending order.
 
     Args:
-        bits: uint64 of shape (blocks * 8,), little-endian; bits behind the last row are 0.
+        bits: uint64 of shape (blocks * 8,), little-endian; bits after the last row are 0.
         before: int64 of shape (blocks + 1,): number of kept rows before each block, then their total.
         hints: from `hints_of`.
 

@@ -86,7 +86,7 @@ class ClassBatches:
         self._begins = begins
         """The first slot of the first batch that begins in each class."""
         self._ends = ends
-        """The slot behind the last batch of each class; with ``fill``, behind the last batch of all."""
+        """The slot after the last batch of each class; with ``fill``, after the last batch of all."""
         self._first = np.concatenate([[0], np.cumsum(counts)])
         """The number of the first batch that begins in each class, then the number of batches."""
 
@@ -100,7 +100,7 @@ class ClassBatches:
         return np.where(counts > 0, np.minimum(counts * self.sizes, self._ends - self._begins), 0)
 
     def bounds(self, batches: Indices) -> tuple[Indices, Indices]:
-        """Return the first slot of each batch, and the slot behind its last."""
+        """Return the first slot of each batch, and the slot after its last."""
         classes = class_of(self._first, batches)
         begins = self._begins[classes] + (batches - self._first[classes]) * self.sizes[classes]
         return begins, np.minimum(begins + self.sizes[classes], self._ends[classes])

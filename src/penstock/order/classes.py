@@ -30,7 +30,7 @@ from penstock.order.permutation import MAX_N, Inverse, normalise
 
 __all__ = ["ClassShuffle", "class_of", "square_roots"]
 
-_BLOCK = 32768  # indices worked on at once, so that they stay in the cache
+_BLOCK = 32768  # indices processed at once, so that they stay in the cache
 
 
 class ClassShuffle:

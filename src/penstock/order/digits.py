@@ -137,7 +137,7 @@ def find_in(shuffle: DigitShuffle, before: int, slots: tuple[int, int], begin: i
 
 
 def _descend(tree: int, before: int, low: int, high: int) -> tuple[int, int, int, int]:
-    """Return the part (one of eight) of a run with the place wanted, and ``before``, ``low``, ``high`` in that part."""
+    """Return the part (one of eight) of a run with the place, and ``before``, ``low``, ``high`` in that part."""
     for digit in range(8):
         slot = _SLOT[tree << 3 | digit]
         begin, end = (low >> 3) + (slot < low & 7), (high >> 3) + (slot < high & 7)

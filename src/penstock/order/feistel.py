@@ -4,7 +4,7 @@ An index is split into the halves ``(i // b, i % b)``. In turn, each half adds a
 size (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
 
 In small domains a half has a few thousand values, so a table can hold the hash of every half. `encrypt_by_table`
-returns the same as `encrypt`, in half the time for many indices and a fifth for few.
+returns the same as `encrypt`, in half the time for many indices and a fifth of the time for few.
 """
 
 from __future__ import annotations

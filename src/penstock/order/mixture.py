@@ -12,7 +12,7 @@ is needed.
 
 The permutation is stratified: each aligned run of ``2**i`` places has one slot in every ``B / 2**i`` slots. So the
 counts of any prefix are off by at most about one sample for every two binary digits of B. Which of its slots a place
-gets is random. So ranks that read every k-th position see each source by its weight, for any number of ranks.
+gets is random, so ranks that read every k-th position see each source by its weight, for any number of ranks.
 
 A finite epoch has exact counts at its end as well. Its last block is longer than the others, because it takes the rest
 that is too short for a block. Its slot ranges are chosen to give the exact counts of the epoch.
@@ -40,7 +40,7 @@ MIXTURE_ORDER = "mixture-blocks-1"
 """Name of the frozen order. States contain it."""
 
 _MAX_TOTAL = 1 << 50
-"""Up to here, quotients computed as floats are right to within one."""
+"""Up to this limit, quotients computed as floats are correct to within one."""
 _SMALLEST = 2
 """Base-64 digits of the smallest block: 4,096 positions."""
 _LARGEST = 9
@@ -50,7 +50,7 @@ _SAMPLES = 1000
 _CHUNK = 8192
 """Positions computed at once, which fit the L2 cache."""
 _FEW = 8
-"""Up to this number, positions are faster one by one than as an array."""
+"""Up to this many positions, computing them one by one is faster than as an array."""
 
 
 def exact_counts(weights: Sequence[int], position: int) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class BlockMixture:
         """Return the source at each position, and the number of its samples before: two int64 arrays.
 
         Raises:
-            OrderError: a position is negative or behind the end.
+            OrderError: a position is negative or beyond the end.
         """
         positions = np.asarray(positions, dtype=np.int64)
         if not positions.size:
@@ -230,7 +230,7 @@ class BlockMixture:
         if not 0 <= ordinal < has:
             raise OrderError(f"source {source} has {has} samples in the epoch, so it has no sample {ordinal}")
         number = ordinal * self.total // self.weights[source] >> (DIGIT_BITS * self._digits)
-        # Its share of what is before a bound is off by one sample at most, and a block has more of them than that.
+        # The source's share before a bound is off by at most one sample, and each block has more than one of its samples.
         for near in (number + 1, number):
             block = self._block_of(min(near, self._whole) * self.block_size)
             if block.count_before(source) <= ordinal:

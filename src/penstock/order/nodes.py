@@ -1,7 +1,7 @@
 """`NodeShuffle`: the order of an epoch in which each node reads mostly the rows that it read in the last epoch.
 
 Rows have a *home order*: shards (or blocks of rows) permuted by the seed only, the same in all epochs. Each node has an
-arc of this closed line, and shuffles it anew in each epoch. From epoch to epoch the arcs turn by a fraction of their
+arc of this closed line, and shuffles it again in each epoch. From epoch to epoch the arcs turn by a fraction of their
 length, so that rows slowly move on to the next node::
 
     home line   s7 s2 s9 s4 | s1 s8 s0 s5 | s3 s6 ...
@@ -37,7 +37,7 @@ _BLOCKS = 64
 
 
 class Nodes(NamedTuple):
-    """The nodes and ranks of a job: equally many ranks on each node, in order."""
+    """The nodes and ranks of a job: the same number of ranks on each node, in order."""
 
     nodes: int
     ranks: int

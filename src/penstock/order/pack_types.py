@@ -4,8 +4,8 @@
 
 All documents of a length are placed together, longest first. So the work grows with the capacity, not with the number
 of documents. Long documents go to the emptiest packs, so that each pack gets documents of many lengths. The rest goes
-where it fits best, so that packs become full (worst-fit and best-fit decreasing: Coffman, Garey and Johnson,
-"Approximation algorithms for bin packing", 1996).
+to the packs where it fits best, so that packs become full (worst-fit and best-fit decreasing: Coffman, Garey and
+Johnson, "Approximation algorithms for bin packing", 1996).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class PackLayout:
     """The packs of a corpus. They have the same lengths in every epoch, but other documents.
 
     Args:
-        classes: of the lengths.
+        classes: classes of the document lengths.
         starts: the first place of each class, then the number of documents: int64 of shape (classes.count + 1,).
         max_documents: the largest number of documents in a pack.
         types: the `types` of an earlier layout of the same classes and starts, which saves their computation.
@@ -146,7 +146,7 @@ class PackLayout:
         """The largest number of documents in a pack."""
 
     def _assign(self, counts: Indices) -> None:
-        """Assign ranks of each length to each type. Slots of the same length in one type take turns."""
+        """Assign ranks of each length to each type. Slots of the same length in one type alternate."""
         types = np.repeat(np.arange(len(counts)), np.diff(self.slots))
         lengths = self.slot_lengths
         # Slots of a type are sorted by length, so slots of the same length are neighbours.

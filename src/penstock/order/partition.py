@@ -13,7 +13,7 @@ are equally long. Missing positions at the very end of the epoch are padded: the
 
 Invariant: the union over ranks and mini-epochs is every position from ``consumed`` to n exactly once, plus the declared
 padding. With the strided layout, the positions that a job has consumed are always a prefix of the epoch, so any other
-number of ranks can resume behind it.
+number of ranks can resume after it.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Partition:
 
     @property
     def dropped(self) -> int:
-        """Number of samples of the epoch that no rank gets."""
+        """Number of samples of the epoch that are assigned to no rank."""
         return max(0, self.n - self._end)
 
     @property

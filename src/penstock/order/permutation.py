@@ -27,7 +27,7 @@ from penstock.order.feistel import ROUNDS, Feistel, Indices
 __all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Indices", "Inverse", "Permutation", "normalise"]
 
 ORDER_VERSION = 1
-"""Version of the frozen order. A state that names another version is refused."""
+"""Version of the frozen order. A state with another version raises an error."""
 
 MAX_N = 1 << 62
 TABLE_LIMIT = 4096
@@ -39,8 +39,8 @@ _MASK32 = 0xFFFFFFFF
 
 _ROUND_TABLES_LIMIT = 1 << 26
 """The tables of a larger network would not stay in the CPU's cache."""
-# A network builds its tables after so many look-ups, which cost as much as the tables save: the larger of a minimum and
-# a number per value of a half.
+# Number of look-ups after which a network builds its tables, so that they pay off: the larger of a minimum and a number
+# per value of a half.
 _WARM_UP = 4096
 _WARM_UP_PER_HALF = 8
 

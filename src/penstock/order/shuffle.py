@@ -151,7 +151,7 @@ class BlockShuffle:
         return Inverse(self.n, self._locate)
 
     def window_at(self, position: int) -> tuple[int, int]:
-        """Return the first position of a position's window, and the first behind it."""
+        """Return the first position of a position's window, and the first after it."""
         number = int(self._pad(np.array([position]))[0]) // (self.block_size * self.window)
         return self._window_bounds(number)
 
@@ -220,7 +220,7 @@ def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
     """Yield every distinct number and its places: a slice, a mask, or an array of indices."""
     steps = np.diff(numbers)
     if (steps >= 0).all():
-        # Samplers ask for ascending positions.
+        # Samplers request ascending positions.
         ends = [*(np.flatnonzero(steps) + 1).tolist(), len(numbers)] if len(numbers) else []
         for begin, end in itertools.pairwise([0, *ends]):
             yield int(numbers[begin]), slice(begin, end)

@@ -118,7 +118,7 @@ class StagedMixture:
         stages: see `check_stages`.
         length: number of positions of each epoch.
         epoch: number of the epoch.
-        seed: of the order.
+        seed: seed of the order.
 
     Cost: O(stages) memory.
     """
@@ -193,7 +193,7 @@ class StagedMixture:
 
 
 def boundary(stages: WeightStages, length: int, at: int) -> int:
-    """Return the first position of the job, from ``at`` on, where new weights change nothing before.
+    """Return the first position of the job, from ``at`` on, at which new weights change nothing before it.
 
     This is the end of a block (not of the last block of a segment), or the end of the segment.
     """

@@ -6,8 +6,9 @@
 
 The first window has one shard per rank, so that the first batch is ready soon. Each next window has twice as many, up
 to a limit. Positions of the epoch are split among ranks in strides: a window of n samples has n positions, and the
-first position of the window decides how many of them each rank gets. If a rank's shards have more samples than the rank
-has positions, the last ones go to ranks with fewer, in the order of the ranks. So few shards are read by two ranks.
+first position of the window determines how many of them each rank gets. If a rank's shards have more samples than the
+rank has positions, the last ones go to ranks with fewer, in the order of the ranks. So few shards are read by two
+ranks.
 
 Invariant: the order of a window depends only on the counts of *its* shards, and on the number of samples before it. So
 a state needs only two numbers about the past.
@@ -48,11 +49,11 @@ def window_spans(stage: WindowStage, number: int, shards: int, most: int) -> tup
 
     Args:
         stage: the stage, whose windows count from 0.
-        number: of the window.
+        number: number of the window.
         shards: number of shards of the epoch.
         most: the largest number of shards per rank in a window.
 
-    Window k has 2**k shards per rank, until that is more than ``most``. Spans behind the last window are empty.
+    Window k has 2**k shards per rank, until that is more than ``most``. Spans after the last window are empty.
 
     >>> [window_spans(WindowStage(0, 0, 2), number, 20, 4) for number in range(5)]
     [(0, 2), (2, 6), (6, 14), (14, 20), (20, 20)]
@@ -76,7 +77,7 @@ class WindowOrder:
         begin: the position of the window's first sample in the epoch.
         first: the rank of that position.
         world_size: number of ranks of the stage.
-        key: of the shuffle; None keeps the samples of a rank in the order of its shards.
+        key: key of the shuffle; None keeps the samples of a rank in the order of its shards.
 
     A sample is a pair: the number of a shard, and the number of the sample in it. Cost: the samples of a rank are
     computed for that rank only, in O(samples of the rank) time and memory.
@@ -110,7 +111,7 @@ class WindowOrder:
 
     @property
     def end(self) -> int:
-        """The position behind the window."""
+        """The first position after the window."""
         return self.begin + self.samples
 
     def quota(self, rank: int) -> int:
@@ -139,7 +140,7 @@ class WindowOrder:
     def at(self, positions: Indices) -> tuple[Indices, Indices]:
         """Return the samples at positions of the epoch in this window, of any ranks.
 
-        Cost: of `of_rank` for each rank of the positions; the results are cached.
+        Cost: that of `of_rank` for each rank of the positions; the results are cached.
         """
         ranks = (self._first + positions - self.begin) % self.world_size
         turns = (positions - self.begin) // self.world_size

@@ -1,6 +1,6 @@
 """Samplers and batch samplers with torch's interface and an exact state.
 
-Every sampler has ``state_dict``, ``load_state_dict`` and ``set_epoch``. Its ``len`` is always exact, also after
+Every sampler has ``state_dict``, ``load_state_dict`` and ``set_epoch``. Its ``len`` is always exact, even after
 `set_epoch` and after a resume. Its memory does not grow with the dataset, unless its documentation says so.
 
 Each name is imported at its first use.

@@ -4,8 +4,8 @@ Walker's method: n columns of equal width, each split between its own item and o
 side. The table is built without a loop over items, by the sweeping algorithm of Huebschle-Schneider and Sanders
 ("Parallel weighted random sampling", ESA 2019). Weights are scaled to a mean of 1. Items are then *light* (at most 1)
 or *heavy*. The sweep fills light columns from the current heavy item until at most 1 is left of it. The next heavy item
-fills the rest of its column: this closes the heavy item. Two prefix sums tell which heavy item fills each light one,
-and where each heavy item closes: D, the deficits of the light items, and S, the surpluses of the heavy ones.
+fills the rest of its column: this closes the heavy item. Two prefix sums determine which heavy item fills each light
+one, and where each heavy item closes: D, the deficits of the light items, and S, the surpluses of the heavy ones.
 
 File: 64 bytes of header (magic, n, xxh3 of the weights, checksum), n float64 probabilities, n int64 aliases.
 """
@@ -54,7 +54,7 @@ def check_weights(weights: Weights) -> None:
     """
     if weights.size == 0:
         raise SamplerError("weights are empty: there is nothing to draw")
-    # With a NaN, min() and max() are NaN, so this condition finds NaN, too.
+    # With a NaN, min() and max() are NaN, so this condition also catches NaN.
     if not (weights.min() >= 0 and weights.max() < np.inf):
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if bad.size:
@@ -81,7 +81,7 @@ def build_table(weights: Weights) -> AliasTable:
     if len(heavy):
         deficits = np.concatenate([[0.0], np.cumsum(1 - scaled[light])])  # entry i: before light item i
         surpluses = np.cumsum(scaled[heavy] - 1)
-        # Light item i is filled up by the heavy item that is open when the sweep reaches it.
+        # Light item i is filled from the heavy item that is open when the sweep reaches it.
         filler = np.searchsorted(surpluses, deficits[:-1], side="right")
         alias[light] = heavy[np.minimum(filler, len(heavy) - 1)]
         # Heavy item j closes at the first light item with D >= S_j. The next heavy item fills the rest of its column.

@@ -112,7 +112,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Otherwise a shallow copy would share the reader of the original, and read its plan.
+        # Otherwise a shallow copy would share the original's reader, which reads the original's plan.
         self._reader = copy.copy(self._reader)
         self._reader.plan = self
 
@@ -132,7 +132,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         return StartRequest(cursor or Cursor(epoch=self._epoch), cursor is not None)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader. A reader that begins at a loaded state uses that state up."""
+        """Record the position of a reader. A loaded state is used only once, by the first reader that begins there."""
         self._shown = cursor.epoch
         if running and cursor is self._cursor:
             self._cursor = None

@@ -31,8 +31,8 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     Raises:
         SamplerError: the batch size is not a positive integer, or drop_last is not a bool (torch's messages).
 
-    The state is the state of the sampler, counted in samples. So it is exact with another batch size, too. Over the
-    samplers of Penstock and torch it has a few integers. It is elastic if the sampler's state is. For any other
+    The state is the state of the sampler, counted in samples, so it also resumes exactly with another batch size.
+    For the samplers of Penstock and torch it is a few integers. It is elastic if the sampler's state is. For any other
     iterable see `penstock.samplers.external`.
 
     >>> list(BatchSampler(range(10), batch_size=4, drop_last=False))

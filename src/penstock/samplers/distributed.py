@@ -39,9 +39,9 @@ class DistributedSampler(EpochSampler, _Torch):
             1 and 0. They are read at the first use, so the sampler may be made before the process group.
         shuffle: ``True`` yields torch's own indices (O(N) memory, 8 bytes each). ``"global"`` and ``"block"`` yield
             Penstock's in O(1) memory. ``False`` or ``"none"`` keeps the order of the dataset.
-        seed: the same on all ranks.
-        drop_last: leave out the last samples instead of repeating the first ones, so that all ranks have equally many.
-        remainder: ``"pad"``, ``"drop"`` or ``"uneven"`` (every sample exactly once, ranks may differ by one: for exact
+        seed: the same on all ranks. drop_last: leave out the last samples instead of repeating the first ones, so that
+        all ranks have the same number. remainder: ``"pad"``, ``"drop"`` or ``"uneven"`` (every sample exactly once,
+        ranks may differ by one: for exact
             evaluation). By default ``"drop"`` with ``drop_last``, else ``"pad"``.
         block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
         process_group: the group that splits the data, if it is not the default group.
@@ -52,8 +52,8 @@ class DistributedSampler(EpochSampler, _Torch):
             contradict each other, or (at use) a process group made later disagrees with the rank that was in use.
 
     States are elastic. The samples that a job has consumed are a prefix of the epoch, whatever its number of ranks, so
-    any other number of ranks resumes behind that prefix. All ranks must save at the same step. An epoch never advances
-    by itself.
+    any other number of ranks can resume after that prefix. All ranks must save at the same step. An epoch never
+    advances by itself.
 
     In a loader, a sampler with ``shuffle=True`` or ``False`` follows torch's rules and has no seed: the loader repeats
     its epoch until ``set_epoch`` is called, and draws the seeds of transforms as torch does. With a named shuffle
@@ -101,7 +101,7 @@ class DistributedSampler(EpochSampler, _Torch):
         self._kind = order_kind(shuffle)
         self.block_size, self.window = block_size, window
         self._block = block_options(self._kind, block_size, window)
-        # Refuses an unknown remainder now, not at the first sample.
+        # Raises for an unknown remainder now, not at the first sample.
         Partition(len(dataset), remainder=self.remainder)
 
     @property

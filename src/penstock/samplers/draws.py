@@ -112,7 +112,7 @@ class Draw:
                 self._generator = torch.Generator()
                 self._generator.manual_seed(self._seed())
             elif self._elsewhere:
-                # The global generator belongs to the caller: it must not be moved.
+                # The global generator belongs to the caller: its state must not change.
                 self._generator = torch.Generator()
                 self._generator.set_state(cast(torch.Tensor, self._restore))
             else:
@@ -196,7 +196,7 @@ class DrawingSampler(EpochSampler):
             self.generator.set_state(decode_generator(cursor.entropy["generator"]))
 
     def _check_draw(self, cursor: Cursor) -> Cursor:
-        """Return the cursor if its entropy fits this sampler's way to draw; raise a StateError if not."""
+        """Return the cursor if its entropy matches how this sampler draws; else raise a StateError."""
         check_entropy(cursor.entropy, of=type(self.source).__name__, generator=self.generator is not None)
         return cursor
 
@@ -228,9 +228,9 @@ def check_entropy(entropy: State, *, of: str, generator: bool) -> None:
 class TorchDraws:
     """The indices of torch's RandomSampler, one permutation (or block of draws with replacement) in memory at a time.
 
-    Made to be read forward, then exhausted. Reading an earlier block draws the stream again from its start, from a copy
-    of the generator. The generator itself moves only forward, with the furthest block that was read: one permutation or
-    one block of draws at a time.
+    It is meant to be read forward, then exhausted. Reading an earlier block draws the stream again from its start, from
+    a copy of the generator. The generator itself moves only forward, with the furthest block that was read: one
+    permutation or one block of draws at a time.
     """
 
     def __init__(self, draw: Draw, n: int, count: int, replacement: bool) -> None:

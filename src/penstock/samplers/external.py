@@ -5,8 +5,9 @@ another process:
 
 * If the sampler or its iterator has ``state_dict`` and ``load_state_dict``: its state at a batch, and the number of
   items drawn since.
-* Otherwise the number of items, and their hash. A resume draws as many items and drops them. If their hash differs, the
-  sampler does not repeat its order, and the resume is refused.
+* Otherwise the number of items, and their hash. A resume draws that many items and drops them. If their hash differs,
+the
+  sampler does not repeat its order, and the resume raises an error.
 
 Size: a few numbers, or the states of the user's objects. The hash takes 1 us for a batch of 32 integers and 5 us for
 256. Other types take 2 us per index.
@@ -40,10 +41,10 @@ from penstock.wording import counted
 __all__ = ["ExternalSampler", "reported_epoch"]
 
 _KEPT = 4096
-"""How many marks of prefetched batches are kept. A state of an earlier batch counts from the start of the epoch."""
+"""Maximum number of stored marks of prefetched batches. A state of an earlier batch counts from the epoch's start."""
 _KEPT_STATES = 128
 _AMORTISE = 1 << 16
-"""Bytes of states per batch. Larger states are taken less often, so that their average stays below."""
+"""Bytes of states per batch. Larger states are taken less often, to keep the average below this."""
 
 
 class ExternalSampler(EpochBatchSampler):
@@ -132,7 +133,7 @@ class ExternalSampler(EpochBatchSampler):
             self._say(cursor.epoch)
 
     def tell(self, epoch: int) -> None:
-        """Set the sampler to the epoch that begins, unless it is in that epoch already or takes none."""
+        """Set the sampler's epoch to the one that begins, unless it is already set or the sampler has no epochs."""
         said = self._reported_epoch
         if (self._told if said is None else said) != epoch:
             self._say(epoch)
@@ -164,7 +165,7 @@ class ExternalSampler(EpochBatchSampler):
 
 
 def reported_epoch(sampler: Any) -> int | None:
-    """Return the epoch that another library's sampler reports; None if it reports none or has no ``set_epoch``."""
+    """Return the epoch that another library's sampler reports; None without a reported epoch or ``set_epoch``."""
     epoch: Any = getattr(sampler, "epoch", None)
     if not hasattr(sampler, "set_epoch") or isinstance(epoch, bool):
         return None
@@ -186,7 +187,7 @@ class ReplayPoint(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """The position behind a batch."""
+    """The position after a batch."""
 
     batches: int
     consumed: int
@@ -370,7 +371,7 @@ class _Drawn(BatchEpochPlan):
         return None if not batch or (self._plan.drop_last and ended) else batch, len(batch) + ended
 
     def _positions(self, consumed: int, count: int) -> Indices:
-        """Return positions in this rank's epoch: the number of the batch in the upper bits, the place in it below."""
+        """Return positions in this rank's epoch: batch number in the upper bits, index in the batch below."""
         if self._size is None:
             return (np.int64(consumed) << 24) + np.arange(count, dtype=np.int64)
         batches, places = np.divmod(np.arange(consumed, consumed + count, dtype=np.int64), self._size)

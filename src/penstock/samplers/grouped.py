@@ -49,11 +49,11 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     Args:
         sampler: the indices. From a Penstock `DistributedSampler` this takes the global order, epoch, seed, world size,
             rank and ``remainder``. Any other sampler or iterable is the stream of the whole job, and must be the same
-            on all ranks. One rank's share is refused (see below), unless ``world_size=1`` groups it by itself.
+            on all ranks. One rank's share raises an error (see below), unless ``world_size=1`` groups it by itself.
         group_ids: one integer per sample of the dataset, or a `penstock.images.sizes.Sizes` or the path of its file
             (two groups: wider than high, and the others).
         batch_size: positive.
-        drop_uneven: maskrcnn-benchmark's name for ``drop_last``, at its place among the arguments.
+        drop_uneven: maskrcnn-benchmark's name for ``drop_last``, at its position among the arguments.
         drop_last: leave out batches that are not full, and the last full batches that do not divide among the ranks.
         order: ``"completion"``: yield a batch as soon as it is full, and partial batches at the end; memory is one
             chunk plus groups x batch_size. ``"first"``: in the order of their first members, as in maskrcnn-benchmark;
@@ -61,9 +61,10 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             permutes the samples of every group, and all batches. This needs a Penstock sampler with
             ``shuffle="global"``, whose seed and ranks it takes. A resume begins at once.
         exclude: with ``order="class"``, samples to leave out, at most 100,000. Another sample of the same group
-            replaces each, drawn from (seed, epoch, sample). If a whole group is excluded, samples of the next group
-            that has any left fill its batches, or of the last such group. All other samples keep their places, so
-            older states still load. A state saved with excluded samples needs the same ones excluded, or more.
+            replaces each, drawn from (seed, epoch, sample). If a whole group is excluded, its batches are filled with
+            samples of the next group that has any left, or of the last such group. All other samples keep their
+            positions, so older states still load. To load a state saved with excluded samples, exclude at least the
+            same ones.
         world_size, rank: for other samplers. By default from torch.distributed, else from RANK and WORLD_SIZE, else 1
             and 0, read at the first use. With ``world_size=1`` all batches belong to this rank.
 
@@ -74,14 +75,14 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         PartitionError: the rank is outside the world, or (at use) a process group made later disagrees.
         ConfigError, IndexError: a sample to exclude does not exist, or all samples are excluded.
 
-    **One rank's share.** Splitting a share among ranks once more would lose data. So these are refused: torch's
+    **One rank's share.** Splitting a share among ranks once more would lose data. So these raise an error: torch's
     DistributedSampler, any sampler with its ``num_replicas`` or ``rank``, the order of a RankDataset, and, on several
     ranks, a sampler of another library that is shorter than ``group_ids``. On several ranks a sampler without a length
     can be either: pass ``world_size``. With ``world_size=1`` each rank groups its own share, as in maskrcnn-benchmark.
     Ranks may then have different numbers of batches, and a state is valid for one rank only.
 
     **Ranks.** Batches are numbered over the whole job, and batch g goes to rank ``g % world_size``. All ranks have
-    equally many: the first batches of the epoch are repeated (`repeated` lists them), or with ``drop_last`` the last
+    the same number: the first batches of the epoch are repeated (`repeated` lists them), or with ``drop_last`` the last
     ones are left out. With a sampler of ``remainder="uneven"`` ranks differ by at most one batch. Apart from these,
     every index of the stream is in exactly one batch.
 
@@ -92,7 +93,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     **State.** The number of batches that the job has consumed, and the state of the sampler at the start of the epoch.
     It is elastic in the number of ranks. On a resume every rank forms all batches again from the start of the epoch, at
     about 10 million indices per second; with ``order="class"`` this costs nothing. Over a sampler of a library other
-    than torch the resume is exact if the sampler repeats its order, and refused if not.
+    than torch the resume is exact if the sampler repeats its order, and raises an error if not.
 
     >>> batches = GroupedBatchSampler(range(7), [0, 1, 0, 1, 0, 0, 1], 2, world_size=1, rank=0)
     >>> list(batches), len(batches)

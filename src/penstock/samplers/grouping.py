@@ -163,13 +163,13 @@ def rank_rows(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int,
     Args:
         blocks: all batches of the epoch, from its first.
         consumed: number of first batches that the job has consumed.
-        remainder: ``"pad"`` repeats the first batches of the epoch until all ranks have equally many (with ordinals
-            behind those of the stream), ``"drop"`` leaves the last ones out, ``"uneven"`` does neither.
+        remainder: ``"pad"`` repeats the first batches of the epoch until all ranks have the same number (with ordinals
+            after those of the stream), ``"drop"`` leaves the last ones out, ``"uneven"`` does neither.
     """
     number = samples = 0  # batches and samples so far
     # The first batches, which may have to be repeated.
     head: list[Rows] = []
-    # At most one batch, whose round is not complete yet.
+    # Holds at most one batch, whose round is not complete yet.
     held: list[tuple[int, Rows]] = []
     for indices, ordinals in blocks:
         begin, number = number, number + len(indices)

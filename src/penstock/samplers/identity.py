@@ -30,7 +30,7 @@ _TORCHS = (Subset, ConcatDataset, StackDataset)
 
 
 def fingerprint_of(data: Any) -> str | None:
-    """Return the fingerprint of the records behind a dataset; None if it has none.
+    """Return the fingerprint of a dataset's records; None if it has none.
 
     Reads ``fingerprint`` of the dataset, of its ``manifest``, of its ``source`` (the records of an image dataset), and
     of the manifest of that.
@@ -59,7 +59,7 @@ def data_identity(data: Sized) -> State:
 
 
 def _part_identity(part: Any) -> State:
-    """Return the identity of a dataset inside another; for a share, all that decides which rows a rank has."""
+    """Return the identity of a dataset inside another; for a share, all that determines a rank's rows."""
     plan = own_order(part)
     if isinstance(plan, SharePlan):
         return {**plan.identity(), "world_size": plan.peek_world().world_size}

@@ -109,7 +109,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
 
 
 class _Endless(EpochPlan):
-    """An endless stream: positions count on through the epochs."""
+    """An endless stream: positions continue from one epoch to the next."""
 
     def __init__(self, sampler: InfiniteSampler, n: int, cursor: Cursor) -> None:
         self.seed = sampler.seed

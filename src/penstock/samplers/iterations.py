@@ -40,15 +40,15 @@ class IterationBasedBatchSampler(EpochBatchSampler):
     **Restart.** If the batches are a function of (seed, epoch), ``start_iter`` alone resumes exactly, and so does
     `load_state_dict`; earlier epochs are not read. Samplers that draw from a ``generator`` need `load_state_dict`. So
     do samplers that draw from torch's global generator (``RandomSampler(shuffle=True)`` without a generator): they
-    complete the current epoch exactly, and draw later epochs anew. Batch samplers of other libraries resume exactly if
-    they repeat their order. If epochs have different lengths (groups over draws with replacement), ``start_iter``
-    counts the batches of every epoch before it.
+    complete the current epoch exactly, and draw later epochs with new random numbers. Batch samplers of other libraries
+    resume exactly if they repeat their order. If epochs have different lengths (groups over draws with replacement),
+    ``start_iter`` counts the batches of every epoch before it.
 
     ``len`` is the number of batches that are yielded: ``num_iterations - start_iter``, or 0 over an empty batch
     sampler.
 
     The state is elastic if the batch sampler's is. With another number of ranks, the rest of the current epoch is split
-    anew and takes more or fewer iterations; the run still ends at ``num_iterations``.
+    again and takes more or fewer iterations; the run still ends at ``num_iterations``.
 
     >>> from penstock.samplers import BatchSampler, SequentialSampler
     >>> batches = BatchSampler(SequentialSampler(range(5)), 2, drop_last=False)
@@ -146,7 +146,7 @@ class _EpochSegment(NamedTuple):
 
 
 class _Iterations(BatchEpochPlan):
-    """Batches of epoch after epoch. Each begun epoch is kept while the consumer may still ask for a cursor in it."""
+    """The batches of successive epochs. A started epoch is stored while the consumer may need a cursor in it."""
 
     def __init__(self, plan: EpochBatchSampler, num_iterations: int, start: int, cursor: Cursor, draws: _Draws) -> None:
         self._plan = plan

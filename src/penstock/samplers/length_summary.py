@@ -28,9 +28,9 @@ _HEADER = struct.Struct("<8s32s16s16sQ")  # magic, source, digest, hash, count
 _FILE = struct.Struct("<QQ16s")  # size, time, fingerprint of the content
 _CHUNK = 1 << 18
 _TABLE = 1 << 20
-"""Lengths below are marked in a table; larger ones are sorted, which takes longer."""
+"""Lengths below this are marked in a table; larger ones are sorted, which takes longer."""
 _KEPT_FROM = 1 << 16
-"""Fewer lengths are read as fast as a cached file."""
+"""Fewer lengths than this are read as fast as a cached file."""
 
 
 class Lengths(Protocol):
@@ -123,7 +123,7 @@ def summary_of_some(lengths: Lengths, *, every: str, rows: str) -> LengthSummary
 
 
 def _kept(lengths: Lengths, source: bytes, *, name: str, what: str) -> LengthSummary:
-    """Return the summary from the user's cache; compute and store it if it is not there.
+    """Return the summary from the user's cache; compute and store it if it is missing.
 
     If the cache cannot be written, each process reads the lengths, with a warning.
     """

@@ -47,7 +47,7 @@ class SampleLengths(abc.ABC):
         return distinct_in(chunks_of(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy seldom needs these two.
+        # A copy rarely needs these two.
         return {name: value for name, value in self.__dict__.items() if name not in ("distinct", "_summary")}
 
 

@@ -26,15 +26,15 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
     """Indices in random order, with the signature and semantics of ``torch.utils.data.RandomSampler``.
 
     Args:
-        data_source: anything with a length (read again for every epoch).
-        replacement: draw with replacement.
-        num_samples: number of samples to draw, by default all. More than the dataset has continue with further
-            permutations.
+        data_source: anything with a length (read again for every epoch). replacement: draw with replacement.
+        num_samples: number of samples to draw, by default all. If there are more than in the dataset, further
+        permutations
+            follow.
         generator: the generator to draw from, for ``shuffle=True``. By default each epoch draws a seed from torch's
             global generator.
         shuffle: ``True`` yields torch's own indices (8 bytes of memory each). ``"global"`` and ``"block"`` yield
             Penstock's orders in O(1) memory, a function of (seed, epoch).
-        seed: of Penstock's orders, 0 by default.
+        seed: seed of Penstock's orders, 0 by default.
         block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
 
     Raises:
@@ -92,7 +92,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         if self._kind == "block" and replacement:
             raise SamplerError("shuffle='block' cannot draw with replacement: use shuffle='global' or True")
         self.seed = None if self._kind == "torch" else checked_seed(0 if seed is None else seed)
-        # Refuses a seed outside 64 bits now, not at the first index.
+        # Raises for a seed outside 64 bits now, not at the first index.
         derive_key(self.seed or 0)
 
     @property

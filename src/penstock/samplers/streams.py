@@ -22,7 +22,7 @@ from penstock.samplers.shares import rank_of
 __all__ = ["ExternalStream", "JobStream", "Stream"]
 
 _FIRST_CHUNK = 4096
-"""Indices in the first chunk: few, so that the first batch is ready at once."""
+"""Indices in the first chunk, few so that the first batch is ready at once."""
 
 
 class Stream(Protocol):
@@ -94,7 +94,7 @@ class JobStream:
 class ExternalStream:
     """The stream of any other iterable. Counting it holds all indices (8 bytes each), so that it is drawn only once.
 
-    A cursor holds a hash of the first indices. A resume of a sampler that does not repeat its order is refused.
+    A cursor holds a hash of the first indices. Resuming a sampler that does not repeat its order raises an error.
     """
 
     seed: int | None = None

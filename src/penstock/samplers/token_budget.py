@@ -53,7 +53,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         drop_last: leave out the one batch of the epoch that may be partial, and the last batches that do not divide
             among the ranks.
         remainder: how to treat batches that do not divide among the ranks: ``"pad"``: repeat the first batches of the
-            epoch, so that all ranks have equally many; ``"drop"``: leave them out; ``"uneven"``: neither. By default
+            epoch, so that all ranks have the same number; ``"drop"``: leave them out; ``"uneven"``: neither. By default
             ``"drop"`` with ``drop_last``, else ``"pad"``.
         world_size, rank: by default from torch.distributed, else from RANK and WORLD_SIZE, else 1 and 0, read at the
             first use.
@@ -79,11 +79,11 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
     file. Construction takes one pass over the lengths.
 
     **Excluded samples.** Another sample of the same class replaces each, drawn from (seed, epoch, sample). If a whole
-    class is excluded, the sample comes from the next shorter class that has any left. If no sample as short is left,
-    the batch has samples of the shortest class left, as many as the budget allows. All other samples keep their places,
-    so older states still load. A state saved with excluded samples needs the same ones excluded, or more.
+    class is excluded, the sample comes from the next shorter class that has any left. If no shorter sample is left,
+    the batch has samples of the shortest remaining class, as many as the budget allows. All other samples keep their
+    positions, so older states still load. To load a state saved with excluded samples, exclude at least the same ones.
 
-    Other libraries form such batches from a list of all samples (fairseq's ``batch_by_size``) or from a stream
+    Other libraries build such batches from a list of all samples (fairseq's ``batch_by_size``) or from a stream
     (tf.data's ``bucket_by_sequence_length``).
 
     >>> lengths = np.array([5, 90, 7, 30, 100, 33, 6, 95])
@@ -129,7 +129,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self.data_source = data_source
         self.remainder = remainder or ("drop" if drop_last else "pad")
         self.drop_last = drop_last
-        # Refuses an unknown remainder now, not at the first batch.
+        # Raises for an unknown remainder now, not at the first batch.
         Partition(0, remainder=self.remainder)
         self._world = distributed.LateWorld(rank, world_size, of="TokenBudgetBatchSampler")
         self.lengths = lengths_of(lengths, data=data_source)

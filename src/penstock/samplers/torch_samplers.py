@@ -226,7 +226,7 @@ class _DrawnAtOnce(EpochSampler):
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
 
         def entropy() -> State:
-            # Others may draw from the global generator meanwhile. So taking a state fixes the draw of the epoch.
+            # Other code may draw from the global generator in between, so taking a state fixes the draw of the epoch.
             if self._sampler.generator is None:
                 draw.values(make)
             return draw.state()
