@@ -28,9 +28,10 @@ class LoadSound:
     """``load(record) -> (audio, label)``; picklable.
 
     Args:
-        reader: reads the files' samples. rule: decides which samples are a clip. channels: 1: the mean of all channels;
-        another number: each file must have this number of channels; None: as in the file. transform:
-        ``transform(audio)`` returns the first element of the sample.
+        reader: reads the files' samples.
+        rule: decides which samples are a clip.
+        channels: 1: the mean of all channels; another number: each file must have this number; None: as in the file.
+        transform: ``transform(audio)`` returns the first element of the sample.
 
     Raises:
         ConfigError: a rate is requested, and soxr is not installed.

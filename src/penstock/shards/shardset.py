@@ -53,7 +53,7 @@ class ShardSet(CountedSource):
             files. Shards in a store with an index beside them (``.pidx``, written by `penstock shards pack` and
             `index`) are opened without their data; others are copied and indexed immediately.
         copy: copy whole shards from a store to the local cache when they are first needed. False: read only the
-            requested samples, by concurrent range requests, without caching; every shard needs an index beside it.
+            requested samples, by concurrent range requests, again at each read; every shard needs an index beside it.
         storage: access options and the cache, see `penstock.storage.Storage`.
         cache_dir: folder for indexes. Default: beside the shards, or the user's cache if that is read-only or full.
         progress: show a bar while indexing: True, False, or None for large shards on a terminal.

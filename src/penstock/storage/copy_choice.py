@@ -1,7 +1,7 @@
 """Choose which objects of an epoch are copied, and which are read by ranges; jobs and planning share this arithmetic.
 
 all objects fit the cache, or the objects in use at a time take half of it:   all are copied when they are needed
-else (a global shuffle):                                                      as many as fit stay, others: ranges
+else (a global shuffle):                                                      as many as fit stay; ranges of others
 """
 
 from __future__ import annotations

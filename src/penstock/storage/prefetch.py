@@ -5,8 +5,8 @@
     ahead.get(url)            a complete copy, open
     ahead.advance(100)        report that the consumer is at position 100: the next objects are fetched
 
-Objects are fetched in the order of need. The planned uses are published in the cache's folder, so the cache evicts the
-objects that are needed last by all processes (`penstock.storage.futures`).
+Objects are fetched in the order of need. The planned uses are published in the cache's folder, so the cache first
+evicts the objects whose next use by any process is furthest away (`penstock.storage.futures`).
 """
 
 from __future__ import annotations
