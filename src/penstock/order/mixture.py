@@ -230,7 +230,7 @@ class BlockMixture:
         if not 0 <= ordinal < has:
             raise OrderError(f"source {source} has {has} samples in the epoch, so it has no sample {ordinal}")
         number = ordinal * self.total // self.weights[source] >> (DIGIT_BITS * self._digits)
-        # The source's share before a bound is off by at most one sample, and each block has more than one of its samples.
+        # The source's share before a bound is off by one sample at most, and a block has more than one of its samples.
         for near in (number + 1, number):
             block = self._block_of(min(near, self._whole) * self.block_size)
             if block.count_before(source) <= ordinal:
