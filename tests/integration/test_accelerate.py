@@ -220,10 +220,10 @@ def test_loaders_without_a_seed(build: Callable[[], ps.DataLoader[Any]]) -> None
     ],
 )
 def test_what_makes_batches_goes_on_making_them(how: dict[str, Any]) -> None:
-    """Light batches go on as light unless somebody chose."""
+    """Small batches keep their depth unless the user chose another."""
     loader = make(**how)
     config, same = loader.config, like(loader, batch_sampler=loader.batch_sampler).config
-    for value in ("light", "depth", "kind", "workers", "threads"):
+    for value in ("small_batch_depth", "depth", "kind", "workers", "threads"):
         assert getattr(same, value) == getattr(config, value)
 
 

@@ -282,7 +282,7 @@ def test_a_data_set_that_is_a_share_takes_no_sampler_that_deals(tmp_path: Any) -
     path = tmp_path / "meta.txt"
     path.write_text("".join(f"{i}.jpg {i}\n" for i in range(20)))
     dataset = ps.RankDataset(path, rank=0, world_size=2)
-    with pytest.raises(PartitionError, match="RankDataset holds this rank's share already, and Share would split it"):
+    with pytest.raises(PartitionError, match="RankDataset already is this rank's share, and Share would split it"):
         ps.DataLoader(dataset, 2, sampler=Share(range(10), 2, 0))
     grouped = GroupedBatchSampler(range(10), [0] * 10, 2, world_size=2, rank=0)
     with pytest.raises(PartitionError, match="GroupedBatchSampler would split it"):

@@ -505,7 +505,7 @@ def test_a_sampler_needs_the_number_of_samples(shards: Shards, loader: dict[str,
 
 @pytest.mark.parametrize("value", [0, 2.5, "4", True, None])
 def test_how_many_shards_a_window_has(shards: Shards, value: Any) -> None:
-    with pytest.raises(ConfigError, match="window_shards is a positive number"):
+    with pytest.raises(ConfigError, match="window_shards must be a positive number"):
         shards.dataset(window_shards=value)
 
 

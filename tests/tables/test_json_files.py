@@ -175,7 +175,7 @@ def test_what_opens_as_a_manifest(tmp_path: Path) -> None:
         ps.open(tmp_path / "none.jsonl")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "y"}'))
     assert ps.open(tmp_path)[0] == {"text": "y"} or ps.open(tmp_path)[0]["path"]
-    with pytest.raises(ConfigError, match="together"):
+    with pytest.raises(ConfigError, match="open them one by one"):
         ps.open([path, tmp_path / "x.tar"])
 
 

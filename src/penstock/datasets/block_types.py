@@ -87,8 +87,9 @@ class BlockTypes:
             if error.errno not in UNWRITABLE:
                 raise
             warnings.warn(
-                f"{path}: the types of packs cannot be stored: {error.strerror}. Until this works, each process "
-                "computes them again and holds them in memory. Free space, or set XDG_CACHE_HOME to another folder",
+                f"{path}: the types of packs cannot be stored there: {error.strerror}. Until this works, each "
+                "process computes them again and holds them in memory. Free space, or set XDG_CACHE_HOME to "
+                "another folder",
                 stacklevel=2,
             )
             return cls(*_in_memory(blocks, kind, layout_of))

@@ -100,7 +100,7 @@ class ClassIndex:
         try:
             return _opened(path, keys, count)
         except OSError as error:
-            advice = f"{path}: the index of the classes cannot be kept there: {error.strerror or error}"
+            advice = f"{path}: the index of the classes cannot be stored there: {error.strerror or error}"
             if cache_dir is None and error.errno in UNWRITABLE:
                 warnings.warn(
                     f"{advice}. Each process now holds its own copy in memory, {_itemsize(n)} bytes a row. Free space, "

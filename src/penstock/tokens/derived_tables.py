@@ -40,7 +40,7 @@ def kept_array(key: str, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None]
         if error.errno not in UNWRITABLE:
             raise
         warnings.warn(
-            f"{path}: {what} cannot be kept there ({error.strerror}): each process makes one of its own in memory. "
+            f"{path}: {what} cannot be stored there ({error.strerror}): each process holds its own copy in memory. "
             "Free space, or set XDG_CACHE_HOME to another folder",
             stacklevel=2,
         )
