@@ -66,9 +66,10 @@ class MiniEpoch(NamedTuple):
         samples: number of rows of the epoch.
         mini_epochs_done, consumed: number of mini-epochs and samples that the job had consumed when the rest of the
             epoch was split among another number of ranks; 0 for a whole epoch.
-        skip: number of this rank's samples of the mini-epoch that were consumed before a resume. nodes, ranks: numbers
-        for the epoch's order, if a state contains them (``locality="node"``); 0 means the job's numbers. changes:
-        changes of a mixture's weights during the job.
+        skip: number of this rank's samples of the mini-epoch that were consumed before a resume.
+        nodes, ranks: numbers for the epoch's order, if a state contains them (``locality="node"``); 0 means the job's
+            numbers.
+        changes: changes of a mixture's weights during the job.
     """
 
     epoch: int

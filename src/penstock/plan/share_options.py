@@ -24,9 +24,9 @@ class PartitionOptions(TypedDict, total=False):
     Keys:
         rank, world_size: by default from torch.distributed, else from RANK and WORLD_SIZE, else 0 and 1. They are read
             at the first use and fixed from then on.
-        process_group: the group that splits the data, if it is not the default group. mini_epochs: number of
-        mini-epochs (sub-epochs) of an epoch. All have the same length, with padding at the end of
-            the epoch.
+        process_group: the group that splits the data, if it is not the default group.
+        mini_epochs: number of mini-epochs (sub-epochs) of an epoch. All have the same length, with padding at the end
+            of the epoch.
         seed: the order is a function of (seed, epoch); the same on all ranks. 0 by default.
         remainder: ``"pad"`` (default), ``"drop"`` or ``"uneven"``, see `penstock.order.Partition`. For exact evaluation
             use ``shuffle="none", remainder="uneven"``; for all rows on every rank ``world_size=1, rank=0``.

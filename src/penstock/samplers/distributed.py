@@ -39,10 +39,11 @@ class DistributedSampler(EpochSampler, _Torch):
             1 and 0. They are read at the first use, so the sampler may be made before the process group.
         shuffle: ``True`` yields torch's own indices (O(N) memory, 8 bytes each). ``"global"`` and ``"block"`` yield
             Penstock's in O(1) memory. ``False`` or ``"none"`` keeps the order of the dataset.
-        seed: the same on all ranks. drop_last: leave out the last samples instead of repeating the first ones, so that
-        all ranks have the same number. remainder: ``"pad"``, ``"drop"`` or ``"uneven"`` (every sample exactly once,
-        ranks may differ by one: for exact
-            evaluation). By default ``"drop"`` with ``drop_last``, else ``"pad"``.
+        seed: the same on all ranks.
+        drop_last: leave out the last samples instead of repeating the first ones, so that all ranks have the same
+            number.
+        remainder: ``"pad"``, ``"drop"`` or ``"uneven"`` (every sample exactly once, and ranks may differ by one: for
+            exact evaluation). By default ``"drop"`` with ``drop_last``, else ``"pad"``.
         block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
         process_group: the group that splits the data, if it is not the default group.
 

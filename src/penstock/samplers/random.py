@@ -26,10 +26,9 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
     """Indices in random order, with the signature and semantics of ``torch.utils.data.RandomSampler``.
 
     Args:
-        data_source: anything with a length (read again for every epoch). replacement: draw with replacement.
-        num_samples: number of samples to draw, by default all. If there are more than in the dataset, further
-        permutations
-            follow.
+        data_source: anything with a length (read again for every epoch).
+        replacement: draw with replacement.
+        num_samples: number of samples to draw, by default all. If it exceeds the dataset, more permutations follow.
         generator: the generator to draw from, for ``shuffle=True``. By default each epoch draws a seed from torch's
             global generator.
         shuffle: ``True`` yields torch's own indices (8 bytes of memory each). ``"global"`` and ``"block"`` yield

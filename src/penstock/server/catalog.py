@@ -121,8 +121,8 @@ class Catalog:
         """Reopen all files; return the names whose content changed, which get a new version.
 
         Raises:
-            ManifestError: files that cannot be opened. The others are reloaded first; the failed ones keep their
-            version.
+            ManifestError: files that cannot be opened. The others are reloaded first; the failed ones keep
+                their version.
         """
         changed, failures = [], []
         with self._lock:
