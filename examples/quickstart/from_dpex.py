@@ -13,7 +13,7 @@ ADDRESS = (
 
 
 class Squares(Dataset):
-    """Stands for a data set of yours."""
+    """Stands in for your dataset."""
 
     def __len__(self):
         return 100

@@ -320,10 +320,10 @@ def test_what_does_not_pickle_is_named_with_the_way_out(method: str) -> None:
         pass
 
     wrong: list[tuple[str, Any, dict[str, Any]]] = [
-        (r"the data set \(.*<locals>\.Local\)", Local(8), {}),
+        (r"the dataset \(.*<locals>\.Local\)", Local(8), {}),
         (r"the collate_fn \(.*<lambda>\)", Squares(8), {"collate_fn": lambda samples: samples}),
         (r"the worker_init_fn \(.*<lambda>\)", Squares(8), {"worker_init_fn": lambda number: None}),
-        (r"the data set \(Holds\)", Holds(), {}),
+        (r"the dataset \(Holds\)", Holds(), {}),
     ]
     for who, dataset, options in wrong:
         loader: Any = DataLoader(dataset, num_workers=1, multiprocessing_context=method, **options)

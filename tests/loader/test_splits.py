@@ -156,7 +156,7 @@ def is_silent() -> Iterator[None]:
 def test_a_share_keeps_its_own_order(name: str, options: Any, ranks: int, tmp_path: Path, job: Any) -> None:
     def read(**options: Any) -> Any:
         loader = loader_over(SHARES[name](tmp_path, seed=5), **options)
-        assert loader.splits == "the data set"
+        assert loader.splits == "the dataset"
         return epochs(loader), loader.epoch
 
     found = job(ranks, lambda: read(**options))
@@ -170,7 +170,7 @@ def test_a_share_keeps_its_own_order(name: str, options: Any, ranks: int, tmp_pa
 def test_a_share_refuses_another_order(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not shuffle='block': choose the order there"):
         loader_over(SHARES[name](tmp_path), shuffle="block")
-    assert loader_over(SHARES[name](tmp_path, shuffle="block"), shuffle="block").splits == "the data set"
+    assert loader_over(SHARES[name](tmp_path, shuffle="block"), shuffle="block").splits == "the dataset"
     loader_over(SHARES[name](tmp_path, shuffle="none"), shuffle="none")
 
 
@@ -186,7 +186,7 @@ def test_a_share_in_order_refuses_a_shuffle(tmp_path: Path) -> None:
 
 def test_an_image_data_set_is_as_its_records(tmp_path: Path) -> None:
     images = ps.ImageDataset(ps.RankDataset(manifest(tmp_path)), size=8)
-    assert loader_over(images, shuffle=True).splits == "the data set"
+    assert loader_over(images, shuffle=True).splits == "the dataset"
     with pytest.raises(ConfigError, match="not shuffle='block'"):
         loader_over(images, shuffle="block")
 
@@ -505,7 +505,7 @@ def test_other_data_inside_of_torchs_keep_torchs_meaning(job: Any) -> None:
 def test_shares_inside_of_torchs_are_shares(tmp_path: Path, job: Any) -> None:
     def read() -> Any:
         loader = loader_over(ConcatDataset([share(tmp_path, seed=1), share(tmp_path, seed=2)]), shuffle=True)
-        assert loader.splits == "the data set"
+        assert loader.splits == "the dataset"
         return epochs(loader)
 
     assert together(job(2, read), 0) == sorted([*range(N)] * 2)
@@ -612,9 +612,9 @@ def test_who_splits_is_said(tmp_path: Path, job: Any) -> None:
         assert loader_over(data, sampler=ps.DistributedSampler(data)).splits == "a sampler"
         assert loader_over(data, sampler=ps.RandomSampler(data)).splits == "nobody"
         assert loader_over(data).splits == "nobody"
-        assert loader_over(Subset(share(tmp_path), range(4)), shuffle=True).splits == "the data set"
+        assert loader_over(Subset(share(tmp_path), range(4)), shuffle=True).splits == "the dataset"
         stream = ps.MPDataset(manifest(tmp_path), batch_size=4)
-        assert loader_over(stream).splits == "the data set"
+        assert loader_over(stream).splits == "the dataset"
 
     job(2, look)
 

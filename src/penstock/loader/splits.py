@@ -53,7 +53,7 @@ from penstock.sources.batched import BatchedDataset
 
 __all__ = ["OrderArguments", "Splitter", "check_split", "choose_sampler", "epoch_of_other_world", "splitter_of"]
 
-Splitter = Literal["the data set", "the loader", "a sampler", "a framework", "nobody"]
+Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
 
 _warned = False
 """Whether this process has warned of a loader without shuffle."""
@@ -143,7 +143,7 @@ def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, by_framework: boo
         by_framework: whether a framework distributes the batches to the ranks.
     """
     if holds_a_share(loader.dataset) or isinstance(loader.dataset, IterableDataset):
-        return "the data set"
+        return "the dataset"
     if splits_by_rank(loader, ranks=distributed.current().world_size):
         return "the loader" if chosen else "a sampler"
     return "a framework" if by_framework else "nobody"

@@ -119,7 +119,7 @@ def _explain(error: Exception, setup: Setup) -> None:
     """Add a note that names the loader's argument that cannot be pickled, and the remedies."""
     fetcher = setup.fetcher
     for name, value in {
-        "data set": fetcher.dataset,
+        "dataset": fetcher.dataset,
         "collate_fn": fetcher.collate_fn,
         "worker_init_fn": setup.init,
         "on_error": getattr(fetcher, "on_error", None),

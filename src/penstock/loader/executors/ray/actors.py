@@ -186,7 +186,7 @@ class Actors:
                 self.close()
                 raise ClusterError(
                     f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
-                    "All nodes need penstock, torch and the modules of the data set, in the versions of this program"
+                    "All nodes need penstock, torch and the modules of the dataset, in the versions of this program"
                 ) from error
             self.replace(member)
             return

@@ -309,8 +309,8 @@ class RayExecutor(Executor):
         if self._turns:
             self._actors.close()
             why = (
-                f"worker {member.number} on node {member.place} was lost, and with it what its copy of the data set "
-                "was at: an iterable data set, or one with a state of its own, cannot go on without. Resume from the "
+                f"worker {member.number} on node {member.place} was lost, and with it what its copy of the dataset "
+                "was at: an iterable dataset, or one with a state of its own, cannot go on without. Resume from the "
                 f"last state_dict(). Ray says: {error}"
             )
             return [Lost(member.number, [], [], why)]
