@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.loader.metrics import export
 from penstock.tables.lru import LruCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample 13", "ignore:more than 3 batches")
@@ -209,3 +210,32 @@ def test_a_small_cache_never_loses_count_of_its_bytes() -> None:
 
     together(get)
     assert kept._held == 10 * len(kept._values) <= 55
+
+
+def test_loaders_exported_by_two_threads_share_a_collector() -> None:
+    """The registry pauses in the middle of a registration, so that both threads are in it unless one waits."""
+    prometheus = pytest.importorskip("prometheus_client")
+
+    class SlowRegistry(prometheus.CollectorRegistry):  # type: ignore[misc, name-defined]
+        def register(self, collector: Any) -> None:
+            time.sleep(0.2)
+            super().register(collector)
+
+    registry, start = SlowRegistry(), threading.Barrier(2)
+    loaders = [ps.DataLoader(range(4), batch_size=2) for _ in range(2)]
+    failures: list[BaseException] = []
+
+    def run(loader: ps.DataLoader[Any]) -> None:
+        start.wait()
+        try:
+            export(loader, registry=registry)
+        except ValueError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(loader,)) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [registry.get_sample_value("penstock_workers", {"loader": name}) for name in "01"] == [0, 0]
