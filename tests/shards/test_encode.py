@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,11 @@ def test_other_encoders() -> None:
     assert make_encoder(False)({"x": b"a"}) == {"x": b"a"}
     own = make_encoder(lambda sample: {"x": b"own"})
     assert own({"x": 1}) == {"x": b"own"}
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(
+        ShardError, match=r"a\.png: a ndarray cannot be written as png without pillow: pip install pillow"
+    ):
+        ENCODE({"a.png": np.zeros((2, 2, 3), np.uint8)})

@@ -108,7 +108,7 @@ def encode_sample(sample: Mapping[str, Any], encoders: Mapping[str, Callable[[An
     """Return a sample with bytes for every extension; values whose name begins with an underscore are unchanged.
 
     Raises:
-        ShardError: no encoder for an extension, or a value that it does not accept.
+        ShardError: no encoder for an extension, a value that it does not accept, or a missing package.
     """
     return {name: value if name.startswith("_") else _encode(name, value, encoders) for name, value in sample.items()}
 
@@ -128,6 +128,12 @@ def _encode(name: str, value: Any, encoders: Mapping[str, Callable[[Any], bytes]
         raise ShardError(f"no handler found for {extension}: give bytes, or encoder={{{extension!r}: function}}")
     try:
         return encoder(value)
+    except ImportError as error:
+        package = {"PIL": "pillow"}.get(error.name or "", error.name)
+        raise ShardError(
+            f"{name}: a {type(value).__name__} cannot be written as {extension} without {package}: pip install "
+            f"{package}, or give the bytes of the file"
+        ) from error
     except ShardError:
         raise
     except (TypeError, ValueError, AttributeError) as error:
