@@ -18,6 +18,8 @@ from check_site import broken, check, not_searched, read, undocumented
 from full_run import full_only
 from interpreter_support import FULL
 
+import penstock
+
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -118,10 +120,23 @@ def test_figures_of_the_first_pages_are_those_of_the_performance_page() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """One sentence, one picture, a start, a table, two commands and links; figures in detail are on the site."""
+    """The problem, two pictures, a start, a table, two commands and links; figures in detail are on the site."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 120
-    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
+    assert len(text.splitlines()) < 100
+    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 2
+
+
+def test_the_citation_names_the_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [penstock.__version__]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/**/*.yml")), ids=lambda path: path.name)
+def test_forms_and_workflows_can_be_read(path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys = {"ISSUE_TEMPLATE": {"name", "description", "body"}, "workflows": {"name", "permissions", "jobs"}}
+    assert path.name == "config.yml" or keys[path.parent.name] <= set(content)
 
 
 def test_each_ability_of_the_readme_names_a_test_or_a_benchmark() -> None:
