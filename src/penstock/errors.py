@@ -3,7 +3,7 @@
 Every error that Penstock raises on purpose is a `PenstockError` and also the built-in type that a program written for
 torch would catch (`ValueError`, `OSError`, `RuntimeError`), so ``except ValueError`` keeps working. Errors of *user*
 code (a dataset's ``__getitem__``, a ``collate_fn``) are not wrapped: they keep their type, and `BaseException.add_note`
-adds the context.
+adds the context. StopIteration is an exception: see `escaped`.
 
 Messages name the file, the line or row, the rank where it matters, and the remedy.
 """
@@ -52,6 +52,18 @@ __all__ = [
     "UnknownDataSetError",
     "WorkerError",
 ]
+
+
+def escaped(stop: StopIteration) -> RuntimeError:
+    """Return the error to raise in place of a StopIteration that is not the end of an iterator, as generators do.
+
+    Otherwise it would end an epoch early, as if all samples had been delivered.
+    """
+    text = f": {stop}" if str(stop) else ""
+    error = RuntimeError(f"StopIteration was raised, but not by an iterator at its end{text}")
+    for note in getattr(stop, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 class PenstockError(Exception):

@@ -101,10 +101,59 @@ def test_errors_arrive_and_the_pass_goes_on(kind: str, how: str, request: pytest
         assert "a note that should arrive" in getattr(got[3], "__notes__", [])
 
 
-@pytest.mark.parametrize("how", ALL)
-def test_stop_iteration_ends_the_loop_as_in_torch(how: str) -> None:
-    got = one_pass(DataLoader(Raises(8, StopIteration), **ALL[how]))
-    assert got == one_pass(TorchDataLoader(Raises(8, StopIteration))) == [0, 1, 2]
+def stop(*_: Any) -> Any:
+    raise StopIteration
+
+
+class Stops(torch.utils.data.IterableDataset[int]):
+    """Yields 8 items; ``where`` names the place that raises StopIteration."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __iter__(self) -> Iterator[int]:
+        return stop() if self.where == "iter" else iter(range(8))
+
+
+def stop_at_three(samples: list[int]) -> int:
+    return stop() if samples == [3] else samples[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "where"), [*((how, "getitem") for how in ALL), ("inline", "collate"), ("fork", "collate")]
+)
+def test_stop_iteration_is_an_error_of_its_batch(how: str, where: str) -> None:
+    """In torch it ends the epoch like a complete one."""
+    data: Any = Raises(8, StopIteration) if where == "getitem" else range(8)
+    collate = stop_at_three if where == "collate" else None
+    assert one_pass(TorchDataLoader(data, collate_fn=collate)) == [0, 1, 2]
+    got = one_pass(DataLoader(data, collate_fn=collate, **ALL[how]))
+    assert got[:3] + got[4:] == [0, 1, 2, 4, 5, 6, 7]
+    assert type(got[3]) is RuntimeError
+    assert "StopIteration was raised, but not by an iterator at its end" in str(got[3])
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "chunk"])
+def test_stop_iteration_of_a_sample_is_skipped(how: str) -> None:
+    loader = DataLoader(Raises(8, StopIteration), 2, on_error="skip", **ALL[how])
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("where", ["collate", "iter", "init"])
+@pytest.mark.parametrize("how", ["inline", "thread", "fork"])
+def test_stop_iteration_around_a_stream_is_an_error(how: str, where: str) -> None:
+    """Only the stream's own iterator ends it."""
+    if how == "inline" and where == "init":
+        pytest.skip("nothing calls worker_init_fn there")
+    with within(60), pytest.raises(RuntimeError, match="StopIteration"):
+        list(
+            DataLoader(
+                Stops(where),
+                collate_fn=stop_at_three if where == "collate" else None,
+                worker_init_fn=stop if where == "init" else None,
+                **ALL[how],
+            )
+        )
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

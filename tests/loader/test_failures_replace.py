@@ -194,7 +194,6 @@ class TestFilling:
 
 FATAL = [
     MemoryError(),
-    StopIteration(),
     StopAsyncIteration(),
     KeyboardInterrupt(),
     SystemExit(1),
@@ -224,6 +223,7 @@ OF_A_SAMPLE = [
     IndexError("i"),
     UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
     TimeoutError("t"),
+    StopIteration(),
 ]
 
 

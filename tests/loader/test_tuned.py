@@ -147,6 +147,19 @@ def test_an_error_of_a_worker_is_the_samples_alone() -> None:
     assert "StopIteration" not in str(raised.value)
 
 
+class NotPickled(Faulty):
+    pure = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise StopIteration
+
+
+def test_stop_iteration_while_workers_start_does_not_end_the_epoch() -> None:
+    loader = DataLoader(NotPickled(40, ()), 2, num_workers="auto", multiprocessing_context="spawn")
+    with loader, pytest.raises(RuntimeError, match="StopIteration"):
+        list(scripted(loader, [T2, P2], [2]))
+
+
 @pytest.mark.parametrize("executor", ["auto", "process", "thread"])
 def test_errors_come_in_their_places(executor: str) -> None:
     data = Faulty(20, {0, 5, 9, 19})

@@ -239,6 +239,14 @@ def test_stream_in_a_loader(tmp_path: Path, workers: int) -> None:
     assert had + [batch.tolist() for batch in again] == whole
 
 
+def test_stop_iteration_of_load_does_not_end_the_stream(tmp_path: Path) -> None:
+    def load(sample: Any) -> Any:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(StreamShards(write_shards(tmp_path, [2]), load=load))
+
+
 def test_stream_errors_and_handlers(tmp_path: Path) -> None:
     paths = write_shards(tmp_path, [5, 5, 5])
     data = Path(paths[1]).read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -209,6 +210,20 @@ def test_behind_an_error_the_cursor_is_behind_the_failed_sample(tmp_path: Path, 
         had.extend(stream)
     assert list(stream) == []
     assert (had, list(source.open(through_json(stream.cursor())))) == (list(range(8)), list(range(9, 20)))
+
+
+def first_again(items: Iterator[int]) -> Iterator[int]:
+    """Begins with the first item, as stages do that look at it. It assumes that there is one."""
+    first = next(items)
+    return itertools.chain([first], items)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_stage_that_leaks_stop_iteration_does_not_end_the_stream(mixed: bool) -> None:
+    pipeline = wds.DataPipeline((), first_again)
+    source: Any = ps.Mixture([(pipeline, 1), (wds.DataPipeline(range(5)), 1)]) if mixed else pipeline
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(source)
 
 
 def test_an_error_at_the_beginning_of_a_pass_leaves_a_state_there() -> None:

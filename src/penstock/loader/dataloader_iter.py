@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
-from penstock.errors import WorkerError
+from penstock.errors import WorkerError, escaped
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
@@ -236,6 +236,8 @@ class DataLoaderIter:
         if result.error is not None:
             # After Ctrl-C the batch counts as undelivered, and a state says so.
             failure, result = result.error, result._replace(error=None)
+            if isinstance(failure, StopIteration):
+                failure = escaped(failure)
             if isinstance(failure, Exception):
                 self._failed(result, failure, perf_counter() - start)
             self._in_hand = False
@@ -293,10 +295,6 @@ class DataLoaderIter:
 
     def _failed(self, result: BatchResult, error: Exception, wait: float) -> None:
         """Record an error in place of a batch. The next call continues after it."""
-        # A StopIteration that escapes from a dataset ends the loop, as in torch.
-        if isinstance(error, StopIteration):
-            self._end(wait)
-            return
         self._statistics.failed(wait)
         self._states.begun(self._batches.first_states)
         self._states.failed(result.worker, result.state)

@@ -43,7 +43,7 @@ LoadOne = Callable[[Any, int], Any]
 """``load_one(index, key) -> sample``: loads a sample with its key's generators."""
 
 NEVER_TOLERATED: Final[tuple[type[Exception], ...]] = (
-    *(MemoryError, StopIteration, StopAsyncIteration),
+    *(MemoryError, StopAsyncIteration),
     *(ConfigError, OrderError, PartitionError, SamplerError, StateError, TooManyErrors),
     *(ManifestChangedError, ManifestIOError),
     torch.OutOfMemoryError,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
+from penstock.errors import escaped
 from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
@@ -185,11 +186,14 @@ class Fetch:
         self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
     ) -> Any:
         """Run a job with the global generators seeded for each sample, if that is configured."""
-        if not self.seed_globals or not request.indices:
-            return job(request, metrics)
-        if self._seeding is None:
-            self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
-        return self._seeding.make(partial(job, request), metrics, request.first_key)
+        try:
+            if not self.seed_globals or not request.indices:
+                return job(request, metrics)
+            if self._seeding is None:
+                self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
+            return self._seeding.make(partial(job, request), metrics, request.first_key)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
 
     @property
     def _seed(self) -> Callable[[int], None] | None:

@@ -314,11 +314,7 @@ class Position:
         return _without(requests, progress.delivered_before) if progress.delivered_before else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
-        """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch.
-
-        A StopIteration that escapes from a dataset also ends a loop, as in torch. That epoch does not count as
-        complete.
-        """
+        """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch."""
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress, self._epoch_delivered = None, _epoch(progress)
             self.states.finish(fresh=fresh())

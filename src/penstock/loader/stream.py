@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from penstock.errors import StateError
+from penstock.errors import StateError, escaped
 from penstock.loader.fetch import preserved_generators
 from penstock.loader.generators import WorkerGenerators
 from penstock.loader.messages import BatchMetrics, BatchRequest
@@ -113,13 +113,16 @@ class StreamFetch:
             self._own = WorkerGenerators()
         resume, self._resume = self._resume, None
         self._interval.reset()
-        if resume is None:
-            self._open(epoch)
-        else:
-            self._go_on(resume, epoch)
-            if resume.in_iterator:
-                return None
-        return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
+        try:
+            if resume is None:
+                self._open(epoch)
+            else:
+                self._go_on(resume, epoch)
+                if resume.in_iterator:
+                    return None
+            return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
 
     def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
         """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
@@ -226,6 +229,8 @@ class StreamFetch:
         start = time.perf_counter()
         try:
             return self.collate_fn(items)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
         finally:
             metrics.collate += time.perf_counter() - start
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from penstock.errors import WorkerError
+from penstock.errors import WorkerError, escaped
 from penstock.loader.autotune import Autotuner
 from penstock.loader.dataloader_iter import ResultIterator
 from penstock.loader.engine import Engine, EpochRun
@@ -161,14 +161,15 @@ class TunedBatches:
                     return self._note(result, asked)
                 # Not in the except block above: the end of the segment would be in all tracebacks of workers forked
                 # here.
-                if not self._next_segment():
-                    raise StopIteration
-            except StopIteration:
-                raise
-            except BaseException:
+                continues = self._next_segment()
+            except BaseException as error:
                 self._interrupted = True
                 self.close()
+                if isinstance(error, StopIteration):
+                    raise escaped(error) from error
                 raise
+            if not continues:
+                raise StopIteration
 
     def poll(self) -> bool:
         """Return whether `next` would return at once."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.errors import StateError
+from penstock.errors import StateError, escaped
 from penstock.plan.cursor import State, read_int, read_mapping
 from penstock.plan.stream import Stream, is_opened
 
@@ -93,6 +93,12 @@ class SourceStream(Stream):
         return {}
 
     def _open(self, cursor: Mapping[str, Any]) -> Iterator[Any]:
+        try:
+            return self._opened(cursor)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
+
+    def _opened(self, cursor: Mapping[str, Any]) -> Iterator[Any]:
         source, had = self._source, cursor["had"]
         if is_opened(source):
             return source.open(cursor["cursor"]) if "cursor" in cursor else source.open(epoch=self._epoch)

@@ -39,7 +39,7 @@ def _count(path: str) -> int:
 
 def _each(work: Callable[[str], T], paths: list[str], workers: int) -> Iterator[T]:
     if min(workers, len(paths)) <= 1:
-        yield from map(work, paths)
+        yield from (work(path) for path in paths)
         return
     try:
         with process_pool(min(workers, len(paths))) as pool:

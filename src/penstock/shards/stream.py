@@ -18,7 +18,7 @@ import torch.distributed as dist
 import xxhash
 
 from penstock import distributed
-from penstock.errors import ConfigError, PartitionError, ShardError, StorageError
+from penstock.errors import ConfigError, PartitionError, ShardError, StorageError, escaped
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
@@ -255,7 +255,10 @@ class _Loaded(Stream):
         sample = next(self._samples)
         text = f"{os.path.basename(sample[URL])}\n{sample[KEY]}".encode("utf-8", "surrogateescape")
         key = sample_key(self._samples.part.seed, self._samples.part.epoch, xxhash.xxh3_64_intdigest(text) >> 2)
-        return call_in_scope(key, self._load, sample)
+        try:
+            return call_in_scope(key, self._load, sample)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
 
     def cursor(self) -> State:
         return self._samples.cursor()

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from penstock import distributed
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, StateError, escaped
 from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
@@ -87,7 +87,11 @@ class _PipelineStream(EpochStream):
         if "source" in cursor:
             passes.stages[0].load_state_dict(cursor["source"])
         context = passes.context._replace(turn=int(cursor["turn"]))
-        self._step = open_steps(passes.stages, context, cursor["steps"])
+        try:
+            self._step = open_steps(passes.stages, context, cursor["steps"])
+        except StopIteration as stop:
+            # Such as ``first = next(source)`` in a stage, over a source without items.
+            raise escaped(stop) from stop
         return self._step
 
     def _end_pass(self) -> None:

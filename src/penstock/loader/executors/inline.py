@@ -8,7 +8,6 @@ from penstock.loader.executors.base import Began, Event, Executor, PendingBatch
 from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
-from penstock.loader.stream import StreamFetch
 from penstock.plan.stream_plan import EpochStart
 from penstock.random import call_in_scope
 
@@ -28,7 +27,6 @@ class InlineExecutor(Executor):
     def __init__(self, fetcher: Fetcher, epoch: EpochStart = None) -> None:
         super().__init__()
         self._fetcher = fetcher
-        self._stream = isinstance(fetcher, StreamFetch)
         self._result: BatchResult | None = None
         self._events: list[Event] = [Began(0, fetcher.begin(epoch))]
 
@@ -67,7 +65,7 @@ class InlineExecutor(Executor):
         try:
             return BatchResult(self._fetcher(batch.request, metrics), metrics, 0, state=self._fetcher.state_dict())
         except StopIteration as error:
-            batch.ended = self._stream
+            batch.ended = True
             return BatchResult(None, metrics, 0, error=error)
         except BaseException as error:  # also Ctrl-C: then the batch is missing, and the next call continues after it
             if isinstance(error, Exception) and raised_by_signal_handler(error):

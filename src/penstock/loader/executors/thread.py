@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from penstock.errors import WorkerError
+from penstock.errors import WorkerError, escaped
 from penstock.loader.arena import Shared, collating_into
 from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
 from penstock.loader.executors.thread_pool import Failure, ThreadPool, thread_number
@@ -87,6 +87,8 @@ class _Lane:
             crew.check(failure)
             with worker_scope(crew.infos[self.number]):
                 first = self.fetcher.begin(epoch)
+        except StopIteration as stop:
+            self._broken, self._error = True, escaped(stop)
         except BaseException as error:
             self._broken, self._error = True, error
         crew.news.put(Began(self.number, first))

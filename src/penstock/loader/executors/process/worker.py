@@ -252,8 +252,6 @@ class _Worker:
                 with collating_into(slot):
                     batch = self._fetcher(request, metrics)
             except StopIteration:
-                if not isinstance(self._fetcher, StreamFetch):
-                    raise
                 self._send("end", run, number, 0, None, metrics, slot=slot)
                 return
             packed = pack(batch, slot)

@@ -201,8 +201,6 @@ class Worker:
         try:
             batch = self._make(request, metrics) if collate else self._samples(request, metrics)
         except StopIteration:
-            if not isinstance(self._fetcher, StreamFetch):
-                raise
             return "end", None, []
         start = time.perf_counter()
         state = self._fetcher.state_dict() if collate else None
