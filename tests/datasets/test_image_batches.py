@@ -15,6 +15,7 @@ from full_run import full_only
 from interpreter_support import METHODS
 from PIL import Image
 
+import penstock
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
 from penstock.errors import ConfigError, ImageError
 from penstock.images import native
@@ -319,6 +320,29 @@ def test_masks_come_along(manifest: Manifest) -> None:
     assert images.shape == (4, 3, 48, 48)
     assert target["masks"].shape == (4, 48, 48)
     assert target["label"].tolist() == [0, 1, 2, 3]
+
+
+def half_mask(record: Any) -> dict[str, Any]:
+    height, width = read_image(record.path).shape[:2]
+    mask = np.zeros((height, width), np.uint8)
+    mask[:, : width // 2] = 1
+    return {"masks": mask}
+
+
+@pytest.mark.parametrize("make", [ImageDataset, penstock.open])
+def test_size_and_flip_apply_with_a_target(manifest: Manifest, tmp_path: Path, make: Any) -> None:
+    paths = tmp_path / "meta.txt"
+    paths.write_text("".join(f"{manifest[row].path} {row}\n" for row in range(8)))
+    source = paths if make is penstock.open else Manifest.open(paths)
+    given: dict[str, Any] = {"size": (20, 30), "flip": True, "target": half_mask}
+    chain: dict[str, Any] = {"transform": [Resize((20, 30)), HorizontalFlip()], "target": half_mask}
+    (images, targets), (same, masks) = (
+        next(iter(DataLoader(make(source, **one), 8, seed=1))) for one in (given, chain)
+    )
+    assert torch.equal(images, same)
+    assert torch.equal(targets["masks"], masks["masks"])
+    assert images.shape == (8, 3, 20, 30)
+    assert {0, 1} == set(targets["masks"][:, 0, 0].tolist()), "some images are mirrored, and their masks with them"
 
 
 def size_mask(record: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from penstock.images.entries import ImageIndex
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import decode_region, draw_region
 from penstock.images.sample_record import SampleRecord
-from penstock.images.transforms import Compose
+from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.output import Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, render
@@ -140,8 +140,9 @@ class LoadImage:
         transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of transforms.
         target: ``target(record) -> dict`` returns the image's targets (``masks``, ``boxes``, ...: see
             `penstock.images.transforms.targets`). They replace the label in the item, and the transform applies to them
-            as well. A function that draws nothing, or only from `penstock.generator`, can declare this with an
-            attribute ``pure = True``; loaders then split its batches among workers, and use threads.
+            as well; without a transform, `size` and `flip` apply to both as `Resize` and `HorizontalFlip`. A function
+            that draws nothing, or only from `penstock.generator`, can declare this with an attribute ``pure = True``;
+            loaders then split its batches among workers, and use threads.
         max_pixels: raise an error for an image with more pixels, instead of exhausting memory.
         index: `penstock.images.learned_index.find_index` or `penstock.images.entries.ImageIndex.open` of the records'
             manifest. With it, a transform decodes crops faster, with the same pixels. False: do not use the entries of
@@ -185,12 +186,14 @@ class LoadImage:
             raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
         if transform is not None and not isinstance(transform, Compose):
             transform = Compose([transform] if callable(transform) else transform)
-        if target is not None and transform is None:
-            transform = Compose([])
         if isinstance(index, ImageIndex) and transform is None:
             raise ConfigError(
                 "index= needs transform=, which decodes parts of images; without it, whole images are decoded"
             )
+        if target is not None and transform is None:
+            # Masks and boxes follow the image only through transforms.
+            resizing = [] if self.size is None else [Resize(self.size)]
+            transform = Compose([*resizing, HorizontalFlip()] if flip else resizing)
         self.index = index
         self.transform = transform
         self.target = target
