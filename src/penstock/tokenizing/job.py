@@ -24,9 +24,12 @@ import numpy as np
 import xxhash
 from filelock import Timeout
 
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.rows import excluded_rows, has_rows, row_count
+from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileIOError, PenstockError
+from penstock.plan.filter import CHUNK, KeptRows, Mask
 from penstock.progress import progress_bar
+from penstock.samplers.identity import holds_a_share
 from penstock.storage import file_lock
 from penstock.tokenizing.task import Work
 from penstock.tokenizing.workers import check_executor, start
@@ -85,8 +88,9 @@ def tokenize(
     """Tokenize all rows of a source into a folder that `penstock.DocumentDataset` opens.
 
     Args:
-        source: a dataset from `penstock.open` whose samples are dicts with a text column, read in row order; or any
-            picklable map-style dataset of texts or such dicts.
+        source: a dataset from `penstock.open` whose samples are dicts with a text column, read in row order: the rows
+            of all ranks that its filters keep and ``exclude=`` does not name. Or any picklable map-style dataset of
+            texts or such dicts. Not a `penstock.Mixture`: tokenize its sources, and mix the folders.
         out: the output folder; created if missing.
         tokenizer, column, append_eos, add_special_tokens: see `penstock.TokenizedDataset`. A function needs an
             attribute ``fingerprint``, so that a resumed job does not mix two functions.
@@ -102,21 +106,21 @@ def tokenize(
         progress: whether to show a progress bar. None: on a terminal only.
 
     Raises:
-        ConfigError: invalid arguments, a folder with other contents, or a folder into which another process
-            tokenizes now.
+        ConfigError: invalid arguments, a dataset without stored rows such as a `penstock.Mixture`, a folder with other
+            contents, or a folder into which another process tokenizes now.
         DataFileError: a row without text, a token that ``dtype`` cannot hold, a damaged ``tokens.json``.
         DataFileIOError: a file that cannot be written. Finished shards stay.
         WorkerError: a worker was killed.
         ClusterError: no Ray cluster.
 
-    Document i is row i of the source; an empty text is a document, too. Memory of this process: a bounded number of
+    Document i is row i of these rows; an empty text is a document, too. Memory of this process: a bounded number of
     spans of half a megabyte of text, and eight bytes for each document of the current shard.
     """
     _check(format, shard_tokens)
     check_executor(executor, workers, address)
     encoder = TextTokenizer(tokenizer, append_eos=append_eos, add_special_tokens=add_special_tokens)
     rows, column = _rows(source), column or COLUMN
-    check_column(getattr(rows, "columns", None), column)
+    check_column(getattr(_stored(rows), "columns", None), column)
     kind = _dtype(dtype, format, encoder)
     work = Work(rows, column, encoder, kind)
     options = {
@@ -126,7 +130,7 @@ def tokenize(
         "end_token": encoder.end,
         "shard_tokens": shard_tokens,
     }
-    with _own(Path(out), TokenFolder(format, kind, len(rows), options)) as (where, folder):
+    with _own(Path(out), TokenFolder(format, kind, row_count(rows), options)) as (where, folder):
         kept = folder.documents
         if not folder.complete:
             with start(work, executor, workers, address) as (run, count):
@@ -165,8 +169,9 @@ class _Spans:
     """
 
     def __init__(self, source: Any, first: int, workers: int) -> None:
-        self._total, self._at, self._size = len(source), first, _FIRST
-        blocks = source.blocks() if hasattr(source, "blocks") else None
+        self._total, self._at, self._size = row_count(source), first, _FIRST
+        stored = _stored(source)
+        blocks = stored.blocks() if hasattr(stored, "blocks") else None
         # A worker decodes a whole Parquet row group, even for a few of its rows.
         self._least = 1 if blocks is None else max(1, min(blocks[0] // 8, self._total // (4 * workers)))
 
@@ -183,18 +188,42 @@ class _Spans:
 
 
 def _rows(source: Any) -> Any:
-    """Return the object that reads the rows in stored order."""
-    if isinstance(source, SourceDataset):
+    """Return a dataset with the rows to tokenize, which `load_rows` reads in stored order."""
+    if has_rows(source):
         if source.load is not None:
             raise ConfigError(
                 f"this {type(source).__name__} has its own load=: leave it out, and name the text column with column="
             )
-        return source.source
+        return _without_excluded(source)
+    if holds_a_share(source):
+        raise ConfigError(
+            f"tokenize reads the stored rows of one source, and a {type(source).__name__} makes its items in an order "
+            "of its own: tokenize each source into its own folder, and combine the folders"
+        )
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ConfigError(
             f"tokenize needs a map-style dataset (with __len__ and __getitem__), got {type(source).__name__}"
         )
     return source
+
+
+def _stored(rows: Any) -> Any:
+    """Return the source that has the columns and blocks of these rows."""
+    return rows.source if has_rows(rows) else rows
+
+
+def _without_excluded(source: Any) -> Any:
+    """Return a dataset without its excluded rows, which an epoch replaces by others."""
+    excluded = excluded_rows(source)
+    if not excluded:
+        return source
+    rows = row_count(source)
+    starts = range(0, rows, CHUNK)
+
+    def masks() -> Iterator[Mask]:
+        return (~excluded.holds(np.arange(start, min(start + CHUNK, rows))) for start in starts)
+
+    return Subset(source, KeptRows.of_masks(masks, rows))
 
 
 def _dtype(dtype: str, format: str, encoder: TextTokenizer) -> str:
@@ -220,7 +249,7 @@ def _fingerprint(rows: Any, work: Work) -> str:
     own = getattr(rows, "fingerprint", None)
     if isinstance(own, str):
         return own
-    total = len(rows)
+    total = row_count(rows)
     sampled = sorted({k * (total - 1) // max(1, _SAMPLED - 1) for k in range(_SAMPLED)}) if total else []
     digest = xxhash.xxh3_128(f"{total}".encode())
     for text in work.texts(sampled):

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.datasets.file_rows import file_rows
+from penstock.datasets.rows import load_rows
 from penstock.errors import DataFileError
 from penstock.plan.source import Source
 from penstock.tokens.texts import text_of
@@ -44,11 +46,15 @@ class Work:
         """Return the texts of these rows."""
         if isinstance(self._source, Source):
             samples = self._source.records(np.asarray(rows))
-        elif callable(getitems := getattr(self._source, "__getitems__", None)):
-            samples = getitems(list(rows))
         else:
-            samples = [self._source[row] for row in rows]
-        return [text_of(sample, self._column, row) for sample, row in zip(samples, rows, strict=True)]
+            samples = load_rows(self._source, rows, None)
+        names = self._file_rows(rows)
+        return [text_of(sample, self._column, row) for sample, row in zip(samples, names, strict=True)]
+
+    def _file_rows(self, rows: Sequence[int]) -> list[int]:
+        """Return the rows before filters, for messages."""
+        found: list[int] = file_rows(self._source, np.asarray(rows, np.int64)).tolist()
+        return found
 
     def encode(self, start: int, stop: int) -> Encoded:
         """Return the tokens of rows ``start`` to ``stop - 1``.
@@ -64,7 +70,7 @@ class Work:
         limits = np.iinfo(self._dtype)
         if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
             k = int(((tokens < limits.min) | (tokens > limits.max)).argmax())
-            row = start + int(np.cumsum(lengths).searchsorted(k, "right"))
+            (row,) = self._file_rows([start + int(np.cumsum(lengths).searchsorted(k, "right"))])
             raise DataFileError(
                 f"row {row} has the token {tokens[k]}, which {self._dtype} cannot hold: use a larger dtype="
             )

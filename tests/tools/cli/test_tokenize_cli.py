@@ -15,6 +15,7 @@ import pytest
 from busy_support import HANG
 from interpreter_support import run
 from text_support import END, TEXTS, digests, expected, letters, tokenizer, tokens_of, write_table
+from torch.utils.data import ConcatDataset
 from typer.testing import CliRunner
 
 import penstock as ps
@@ -90,6 +91,34 @@ def test_rows_come_in_their_own_order_whatever_the_data_sets(table: Path, tmp_pa
         tokenize(shuffled, tmp_path / name, letters, dtype="uint16", workers=1, progress=False)
     assert documents(tmp_path / "a") == list(map(letters, TEXTS))
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_only_rows_that_filters_and_exclusions_leave(table: Path, tmp_path: Path, workers: int) -> None:
+    kept = [row for row in range(len(TEXTS)) if row % 3]
+    wanted = [letters(TEXTS[row]) for row in kept if row not in (1, 8)]
+    dataset = ps.Subset(ps.open(table, seed=1, exclude=[0, 1, 8]), kept)
+    tokenize(dataset, tmp_path / "out", letters, dtype="uint16", workers=workers, progress=False)
+    assert documents(tmp_path / "out") == wanted
+    for other in (
+        ps.Subset(ps.open(table, exclude=[1, 8]), kept[:-1]),
+        ps.Subset(ps.open(table, exclude=[4, 8]), kept),
+    ):
+        with pytest.raises(ConfigError, match="source differ"):
+            tokenize(other, tmp_path / "out", letters, dtype="uint16", workers=1, progress=False)
+
+
+def test_a_dataset_without_stored_rows_is_refused(table: Path, tmp_path: Path) -> None:
+    parts = [ps.open(table), ps.open(table)]
+    for source in (ps.Mixture([(part, 1) for part in parts]), ConcatDataset(parts)):
+        with pytest.raises(ConfigError, match="tokenize each source into its own folder"):
+            tokenize(source, tmp_path / "out", letters, dtype="uint16", workers=1, progress=False)
+
+
+def test_an_error_names_the_row_of_the_file(tmp_path: Path) -> None:
+    table = ps.open(write_table(tmp_path / "text.parquet", [*TEXTS, "\u00ff"]))
+    with pytest.raises(DataFileError, match=f"row {len(TEXTS)} has the token 255"):
+        tokenize(ps.Subset(table, [len(TEXTS)]), tmp_path / "out", letters, dtype="int8", workers=1, progress=False)
 
 
 def small(out: Path, texts: list[str] = TEXTS, **options: Any) -> Any:
