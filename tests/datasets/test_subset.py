@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,35 @@ class _Stream(IterableDataset[int]):
 def test_what_makes_no_sense(data: Any, keep: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Subset(data, keep)
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["in place", "renamed, with the old time"])
+def test_a_table_that_is_written_again(tmp_path: Path, renamed: bool) -> None:
+    path, scores = tmp_path / "scores.arrow", np.ones(600_000, np.uint8)
+
+    def write() -> None:
+        table = pa.table({"score": scores})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    def counts() -> tuple[int, int]:
+        table = TableDataset(path, rank=0, world_size=1)
+        kept = Subset(table, pc.field("score") > 0)
+        return len(kept), len(PackedDataset(table, 1, lengths="score", rank=0, world_size=1))
+
+    write()
+    before = TableDataset(path).fingerprint
+    assert counts() == (600_000, 600_000)
+    old = path.stat()
+    if renamed:
+        path.rename(tmp_path / "old.arrow")
+    scores[200_000:200_300] = 0
+    write()
+    if renamed:
+        os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert path.stat().st_size == old.st_size
+    assert TableDataset(path).fingerprint == before, "a fingerprint of a large file samples it"
+    assert counts() == (599_700, 599_700)
 
 
 def test_an_expression_over_columns_that_are_not_there(manifest: Manifest) -> None:

@@ -1,7 +1,7 @@
 """Convert ``keep=`` of a `Subset` (a mask, an array of rows, or an expression over columns) to `KeptRows`.
 
 An expression is evaluated once, in chunks, and reads only the columns that it names. The result is cached under the
-fingerprint of the data and the text of the expression.
+fingerprint of the data, the version of its files (size, modification time and inode, or ETag) and the expression.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _evaluate(keep: pc.Expression, of: Filterable) -> KeptRows:
     names = _columns_in(keep, of.source.columns)
     # Without a fingerprint, the data may be different next time, so nothing is cached. The expression is pickled,
     # because its text abbreviates long lists.
-    identity = f"{of.fingerprint} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
+    version = of.source.version if isinstance(of.source, TableFiles) else ""
+    identity = f"{of.fingerprint} {version} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
     name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(identity)
     return KeptRows.of_masks(lambda: _masks(keep, names, of), of.samples, name=name)
 

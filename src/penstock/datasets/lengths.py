@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from penstock.datasets.rows import row_count, rows_behind
+from penstock.datasets.rows import row_count, rows_behind, version_of
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
@@ -121,7 +121,7 @@ def _cached_column(dataset: Any, name: str) -> SampleLengths:
         raise ConfigError(
             f"a {type(source).__name__} has no fingerprint, so its column {name!r} cannot be cached: give an array"
         )
-    identity = f"{fingerprint_of(source)} {len(source)} {name}"
+    identity = f"{fingerprint_of(source)} {version_of(source)} {len(source)} {name}"
     path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(identity.encode())}.npy")
     if not path.exists():
         path.parent.mkdir(exist_ok=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import Subset
+
 from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
@@ -12,11 +14,12 @@ from penstock.order.permutation import Indices
 from penstock.random import sample_scope
 from penstock.samplers.identity import own_order
 from penstock.sources.batched import BatchedDataset
+from penstock.storage.mapped import FilesTable
 
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows
 
-__all__ = ["check_rows", "excluded_rows", "has_rows", "load_rows", "row_count", "rows_behind"]
+__all__ = ["check_rows", "excluded_rows", "has_rows", "load_rows", "row_count", "rows_behind", "version_of"]
 
 
 def has_rows(dataset: Any) -> bool:
@@ -52,6 +55,21 @@ def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:
     """Return a function from rows of a filtered dataset to rows of its data; None without a filter."""
     filtered = has_rows(dataset) and dataset.plan.filters
     return dataset.plan.kept if filtered else None
+
+
+def version_of(data: Any) -> str:
+    """Return the version of the files behind a source or dataset, for the key of a cached result.
+
+    It is empty for data whose fingerprint covers every byte, such as a `penstock.Manifest`, or for a user's own class.
+    """
+    while not isinstance(data, FilesTable):
+        if isinstance(data, SourceDataset | SourceWrapper):
+            data = data.source
+        elif isinstance(data, Subset):
+            data = data.dataset
+        else:
+            return ""
+    return data.version
 
 
 def excluded_rows(dataset: Any, exclude: Any = None) -> ExcludedRows | None:

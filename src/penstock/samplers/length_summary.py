@@ -25,7 +25,6 @@ __all__ = ["LengthSummary", "chunks_of", "distinct_in", "summary_of", "summary_o
 
 _MAGIC = b"PSTKLEN1"
 _HEADER = struct.Struct("<8s32s16s16sQ")  # magic, source, digest, hash, count
-_FILE = struct.Struct("<QQ16s")  # size, time, fingerprint of the content
 _CHUNK = 1 << 18
 _TABLE = 1 << 20
 """Lengths below this are marked in a table; larger ones are sorted, which takes longer."""
@@ -104,7 +103,7 @@ def summary_of(lengths: Lengths) -> LengthSummary:
 def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
     """Return the summary of the lengths in a file, the only one of ``files``; cached in the user's cache."""
     file = files.files[0]
-    source = _FILE.pack(file.size, file.mtime_ns, bytes.fromhex(files.fingerprint(0)))
+    source = xxhash.xxh3_128_digest(files.version(0).encode()) + bytes.fromhex(files.fingerprint(0))
     return _kept(
         lengths, source, name=xxhash.xxh3_128_hexdigest(file.path.encode()), what=f"the lengths in {file.path}"
     )

@@ -120,6 +120,10 @@ class LabelledArrays(FilesTable):
         with stage("read"):
             return list(zip(*self.gather(normalise(rows, len(self)), _ordinary), strict=True))
 
+    @property
+    def version(self) -> str:
+        return _both(*(part.version for part in self._parts))
+
     def prefixes(self, rows: int) -> list[str]:
         return [_both(*pair) for pair in product(*(part.prefixes(rows) for part in self._parts))]
 

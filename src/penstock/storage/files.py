@@ -78,6 +78,7 @@ class SourceFile:
                 raise ManifestIOError(f"cannot read {path}: not a regular file (a pipe or a device)")
             self.size = status.st_size
             self.mtime_ns = status.st_mtime_ns
+            self.inode = status.st_ino
             self.map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else None
         except ManifestIOError:
             raise

@@ -41,6 +41,7 @@ class MappedFile(NamedTuple):
     begin: int
     dtype: str
     shape: tuple[int, ...]
+    inode: int = 0
 
 
 def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: Storage | None = None) -> MappedFile:
@@ -59,12 +60,12 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
     """
     path = local_path(name, storage=storage) if is_remote(name) else os.path.abspath(name)
     source = _open(path)
-    size, mtime = source.size, source.mtime_ns
+    size, mtime, inode = source.size, source.mtime_ns, source.inode
     if path.endswith(".npy"):
         found, shape, begin = _header(path)
         if dtype is not None and np.dtype(dtype) != found:
             raise ConfigError(f"{path} holds {found}, not {np.dtype(dtype)}: leave dtype= out")
-        return MappedFile(path, size, mtime, begin, found.str, shape)
+        return MappedFile(path, size, mtime, begin, found.str, shape, inode)
     if dtype is None:
         raise ConfigError(f"{path}: a raw file does not tell its dtype; pass it, such as dtype='uint16'")
     kind = np.dtype(dtype)
@@ -73,7 +74,7 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
             f"{path} has {size} bytes, which is not a whole number of {kind} ({kind.itemsize} bytes each): it is "
             "truncated, or of another dtype"
         )
-    return MappedFile(path, size, mtime, 0, kind.str, (size // kind.itemsize,))
+    return MappedFile(path, size, mtime, 0, kind.str, (size // kind.itemsize,), inode)
 
 
 def _header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
@@ -180,6 +181,11 @@ class MappedFiles:
             self._fingerprints[number] = found = digest.hexdigest()
         return found
 
+    def version(self, number: int) -> str:
+        """Return what changes when a file is written again: its size, modification time and inode."""
+        file = self.files[number]
+        return f"{file.size} {file.mtime_ns} {file.inode}"
+
     def __getstate__(self) -> dict[str, Any]:
         return {"files": self.files, "fingerprints": self._fingerprints}
 
@@ -190,6 +196,8 @@ class MappedFiles:
 
 class FilesTable(abc.ABC):
     """Rows in a list of files that may grow by more files: its fingerprint, and those of its earlier versions."""
+
+    maps: MappedFiles
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -204,8 +212,16 @@ class FilesTable(abc.ABC):
 
     @property
     def fingerprint(self) -> str:
-        """The identity of all rows, see `MappedFiles.fingerprint`."""
+        """The identity of all rows, see `MappedFiles.fingerprint`. For states, which move to other machines."""
         return self.prefixes(len(self))[-1]
+
+    @property
+    def version(self) -> str:
+        """The version of the files, see `MappedFiles.version`. Keys of cached results hold it besides the fingerprint,
+        which does not cover every byte.
+        """
+        versions = " ".join(map(self.maps.version, range(len(self.maps.files))))
+        return xxhash.xxh3_128_hexdigest(versions.encode())
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return whether files with this fingerprint and number of rows have since grown into these."""

@@ -64,7 +64,7 @@ class LineFiles:
         if source is not None:
             return find_index_of(source) or make_index_of(source, source.local(progress=progress))
         file = self.maps.files[number]
-        identity = os.fsencode(f"{os.path.realpath(file.path)} {file.size} {file.mtime_ns}")
+        identity = os.fsencode(f"{os.path.realpath(file.path)} {self.maps.version(number)}")
         return open_index(file.path, identity, lambda: self.maps.array(number), progress)
 
     def name(self, number: int) -> str:

@@ -112,6 +112,11 @@ class TableParts(MappedFiles):
             return super().fingerprint(number)
         return xxhash.xxh3_128_hexdigest(f"ranged {source.fingerprint}".encode())
 
+    def version(self, number: int) -> str:
+        """Return what changes when a file is written again; for a remote file, its size and ETag."""
+        source = self._sources.get(number)
+        return super().version(number) if source is None else source.fingerprint
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "sources": self._sources}
 

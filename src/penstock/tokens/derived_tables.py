@@ -60,7 +60,7 @@ def _mapped(path: Path, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None])
 
 
 def said_of(file: MappedFile) -> str:
-    """Return a cheap identity of a file: path, size, modification time and layout."""
+    """Return a cheap identity of a file: path, size, modification time, layout and inode."""
     return f"{os.path.realpath(file.path)} {tuple(file)[1:]}"
 
 
