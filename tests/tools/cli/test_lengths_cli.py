@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -195,6 +196,47 @@ def test_what_another_measure_or_data_left_is_counted_anew() -> None:
     unknown.until = 3000
     assert count_lengths(unknown, "lengths.npy").kept == 0
     assert not list(Path().glob(".*"))
+
+
+def times(factor: int, fingerprint: str | None = None) -> Any:
+    def measure(item: Any) -> int:
+        return factor * len(item)
+
+    if fingerprint is not None:
+        measure.fingerprint = fingerprint  # type: ignore[attr-defined]
+    return measure
+
+
+def test_a_function_is_identified_by_its_fingerprint() -> None:
+    for first, second, kept in (
+        (times(1), times(7), 0),
+        (times(1, "one"), times(7, "seven"), 0),
+        (times(7, "seven"), times(7, "seven"), 2048),
+        (len, len, 2048),
+    ):
+        cut(Cut(2500), measure=first)
+        assert count_lengths(Cut(3000), "lengths.npy", measure=second).kept == kept
+        assert np.load("lengths.npy").tolist() == [second(range(row % 97)) for row in range(3000)]
+
+
+@pytest.mark.parametrize("wrap", [lambda table: table, lambda table: TokenizedDataset(table, tokenizer())])
+def test_items_of_another_load_are_counted_again(wrap: Any) -> None:
+    pq.write_table(pa.table({"text": ["a b c"] * 2000}), "b.parquet")
+
+    def load(text: str, until: int) -> Any:
+        calls = itertools.count()
+
+        def loaded(sample: Any) -> Any:
+            if next(calls) == until:
+                raise RuntimeError("the machine is gone")
+            return text
+
+        return loaded
+
+    cut(wrap(TableDataset("b.parquet", load=load("a", 1500), **WHOLE)))
+    dataset = wrap(TableDataset("b.parquet", load=load("a b", 9999), **WHOLE))
+    assert count_lengths(dataset, "lengths.npy").kept == 0
+    assert set(np.load("lengths.npy").tolist()) == {len(dataset[0])}
 
 
 def test_text_that_is_tokenized_on_the_fly_is_packed() -> None:
