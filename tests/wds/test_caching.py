@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import get_worker_info
 
 import penstock.wds as wds
 
@@ -54,6 +56,28 @@ def test_a_pass_that_was_left_does_not_count(make: Make) -> None:
     first.close()
     assert list(make().run(samples())) == list(samples())
     assert list(make().run(never())) == list(samples())
+
+
+def test_a_pass_that_was_left_leaves_no_samples(make: Make) -> None:
+    first = make().run(samples())
+    for _ in range(4):
+        next(first)
+    first.close()
+    assert list(make().run(samples(2))) == list(samples(2))
+    assert list(make().run(never())) == list(samples(2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_worker_keeps_its_own_samples(tmp_path: Path, workers: int) -> None:
+    def split() -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        yield from itertools.islice(samples(40), worker.id if worker else 0, None, worker.num_workers if worker else 1)
+
+    dataset = wds.DataPipeline(split, wds.LMDBCached(str(tmp_path / "kept.lmdb"), map_size=1e8))
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=workers)
+    expected = [sample["txt"] for sample in samples(40)]
+    for _ in range(2):
+        assert sorted(sample["txt"] for sample in loader) == sorted(expected)
 
 
 def test_in_a_worker_it_begins_anew_in_memory_and_goes_on_in_a_file(make: Make) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from penstock.wds.utils import PipelineStage
+from penstock.wds.utils import PipelineStage, pytorch_worker_info
 
 __all__ = ["Cached", "LMDBCached"]
 
@@ -41,7 +41,8 @@ class LMDBCached(PipelineStage):
     """A cache in an LMDB file (extra ``lmdb``). Samples are pickled, so the file must be trusted.
 
     Args:
-        fname: path of the file; each worker and rank has a file of its own.
+        fname: path of the file. With several ranks or workers, each has a file of its own, with its rank, the number of
+            ranks, its number and the number of workers after the name: ``kept.lmdb.0-1-1-2``.
         map_size: the largest size of the file, in bytes.
         pickler: an object or module with ``dumps`` and ``loads``.
         chunksize: samples per transaction.
@@ -54,7 +55,9 @@ class LMDBCached(PipelineStage):
         """Yield the samples of the source the first time, and those in the file after that."""
         import lmdb
 
-        with lmdb.open(self.fname, map_size=self.map_size, subdir=False) as base:
+        rank, ranks, worker, workers = pytorch_worker_info()
+        name = self.fname if ranks * workers == 1 else f"{self.fname}.{rank}-{ranks}-{worker}-{workers}"
+        with lmdb.open(name, map_size=self.map_size, subdir=False) as base:
             with base.begin() as txn:
                 whole = txn.get(b"_")
             if whole is not None:
@@ -63,6 +66,9 @@ class LMDBCached(PipelineStage):
                         if key != b"_":
                             yield self.pickler.loads(bytes(value))
                 return
+            with base.begin(write=True) as txn:
+                # An epoch that was left may have written more samples than this one has.
+                txn.drop(base.open_db(), delete=False)
             chunk: list[tuple[bytes, bytes]] = []
             for number, sample in enumerate(source):
                 yield sample
