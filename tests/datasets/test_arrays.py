@@ -227,3 +227,11 @@ def test_parts_of_bytes_are_those_of_the_key(tmp_path: Path) -> None:
     assert any(part[0] > 0 for batch in expected for part in batch)
     with pytest.raises(ConfigError, match="positive"):
         ps.LoadBytes(size=0)
+
+
+def test_a_folder_of_arrays_reads_back_their_names(tmp_path: Path) -> None:
+    names = [" a.npy", "a.npy", "\ta.npy", "\ufeffb.npy", "a b.npy"]
+    for number, name in enumerate(names):
+        np.save(tmp_path / name, np.array([number]))
+    found = [int(array) for array in ps.open(tmp_path, shuffle="none", rank=0, world_size=1)]
+    assert found == [names.index(name) for name in sorted(names)]

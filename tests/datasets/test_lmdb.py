@@ -63,3 +63,12 @@ def test_key_with_a_line_break_is_refused(database: Path, tmp_path: Path) -> Non
     with pytest.raises(ManifestError, match="line break"):
         write_keys(database, tmp_path / "keys.txt")
     assert not (tmp_path / "keys.txt").exists()
+
+
+@pytest.mark.parametrize("key", [b" a", b"a ", b"\ta", b" ", b"\xef\xbb\xbfa"])
+def test_a_key_that_a_manifest_changes_is_refused(database: Path, tmp_path: Path, key: bytes) -> None:
+    with lmdb.open(str(database), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
+        transaction.put(key, b"")
+    with pytest.raises(ManifestError, match="begins or ends with a space"):
+        write_keys(database, tmp_path / "keys.txt")
+    assert not (tmp_path / "keys.txt").exists()

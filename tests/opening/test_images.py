@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 import penstock as ps
-from penstock.errors import UnknownClassesError
+from penstock.errors import ManifestError, UnknownClassesError
 from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
@@ -170,3 +171,46 @@ def test_compressed_shards_by_load(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(source.read_bytes()))
     items = list(ps.open(tmp_path / "a.tar.gz", load=ps.LoadImage(size=8), buffer_bytes=0))
     assert [(int(image[0, 0, 0]), label) for image, label in items] == [(i * 10, i % 3) for i in range(COUNT)]
+
+
+def test_names_of_classes_and_files_are_read_back(tmp_path: Path) -> None:
+    odd = [" cats", "cats", "cats ", "\tcats", "\ufeffcats", "a\rb", "c\u2028d", "#e", '"f', "g 7", "\x85h"]
+    for number, name in enumerate(odd):
+        where = tmp_path / "images" / name / f" {name} .png"
+        where.parent.mkdir(parents=True)
+        where.write_bytes(picture(number))
+    dataset = ps.open(tmp_path / "images", row=True, shuffle="none", rank=0, world_size=1)
+    assert dataset.classes == sorted(odd)
+    assert {dataset.classes[label]: int(image[0, 0, 0]) // 10 for image, label, _ in dataset} == {
+        name: number for number, name in enumerate(odd)
+    }
+    paths = ps.open(tmp_path / "images")
+    assert sorted(Path(path) for path, *_ in paths) == sorted((tmp_path / "images").glob("*/*.png"))
+
+
+def test_a_name_with_a_line_break_is_an_error_that_names_it(tmp_path: Path) -> None:
+    folder(tmp_path / "images")
+    (tmp_path / "images" / "ant" / "a\nb.png").write_bytes(picture(1))
+    with pytest.raises(ManifestError, match=r"a\\nb\.png.*line break.*rename it"):
+        ps.open(tmp_path / "images")
+
+
+def test_a_file_that_is_added_leaves_running_jobs_as_they_are(tmp_path: Path) -> None:
+    first = ps.open(folder(tmp_path / "images"), size=8, shuffle="none", rank=0, world_size=1)
+    sent = pickle.dumps(first)
+    (tmp_path / "images" / "ant" / "new.png").write_bytes(picture(5))
+    second = ps.open(tmp_path / "images", size=8, shuffle="none", rank=0, world_size=1)
+    there = pickle.loads(sent)
+    assert len(there) == COUNT == len(second) - 1
+    assert [label for _, label in there] == [label for _, label in first]
+
+
+def test_a_class_folder_without_images_is_said(tmp_path: Path) -> None:
+    folder(tmp_path / "images")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.open(tmp_path / "images", size=8)
+    (tmp_path / "images" / "aardvark").mkdir()
+    with pytest.warns(UserWarning, match="'aardvark' contains no images, and counts as a class"):
+        dataset = ps.open(tmp_path / "images", size=8)
+    assert dataset.classes == ["aardvark", *NAMES]

@@ -17,19 +17,19 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-import xxhash
 
 from penstock.datasets.raw import item_of
 from penstock.datasets.row_cache import RowCache
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.manifest import Record
+from penstock.manifest.file_list import line_of, write_list
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.urls import Urls
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
 from penstock.stages import stage
-from penstock.storage import Storage, io_error, write_atomically
+from penstock.storage import Storage, io_error
 from penstock.storage.mapped import said
 from penstock.storage.urls import shown
 from penstock.storage.whole_file import read_file
@@ -144,31 +144,18 @@ class LoadArray:
         return item_of(tensor, record, row=self.row)
 
 
-def list_arrays(folder: str | os.PathLike[str], out: Path) -> Path | None:
-    """Write a manifest of the ``.npy`` files in a folder, sorted by name; return its path, or None if there are no
-    files.
+def list_arrays(folder: str | os.PathLike[str]) -> Path | None:
+    """Write a manifest of the ``.npy`` files in a folder, sorted by name, into the user's cache; return its path, or
+    None if there are no files.
 
-    Hidden files are left out.
-
-    Args:
-        folder: the folder to list, without its subfolders.
-        out: the folder for the manifest. The manifest's file name is derived from the path of ``folder``.
+    Hidden files and subfolders are left out.
 
     Raises:
-        DataFileIOError: a file name contains a line break, or the folder cannot be read.
+        ManifestError: a file name contains a line break.
+        DataFileIOError: the folder cannot be read.
     """
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".npy") and not name.startswith("."))
     except OSError as error:
         raise DataFileIOError(str(io_error(folder, error))) from error
-    if not names:
-        return None
-    if any("\n" in name for name in names):
-        raise DataFileIOError(f"{folder}: a file name contains a line break; rename that file")
-    content = "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
-    path = out / f"{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)))}-npy.txt"
-    out.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_bytes() != content:
-        with write_atomically(path) as file:
-            file.write(content)
-    return path
+    return write_list([line_of(name) for name in names]) if names else None

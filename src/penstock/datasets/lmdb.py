@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from penstock.errors import ConfigError, ManifestError, ManifestIOError
 from penstock.manifest import Record
+from penstock.manifest.scan import BOM
 from penstock.storage.cache import write_atomically
 
 __all__ = ["LoadLmdb", "write_keys"]
@@ -59,7 +60,7 @@ def write_keys(database: str | os.PathLike[str], manifest: str | os.PathLike[str
     """Write the keys of a database into a manifest, one per line, in database order; return their number.
 
     Raises:
-        ManifestError: a key contains a line break, which a manifest cannot represent.
+        ManifestError: a key contains a line break, or a space or tab at either end, which a manifest cannot represent.
         ManifestIOError: the database cannot be opened, or the manifest cannot be written.
     """
     count = 0
@@ -70,6 +71,11 @@ def write_keys(database: str | os.PathLike[str], manifest: str | os.PathLike[str
         for key in transaction.cursor().iternext(keys=True, values=False):
             if b"\n" in key or b"\r" in key:
                 raise ManifestError(f"{os.fspath(database)}: the key {key!r} contains a line break")
+            if key != key.strip(b" \t") or key.startswith(BOM):
+                raise ManifestError(
+                    f"{os.fspath(database)}: the key {key!r} begins or ends with a space, a tab or a byte order mark, "
+                    "which a manifest strips: store the value under another key"
+                )
             file.write(key + b"\n")
             count += 1
     return count

@@ -62,13 +62,11 @@ def folder_manifest(path: str) -> dict[str, Any] | None:
     """
     from penstock.datasets.arrays import list_arrays
     from penstock.shards.pack import list_images
-    from penstock.storage import cache_root
 
-    root, lists = os.path.abspath(path), cache_root() / "folders"
-    listed = list_images(path, lists)
+    root, listed = os.path.abspath(path), list_images(path)
     if listed is not None:
         return {"source": listed.path, "root": root, "classes": listed.classes}
-    arrays = list_arrays(path, lists)
+    arrays = list_arrays(path)
     return None if arrays is None else {"source": arrays, "root": root, "label": None}
 
 

@@ -95,7 +95,8 @@ def open(source: Source, **options: Any) -> Any:
         PenstockError: the errors of the dataset.
 
     For a folder of images, videos or recordings by class, a label is the index of the class folder in the sorted list
-    of class folders. Hidden folders and hidden image files are ignored.
+    of class folders. Hidden folders and hidden image files are ignored. Beside folders of images, a folder without any
+    counts as a class, with a warning.
     """
     found = identify(expand(source, options.get("storage")), options)
     check_options(found.kind, display_names(found.names), options)

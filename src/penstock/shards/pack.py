@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -27,13 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from filelock import Timeout
 
-from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError, WorkerError
+from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError, WorkerError
 from penstock.images import native
 from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
+from penstock.manifest.file_list import line_of, write_list
 from penstock.order import make_order
 from penstock.processes import process_pool
 from penstock.progress import progress_bar
@@ -214,38 +215,40 @@ def _manifest(source: Any, out: Path, root: Any) -> Manifest:
     if not os.path.isdir(source):
         return Manifest.open(source, root=root)
     where = out / LIST
-    if not where.exists() and list_images(source, out, LIST) is None:  # else this resumes a packing
+    if not where.exists() and list_images(source, where) is None:  # else this resumes a packing
         raise ConfigError(f"{source} holds no images in subfolders, one for each class")
     return Manifest.open(where, root=os.path.abspath(source))
 
 
-def list_images(source: str | os.PathLike[str], out: Path, name: str | None = None) -> ImageList | None:
+def list_images(source: str | os.PathLike[str], out: Path | None = None) -> ImageList | None:
     """Write a manifest of a folder with a subfolder of images for each class; None if it has no images.
 
     Args:
         source: the folder. Classes are numbered in the order of their names. Hidden folders and files, such as those
-            of editors, are ignored.
-        out: the folder for the manifest.
-        name: its name; by default derived from the folder's path.
+            of editors, are ignored. A folder without images counts as a class, with a warning.
+        out: the path of the manifest; by default in the user's cache, see `penstock.manifest.file_list.write_list`.
 
     Raises:
         ManifestError: an image name contains a line break, which a manifest cannot hold.
     """
-    key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
     classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not _is_hidden(entry.name))
-    lines = [
-        f"{os.path.relpath(path, source)} {label}\n".encode("utf-8", "surrogateescape")
-        for label, name_ in enumerate(classes)
-        for path in _files(os.path.join(source, name_))
-    ]
+    lines: list[bytes] = []
+    empty: list[str] = []
+    for label, name in enumerate(classes):
+        found = [line_of(os.path.relpath(path, source), label) for path in _files(os.path.join(source, name))]
+        lines += found
+        empty += [] if found else [name]
     if not lines:
         return None
-    where, content = out / (name or f"{key}.txt"), b"".join(lines)
-    where.parent.mkdir(parents=True, exist_ok=True)
-    if not where.exists() or where.read_bytes() != content:
-        with write_atomically(where) as file:
-            file.write(content)
-    return ImageList(where, classes)
+    if empty:
+        several = len(empty) > 1
+        warnings.warn(
+            f"{os.fspath(source)}: {', '.join(map(repr, empty))} {'contain' if several else 'contains'} no images, and "
+            f"{'count as classes' if several else 'counts as a class'}: the labels of the classes after it are larger "
+            "by one. Remove an empty folder that is not a class",
+            stacklevel=2,
+        )
+    return ImageList(write_list(lines, out), classes)
 
 
 def _files(folder: str) -> Iterator[str]:
@@ -253,10 +256,7 @@ def _files(folder: str) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
         for name in sorted(names):
             if is_image(name) and not _is_hidden(name):
-                path = os.path.join(base, name)
-                if "\n" in path:
-                    raise ManifestError(f"{path!r}: a name with a line break cannot be in a manifest: rename it")
-                yield path
+                yield os.path.join(base, name)
 
 
 def _is_hidden(name: str) -> bool:

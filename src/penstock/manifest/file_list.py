@@ -1,0 +1,44 @@
+"""Lists of the files in a folder: manifests in text, which read back every name as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xxhash
+
+from penstock.errors import ManifestError
+from penstock.storage import kept_path, write_kept
+
+__all__ = ["line_of", "write_list"]
+
+
+def line_of(path: str, label: int | None = None) -> bytes:
+    """Return the line of a relative path, and of its label.
+
+    Raises:
+        ManifestError: the path contains a line break, which a manifest cannot hold.
+    """
+    if "\n" in path:
+        raise ManifestError(f"{path!r}: a name with a line break cannot be in a manifest: rename it")
+    if path[0] in " \t\ufeff":
+        # A manifest strips spaces around a field, and skips a byte order mark.
+        path = f"./{path}"
+    text = path if label is None else f"{path} {label}"
+    return f"{text}\n".encode("utf-8", "surrogateescape")
+
+
+def write_list(lines: list[bytes], path: Path | None = None) -> Path:
+    """Write a list and return its path.
+
+    Args:
+        lines: from `line_of`.
+        path: by default a file in the user's cache with a name by content: a folder that grows gets a list of another
+            name, and running jobs keep theirs.
+    """
+    content = b"".join(lines)
+    where = kept_path("folders", f"{xxhash.xxh3_128_hexdigest(content)}.txt") if path is None else path
+    if not where.exists() or where.read_bytes() != content:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with write_kept(where) as file:
+            file.write(content)
+    return where
