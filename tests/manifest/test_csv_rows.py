@@ -144,6 +144,55 @@ def test_fields_longer_than_the_csv_module_allows(write: WriteFile) -> None:
     assert [(r.path, r.label, r.extra["note"]) for r in manifest] == [("a", 1, ""), (long, 2, ""), ("b", 3, long)]
 
 
+@pytest.mark.parametrize("label", ["int", "str"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "filename,label\na.jpg,1\n",
+        "Path,Label\na,1\n",
+        "image_id,breed\n00ab,poodle\n",
+        ",filename,label\n0,a.jpg,1\n",
+        "species,photo,label\ncat,a.jpg,1\n",
+        "x,y\na.jpg,1\nb.jpg,2\n",
+        "x,y\na.jpg,cat\nb.jpg,dog\n",
+        "Image URL,class\n",
+    ],
+)
+def test_a_header_without_the_name_of_the_path_column_is_an_error(write: WriteFile, content: str, label: str) -> None:
+    path = write(content, suffix=".csv")
+    with pytest.raises(ManifestError, match=r"looks like a header.*header=True, columns=.*header=False"):
+        Manifest.open(path, label=label)
+    assert len(Manifest.open(path, label=label, header=False)) == content.count("\n")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a.jpg,cat\nb.jpg,dog\n",
+        "img1,cat\nimg2,dog\n",
+        "a,image\nb,label\n",
+        "file1,target\nfile2,background\n",
+        "images/a,x\nimages/b,y\n",
+        "image.jpg,class\nfile.jpg,class\n",
+        "a,?\nb,2\n",
+        "image,3\nb,2\n",
+        "README,doc\nmain.py,code\nMakefile,code\n",
+        "x,cat\n",
+    ],
+)
+def test_samples_on_line_one_are_no_header(write: WriteFile, content: str) -> None:
+    manifest = Manifest.open(write(content, suffix=".csv"), label="str")
+    assert [f"{path},{label}\n" for path, label, *_ in manifest] == content.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.csv", "a.jpg,cat\n"), ("a.txt", "a.jpg cat\n"), ("a.jsonl", None)])
+def test_names_of_classes_are_an_error_that_names_the_option(write: WriteFile, name: str, content: str | None) -> None:
+    path = write(content or '{"path": "a.jpg", "label": "cat"}\n', name=name)
+    with pytest.raises(ManifestError, match=r"line 1: label 'cat' is not .* pass label='str'"):
+        Manifest.open(path)[0]
+    assert Manifest.open(path, label="str")[0].label == "cat"
+
+
 def test_a_mapping_needs_a_header(write: WriteFile) -> None:
     with pytest.raises(ConfigError, match="header=False rules out"):
         Manifest.open(write("a,1\n", suffix=".csv"), columns={"path": "a", "label": "b"}, header=False)

@@ -19,11 +19,18 @@ _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 
 
 class BadRow(Exception):
-    """A row that does not parse: its index in the batch, the kind of problem, and the reason in words."""
+    """A row that does not parse: its index in the batch, the kind of problem, the reason in words, and what to do."""
 
-    def __init__(self, index: int, kind: str, reason: str) -> None:
-        super().__init__(index, kind, reason)
-        self.index, self.kind, self.reason = index, kind, reason
+    def __init__(self, index: int, kind: str, reason: str, hint: str = "") -> None:
+        super().__init__(index, kind, reason, hint)
+        self.index, self.kind, self.reason, self.hint = index, kind, reason, hint
+
+    @classmethod
+    def of_value(cls, index: int, column: Column, found: object, error: ValueError) -> BadRow:
+        """Return the error for a value that does not parse."""
+        names = column.name == "label" and column.kind != "str" and isinstance(found, str) and found[:1].isalpha()
+        hint = ". For names of classes pass label='str'" if names else ""
+        return cls(index, column.name, f"{column.name} {repr(found)[:80]} is {error}", hint)
 
 
 def _check_characters(texts: Sequence[str], allowed: bytes, name: str) -> None:

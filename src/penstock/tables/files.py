@@ -66,7 +66,13 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if folder is None:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        return [((storage or Storage()).pinned(name), stat) for name, stat in expand_versions(source, storage)]
+        found = expand_versions(source, storage)
+        if (text := next((name for name, _ in found if _ends(name, (".csv", ".tsv"))), None)) is not None:
+            raise ConfigError(
+                f"{shown(text)}: tables are Arrow, Parquet or JSON lines files. Open a CSV file as a manifest of paths "
+                "and labels, with ps.open or RankDataset; convert any other one, such as with pandas.to_parquet"
+            )
+        return [((storage or Storage()).pinned(name), stat) for name, stat in found]
     described = folder.json(_DICT)
     if described is not None:
         splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]

@@ -242,7 +242,7 @@ class LinePart(ParsedPart):
 
     def _fail(self, bad: BadRow, row: int) -> NoReturn:
         content = shorten(self.index.raw(np.array([row]))[0].as_py())
-        raise ManifestError(f"{self.path}, line {self.index.line(row)}: {bad.reason}: {content}") from None
+        raise ManifestError(f"{self.path}, line {self.index.line(row)}: {bad.reason}: {content}{bad.hint}") from None
 
     def fingerprints_at(self, rows: int) -> list[str]:
         return [part_fingerprint(digest, rows, self._options) for digest in self.index.digests_at(rows)]

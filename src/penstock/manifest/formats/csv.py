@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError, ManifestError
-from penstock.manifest.fields import BadRow, convert
+from penstock.manifest.fields import BadRow, convert, floats
 from penstock.manifest.formats.base import Context, LinePart, open_lines
 from penstock.manifest.options import Column, Options
 from penstock.manifest.row_splitter import ExactRecords, Unclosed
@@ -20,6 +21,12 @@ __all__ = ["CsvParser", "open_csv", "open_tsv"]
 
 _HEAD = 1 << 20  # a header is not longer than this
 _LONG = 1 << 16  # the csv module rejects fields of twice this length
+_FIRST = 16  # so many records are compared with the first one, to find a header
+_NAME = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)*")
+# Names of a column of paths, without the signs between their words: "filename", "image_id", "Image URL".
+_PATHS = re.compile(
+    r"(?=.)((audio|clip|file|image|img|photo|picture|sample|video)s?)?((file|id|key|name|path|uri|url)s?)?"
+)
 
 
 class CsvParser:
@@ -83,8 +90,7 @@ class CsvParser:
             try:
                 values.append(self._values(column, [by_number.get(k, [""]) for k in range(self.count)], place)[0])
             except ValueError as error:
-                text = self.delimiter.join(cells)
-                raise BadRow(index, column.name, f"{column.name} {text[:80]!r} is {error}") from None
+                raise BadRow.of_value(index, column, self.delimiter.join(cells), error) from None
         if not values[0]:
             raise BadRow(index, "fields", "the path is empty")
         return values
@@ -104,8 +110,8 @@ class CsvParser:
         return fields
 
 
-def split_head(source: SourceFile, rules: LineRules) -> list[str]:
-    """Return the fields of the first record; [] for an empty file."""
+def split_first(source: SourceFile, rules: LineRules) -> list[list[str]]:
+    """Return the fields of the first records; none for an empty file."""
     head = source.read(_HEAD, 0)
     piece = memoryview(head.removeprefix(BOM))
     delimiter = rules.delimiter or ","
@@ -113,16 +119,50 @@ def split_head(source: SourceFile, rules: LineRules) -> list[str]:
         ends, _ = ExactRecords(delimiter, rules.comment).find(piece, final=len(head) == source.size)
     except Unclosed:
         return []  # indexing will report it
+    found: list[list[str]] = []
     start = 0
     for end in [*ends.tolist(), len(piece)]:
         record = bytes(piece[start:end]).decode("utf-8", "surrogateescape").rstrip("\r\n")
         if record and not (rules.comment and record.startswith(rules.comment)):
             try:
-                return next(csv.reader([record], delimiter=delimiter), [])
+                found += csv.reader([record], delimiter=delimiter)
             except csv.Error:
-                return []  # not a header; reading it as a row will report it
+                return found  # not a header; reading it as a row will report it
+            if len(found) > _FIRST:
+                break
         start = end
-    return []
+    return found
+
+
+def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict[str, list[int]], count: int) -> bool:
+    """Return whether the first record holds names of columns, where its name for the paths is unknown.
+
+    It has no number and no path of several parts. Its name for the paths is a usual one, or the next records have
+    numbers where it has names, or paths with one ending.
+    """
+    head, *rows = first
+    rows = [row for row in rows if len(row) == len(head)]
+    if any(_is_number(text) or "/" in text or "\\" in text for text in head):
+        return False
+    place = places["path"][0]
+    # With another number of fields no record is a sample, so any of them may show that it is a header.
+    candidates = head[place : place + 1] if len(head) == count else head
+    if any(_PATHS.fullmatch(re.sub(r"[\W_]", "", text.lower())) for text in candidates):
+        return True
+    numbers = [k for column in columns if column.kind in ("int", "float") for k in places[column.name]]
+    if len(head) != count or not rows or not all(_NAME.fullmatch(head[k]) for k in [place, *numbers]):
+        return False
+    if numbers and all(_is_number(row[k]) for row in rows for k in numbers):
+        return True
+    endings = {os.path.splitext(row[place])[1].lower() for row in rows}
+    return len(endings) == 1 and "" not in endings
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(floats([text.strip(" \t")]))
+    except ValueError:
+        return False
 
 
 def _by_name(source: SourceFile, head: list[str], columns: tuple[Column, ...]) -> list[list[int]]:
@@ -151,7 +191,8 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Line
     check_is_text(source)
     wanted = options.wanted
     rules = LineRules(delimiter, "\r", options.blank, options.comment)
-    head = split_head(source, rules)
+    first = split_first(source, rules)
+    head = first[0] if first else []
     header = options.header
     if header == "auto":
         header = bool(head) and (options.named or wanted[0].source in head)
@@ -159,6 +200,11 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Line
         places, count = _by_name(source, head, wanted), len(head)
     else:
         by_position, count = _by_position(options.columns)
+        if options.header == "auto" and first and _is_header(first, wanted, by_position, count):
+            raise ManifestError(
+                f"{source.path}: its first record {shorten(delimiter.join(head))} looks like a header. Choose its "
+                "columns with header=True, columns={'path': ..., 'label': ...}; if it is a sample, pass header=False"
+            )
         places = [by_position[column.name] for column in wanted]
     parser = CsvParser(wanted, places, count, delimiter)
     rules = LineRules(delimiter, "\r", options.blank, options.comment, bool(header))

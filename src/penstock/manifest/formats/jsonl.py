@@ -50,8 +50,7 @@ class JsonParser:
             try:
                 values.append(_values(column, [item[column.source]])[0])
             except ValueError as error:
-                found = repr(item[column.source])
-                raise BadRow(index, column.name, f"{column.name} {found[:80]} is {error}") from None
+                raise BadRow.of_value(index, column, item[column.source], error) from None
         return values
 
 

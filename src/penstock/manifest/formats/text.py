@@ -85,7 +85,7 @@ class TextParser:
                 values.append(convert(column, fields[place])[0])
             except ValueError as error:
                 found = " ".join(text[0] for text in fields[place])
-                raise BadRow(index, column.name, f"{column.name} {found[:80]!r} is {error}") from None
+                raise BadRow.of_value(index, column, found, error) from None
         return values
 
 
