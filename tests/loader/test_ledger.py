@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -262,6 +263,10 @@ class _Stream(IterableDataset[int]):
         (lambda: DataLoader(_Stream()), "known only by reading"),
         (lambda: DataLoader(range(9), shuffle=True), "without a seed"),
         (lambda: DataLoader(range(9), sampler=[1, 2]), "does not know the order of a"),
+        (
+            lambda: torch.utils.data.DataLoader(list(range(9))),
+            r"Ledger takes a penstock\.DataLoader, got torch\.utils\.data",
+        ),
     ],
 )
 def test_what_nobody_can_compute(loader: Any, message: str) -> None:
@@ -295,6 +300,36 @@ def test_rows_that_are_drawn_more_than_once() -> None:
     ledger = Ledger(DataLoader(data, batch_size=5, sampler=WeightedRandomSampler([1.0] * 20, 60, seed=1)))
     every = [row for step in range(12) for row in ledger.rows(step).rows.tolist()]
     assert [len(ledger.steps(row, epoch=0)) for row in range(20)] == [every.count(row) for row in range(20)]
+
+
+REPEATING = [7, 3, 3, 19, 0, 7, 3, *range(20, 29)]
+
+
+def _repeating(manifest: Manifest, **options: Any) -> RankDataset:
+    data = RankDataset(manifest, seed=3, rank=0, world_size=1, **options)
+    return cast(RankDataset, Subset(data, REPEATING))
+
+
+REPEATED: dict[str, Callable[[Manifest], Any]] = {
+    "filter": _repeating,
+    "filter of a filter": lambda manifest: Subset(_repeating(manifest), [1, 2, 2, 0, 5, 8, 9]),
+    "excluded rows": lambda manifest: _repeating(manifest, exclude=[3, 20, 21, 40]),
+    "mixture": lambda manifest: Mixture([(_repeating(manifest), 2), (Keyed(0, 9), 1)], stop=60, rank=0, world_size=1),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_rows_that_a_filter_repeats(name: str, manifest: Manifest) -> None:
+    ledger = Ledger(DataLoader(REPEATED[name](manifest), batch_size=3))
+    had: dict[tuple[int, int], list[int]] = {}
+    for step in range(ledger.steps_per_epoch):
+        said = ledger.rows(step)
+        for row, source in zip(said.rows.tolist(), said.sources.tolist(), strict=True):
+            had.setdefault((row, source), []).append(step)
+    assert max(map(len, had.values())) > 1
+    for (row, source), steps in had.items():
+        assert [found.step for found in ledger.steps(row, source=source, epoch=0)] == steps
+        assert ledger.seen(row, source=source, until=ledger.steps_per_epoch) == len(steps)
 
 
 def test_batches_that_are_passed_over() -> None:

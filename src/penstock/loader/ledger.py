@@ -83,8 +83,8 @@ class Ledger:
         world_size: number of ranks, for a job that never changed it; by default from the state or the loader.
 
     Raises:
-        ConfigError: the order cannot be computed, as for a stream, an unseeded sampler or another library's sampler; or
-            ``world_size=`` contradicts a state that contains the ranks.
+        ConfigError: the order cannot be computed, as for a stream, an unseeded sampler, another library's sampler or
+            loader; or ``world_size=`` contradicts a state that contains the ranks.
         StateError: a state of other data or another order.
 
     A state without layouts (from an older version), or a loader without a loaded state, counts as a job that always had
@@ -110,6 +110,11 @@ class Ledger:
     def __init__(
         self, loader: DataLoader[Any], *, state: Mapping[str, Any] | None = None, world_size: int | None = None
     ) -> None:
+        if not isinstance(loader, DataLoader):
+            raise ConfigError(
+                f"Ledger takes a penstock.DataLoader, got {type(loader).__module__}.{type(loader).__name__}: batches "
+                "of other loaders are known only by reading them"
+            )
         position = loader.pipeline.position
         plan = position.plan
         self.dataset: Any = position.samples

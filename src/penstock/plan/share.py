@@ -733,15 +733,16 @@ class EpochRows:
         return plan.kept(places if plan.excluded is None else plan.excluded.replace(places, plan.seed, self._epoch))
 
     def positions_of(self, row: int) -> list[int]:
-        """Return the positions of a row of the source: none if it is left out, several if it replaces other rows."""
-        place = np.array([row])
+        """Return the positions of a row of the source: none if it is left out, several if a filter repeats it or if it
+        replaces other rows.
+        """
+        numbers = np.array([row] if 0 <= row < len(self._plan.source) else [], np.int64)
         for kept in self._plan.filters:
-            place = kept.ordinals(place)
-        number, excluded, seed = int(place[0]), self._plan.excluded, self._plan.seed
-        if not 0 <= number < len(self._order):
-            return []
-        places = [number] if excluded is None else excluded.places_of(number, seed, self._epoch)
-        return [int(self._order.inverse[place]) for place in places]  # type: ignore[attr-defined]
+            numbers = kept.places_of(numbers)
+        excluded, seed = self._plan.excluded, self._plan.seed
+        if excluded is not None:
+            numbers = [place for number in numbers.tolist() for place in excluded.places_of(number, seed, self._epoch)]
+        return [int(self._order.inverse[place]) for place in numbers]  # type: ignore[attr-defined]
 
 
 def _block_options(
