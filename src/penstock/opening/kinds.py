@@ -16,7 +16,7 @@ from penstock.opening.options import READS_MANIFESTS, check_types
 from penstock.shards.urls import expand, local_path
 from penstock.storage.urls import scheme, shown
 from penstock.tables.files import JSON_ENDINGS, is_table_folder
-from penstock.tokens.folder import NAME, TokenFolder
+from penstock.tokens.folder import NAME, TokenFolder, check_listed
 from penstock.tokens.megatron import is_index
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
         return SourceKind(
             "tokens", [os.path.join(path, f"{each.name}.bin") for each in TokenFolder.whole(whole).shards]
         )
+    check_listed(path)
     if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
         return SourceKind("tokens", files)
     if is_table_folder(path):

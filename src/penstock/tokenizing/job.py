@@ -325,16 +325,19 @@ def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
         )
     there = [_is_there(where, found, shard) for shard in found.shards]
     if not all(there):
-        # Continue at the first missing shard: later ones are written again, with the same bytes.
+        # Continue at the first missing or truncated shard: later ones are written again, with the same bytes.
         found.shards = found.shards[: there.index(False)]
         found.complete = False
     return found
 
 
 def _is_there(where: Path, folder: TokenFolder, shard: Shard) -> bool:
+    """Return whether both files of a shard have their size, and the index its content."""
     tokens, index = where / f"{shard.name}.bin", where / f"{shard.name}{INDEX[folder.format]}"
     size = shard.tokens * np.dtype(folder.dtype).itemsize
-    return tokens.is_file() and index.is_file() and tokens.stat().st_size == size
+    if not tokens.is_file() or tokens.stat().st_size != size or not index.is_file():
+        return False
+    return xxhash.xxh3_128_hexdigest(index.read_bytes()) == shard.checksum[1]
 
 
 def _remove_unfinished(where: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,30 @@ from typing import Any
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.storage import Storage, is_remote, read_object, write_atomically
 
-__all__ = ["INDEX", "NAME", "Shard", "TokenFolder"]
+__all__ = ["INDEX", "NAME", "Shard", "TokenFolder", "check_listed"]
 
 NAME = "tokens.json"
 INDEX = {"penstock": ".idx.npy", "megatron": ".idx"}
 """The extension of an index, by format."""
 
 _VERSION = 1
+
+
+def check_listed(folder: str) -> None:
+    """Check that a folder without ``tokens.json`` holds no indexes of documents, which would pass for arrays.
+
+    Raises:
+        DataFileError: it holds one.
+    """
+    ending = INDEX["penstock"]
+    names = set(os.listdir(folder))
+    for name in sorted(name for name in names if name.endswith(ending)):
+        stem = name.removesuffix(ending)
+        if f"{stem}.bin" in names or re.fullmatch(r"tokens-\d{5,}", stem):
+            raise DataFileError(
+                f"{folder} has tokens of `penstock tokenize` ({name} is an index of documents), and no {NAME}, which "
+                "says what they are: copy it, too, or tokenize into an empty folder again"
+            )
 
 
 @dataclass(frozen=True)

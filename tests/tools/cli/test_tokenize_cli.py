@@ -226,6 +226,18 @@ def test_shards_that_are_missing_are_made_again(tmp_path: Path) -> None:
     assert digests(out) == wanted
 
 
+@pytest.mark.parametrize("format", ["penstock", "megatron"])
+@pytest.mark.parametrize("ending", ["idx", "bin"])
+def test_shards_that_are_truncated_are_made_again(format: str, ending: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    small(out, format=format)
+    wanted = digests(out)
+    path = next(out.glob(f"tokens-00002.{ending}*"))
+    os.truncate(path, path.stat().st_size - 8)
+    assert 0 < small(out, format=format).kept < len(TEXTS)
+    assert digests(out) == wanted
+
+
 def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     small(out)
@@ -242,6 +254,9 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
     (out / "tokens.json").unlink()
     with pytest.raises(ConfigError, match="other files named"):
         small(out)
+    for options in ({}, {"sequence_length": 8}):
+        with pytest.raises(DataFileError, match=r"tokens-00000.idx.npy is an index of documents\), and no tokens.json"):
+            ps.open(out, **options)
     with file_lock(tmp_path / "taken" / "tokens.json"), pytest.raises(ConfigError, match="another process"):
         small(tmp_path / "taken")
 
