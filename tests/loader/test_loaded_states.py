@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from state_support import CountingMap, IteratorStream, PlainStream, StatefulStream
+from state_support import CountingCollate, CountingMap, IteratorStream, PlainStream, StatefulStream
 
 import penstock as ps
 from penstock.errors import StateError
@@ -65,3 +67,57 @@ def test_copies_of_a_loader_go_on_from_its_state(source: Callable[[int], Any], d
     assert copied.state_dict() == state
     assert list(copied) == expected
     assert loader.state_dict() == state
+
+
+def test_growth_keeps_users_states_and_batches_delivered_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+
+    def make(rows: int) -> ps.DataLoader[Any]:
+        path.write_text("".join(f"{row:03}.jpg {row}\n" for row in range(rows)))
+        data = ps.RankDataset(path, rank=0, world_size=1, seed=1, load=lambda record: record.label)
+        return ps.DataLoader(data, 2, collate_fn=CountingCollate())
+
+    first = make(20)
+    list(itertools.islice(first, 3))
+    state = {**first.state_dict(), "ahead": [2, 3], "world": [0, 1], "batch_size": 2}
+    same = make(20)
+    same.load_state_dict(state)
+    expected = list(same)
+    for rows in (25, 30):
+        grown = make(rows)
+        with pytest.raises(StateError, match="fingerprint"):
+            grown.load_state_dict(state)
+        grown.load_state_dict(state, allow_growth=True)
+        assert grown.state_dict() == state
+    assert list(grown) == expected
+    assert [calls for calls, _ in expected] == [4, 5, 6, 7, 8]
+    assert [calls for calls, _ in grown] == list(range(9, 24))
+
+
+def test_batches_delivered_ahead_are_of_the_states_batch_size() -> None:
+    loader = ps.DataLoader(range(20), 2)
+    list(itertools.islice(loader, 3))
+    state = {**loader.state_dict(), "ahead": [2, 3], "world": [0, 1], "batch_size": 2}
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    with pytest.raises(StateError, match="batch_size is 2 in the state and 4 here"):
+        ps.DataLoader(range(20), 4).load_state_dict(state)
+
+
+def test_an_epochs_end_on_another_number_of_ranks_keeps_users_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a seed, where the order of one rank is not that of several."""
+    (tmp_path / "train.txt").write_text("".join(f"{row:03}.jpg {row}\n" for row in range(12)))
+
+    def make() -> ps.DataLoader[Any]:
+        data = ps.Manifest.open(tmp_path / "train.txt")
+        return ps.DataLoader(data, 2, shuffle=True, collate_fn=CountingCollate())
+
+    loader = make()
+    assert len(list(loader)) == 6
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    several = make()
+    several.load_state_dict(loader.state_dict())
+    assert [calls for calls, _ in several] == [7, 8, 9]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_support import Leg, flat, recorded
 from pair_support import Pairs
+from state_support import CountingCollate
 
-from penstock import DataLoader, DistributedSampler, Ledger, Mixture, MPDataset, RankDataset
+from penstock import DataLoader, DistributedSampler, InfiniteSampler, Ledger, Mixture, MPDataset, RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.loader.config import ranges_of
 
@@ -191,6 +193,54 @@ def test_what_the_method_passes_over_is_counted() -> None:
     loader = make((0, 2))
     loader.skip(3)
     assert Ledger(loader).step == 5
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_the_method_passes_over_batches_that_were_not_delivered(count: int, steps: list[list[int]]) -> None:
+    """Batches 0, 2, 4 and 5 were delivered, the last three ahead of others."""
+    loader = make()
+    next(iter(loader))
+    loader.load_state_dict({**loader.state_dict(), "ahead": [1, 3, 4], "world": [0, 1]})
+    with pytest.raises(ConfigError, match="has 6 batches left"):
+        loader.skip(7)
+    loader.skip(count)
+    again = make()
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    left = [1, 3, 6, 7, 8, 9]
+    assert [step for step in range(10) if Ledger(loader).skipped(step)] == left[:count]
+    assert rows(again) == rows(loader) == [steps[step] for step in left[count:]]
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_method_does_not_change_later_batches(how: dict[str, Any], shuffle: bool) -> None:
+    """Neither their draws, also without a seed, nor the states of users' objects."""
+
+    def plain(batches: Any) -> list[Any]:
+        return [(calls, [(row, float(draw)) for row, draw in batch]) for calls, batch in batches]
+
+    expected: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(2)
+        with DataLoader(Pairs(N), SIZE, shuffle=shuffle, collate_fn=CountingCollate(), **how) as loader:
+            iterator = iter(loader)
+            if not expected:
+                expected = plain(iterator)
+                continue
+            assert plain(next(iterator) for _ in range(3)) == expected[:3]
+            loader.skip(2)
+            assert plain(loader) == [(calls - 2, batch) for calls, batch in expected[5:]]
+
+
+def test_the_method_passes_over_batches_of_an_endless_sampler() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(range(9), 2, sampler=InfiniteSampler(range(9), seed=1))
+
+    expected = [batch.tolist() for batch in itertools.islice(loader(), 9)]
+    skipping = loader()
+    next(iter(skipping))
+    skipping.skip(5)
+    assert [batch.tolist() for batch in itertools.islice(skipping, 3)] == expected[6:]
 
 
 def test_a_whole_epoch_is_passed_over(steps: list[list[int]]) -> None:

@@ -463,13 +463,14 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Args:
             batches: number of batches of this rank, from the current position or from that of a loaded state. All
-                ranks must skip equally many.
+                ranks must skip equally many. Batches already delivered ahead of earlier ones do not count.
 
         The samples of skipped batches are not read, and later batches do not change. A running iterator is detached, as
         by `load_state_dict`.
 
         Raises:
             ConfigError: the epoch has fewer batches left, or the dataset is a stream.
+            LengthUnknownError: the number of batches is unknown: shards without indexes, in the first epoch.
 
         >>> loader = DataLoader(range(10), batch_size=2)
         >>> loader.skip(3)
@@ -511,11 +512,10 @@ class DataLoader(TorchDataLoader[T_co]):
         unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
         epoch = epoch_of_other_world(self.sampler, state) if unseeded and own_order(self.dataset) is None else None
         if epoch is not None:
+            self.pipeline.position.states.load(state.get("workers"))
             self.pipeline.position.set_epoch(epoch)
-        elif allow_growth:
-            self.pipeline.position.load_grown(state)
         else:
-            self.pipeline.position.load_state_dict(state)
+            self.pipeline.position.load_state_dict(state, allow_growth=allow_growth)
 
     # Iteration.
 

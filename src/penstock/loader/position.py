@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, LengthUnknownError, StateError
 from penstock.hashing import mix
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.source import plan_requests, why_not_computable
 from penstock.loader.stateful import WorkerStates
+from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, unknown_length
 from penstock.plan.reader import PlanReader
@@ -182,8 +183,9 @@ class Position:
         batches; its next iterator yields the whole epoch.
         """
         self._progress, self._ahead = None, frozenset()
-        if self._reader is None:
+        if self.states.resumes:
             self.states.load(None)
+        if self._reader is None:
             if self._stream is not None:
                 self._stream.choose(Cursor(epoch=self._stream.epoch))
             return
@@ -191,23 +193,43 @@ class Position:
         self._skipped = batches
 
     def skip_batches(self, batches: int) -> None:
-        """Start the next iterator ``batches`` batches after the consumer's position.
+        """Leave out the next ``batches`` batches that the consumer has not received.
 
         Raises:
             ConfigError: the number is negative, the epoch has fewer batches left, or the dataset is a stream.
+            LengthUnknownError: the number of batches is unknown.
         """
         if self._reader is None:
             raise ConfigError("a stream cannot skip batches by their number: skip them in the training loop")
-        progress, history = self._present()
+        (progress, history), running = self._present(), self.running
         assert progress.run is not None
-        run, begin = _whole(progress.run), _at(progress.run, progress.count)
-        left = _length(run) - begin
-        if batches < 0 or batches > left:
+        run, end = _whole(progress.run), _at(progress.run, progress.count)
+        ahead = sorted(_at(progress.run, number) for number in progress.ahead)
+        left = _length_to_skip(run) - end - len(ahead)
+        if not 0 <= batches <= left:
             raise ConfigError(f"epoch {run.epoch} has {left} batches left: skip takes 0 to {left}, got {batches}")
-        cursor = run.cursor(begin + batches)
-        self._progress, self._ahead, self._skipped = None, frozenset(), 0
-        self._history = None if history is None else history.passing(history.first + begin, batches)
+        skipped, rest = [], batches
+        for number in ahead:
+            if rest <= number - end:
+                break
+            # This batch was delivered before the ones on both sides of it, so it does not count.
+            skipped.append((end, number))
+            rest, end = rest - (number - end), number + 1
+        skipped.append((end, end + rest))
+        end += rest
+        for begin, stop in skipped if history is not None else ():
+            history = history.passing(history.first + begin, stop - begin)
+        cursor = run.cursor(end)
+        # The rest is as from a state: users' objects, and the draws of the later batches, do not change.
+        if (workers := self.states.state()) is not None:
+            self.states.load(workers)
+        if running:
+            self._base_seed = progress.base_seed
+        if self._under is not None:
+            self._under.choose(self._under.cursor(0), loaded=True)
         self._reader.choose(cursor, loaded=True)
+        self._ahead = frozenset(number - end for number in ahead if number >= end)
+        self._progress, self._skipped, self._history = None, 0, history
 
     # Iteration.
 
@@ -421,22 +443,29 @@ class Position:
     def _overtaking(self, ahead: Iterable[int]) -> State:
         """Return the numbers of batches delivered out of order, relative to the first gap, as part of a state.
 
-        They are valid for this rank only.
+        They are valid for this rank and batch size only.
         """
-        numbers = sorted(ahead)
-        return {"ahead": numbers, "world": list(distributed.current())} if numbers else {}
+        numbers, size = sorted(ahead), self._layout["batch_size"]
+        return {"ahead": numbers, "world": list(distributed.current()), "batch_size": size} if numbers else {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """See `DataLoader.load_state_dict`."""
         of = "DataLoader"
-        self.check(state)
+        if not allow_growth:
+            self.check(state)
+        elif self._reader is None or self._under is not None or own_order(self.samples) is None:
+            raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
+        else:
+            # The fingerprint is that of fewer rows, which the dataset's plan checks.
+            check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of=of)
         cursor = under = opening = None
         if self.plan is None:
             check_state(state, self._layout, of=of)
             if self._stream is not None:
                 opening = self._stream.plan.read(read_mapping(state, "stream", of=of))
         else:
-            cursor = self.plan.read(read_mapping(state, "sampler", of=of))
+            read = self.plan.read_grown if allow_growth else self.plan.read
+            cursor = read(read_mapping(state, "sampler", of=of))
         if self._under is not None:
             under = self._under.plan.read(read_mapping(state, "dataset", of=of))
         ahead = self._read_ahead(state)
@@ -474,23 +503,14 @@ class Position:
     def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
         if self.plan is None or not state.get("ahead"):
             return frozenset()
-        check_state(state, {"world": list(distributed.current())}, of="DataLoader with in_order=False")
+        size = {"batch_size": self._layout["batch_size"]} if "batch_size" in state else {}
+        check_state(state, {"world": list(distributed.current()), **size}, of="DataLoader with in_order=False")
         numbers = state["ahead"]
         if not isinstance(numbers, list) or not all(type(number) is int and number > 0 for number in numbers):
             raise StateError(
                 f"the state of this DataLoader is damaged: ahead is {numbers!r}, not a list of batch numbers"
             )
         return frozenset(numbers)
-
-    def load_grown(self, state: Mapping[str, Any]) -> None:
-        """Load a state over a manifest that has grown since."""
-        own = own_order(self.samples)
-        if self._reader is None or self._under is not None or own is None:
-            raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
-        check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of="DataLoader")
-        history = (self._history or self._new_history()).read(state) if self._counts else None
-        self._reader.choose(own.read_grown(read_mapping(state, "sampler", of="DataLoader")), loaded=True)
-        self._progress, self._skipped, self._history = None, 0, history
 
     def _identity(self) -> State:
         return {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
@@ -535,3 +555,14 @@ def _length(run: BatchEpochPlan) -> int:
         return len(run)
     except TypeError:
         return 0
+
+
+def _length_to_skip(run: BatchEpochPlan) -> int:
+    """Return the number of batches of an epoch plan, 2**62 if it is endless; raise if it is unknown."""
+    try:
+        return len(run)
+    except LengthUnknownError:
+        # Such a plan has no cursors of batches that it has not opened yet.
+        raise
+    except TypeError:
+        return MAX_N

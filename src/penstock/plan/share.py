@@ -107,12 +107,19 @@ class ShareCursor(Cursor):
         world_size: number of ranks among which the mini-epoch is split.
         finished: whether all ranks together have consumed the mini-epoch.
         changes: entries of the state for the changes of the place, and for the nodes of its order.
+        begun_with: fingerprint of the rows with which the epoch began, if rows were appended since.
     """
 
     place: MiniEpoch
     world_size: int = 1
     finished: bool = False
     changes: State = field(default_factory=dict)
+    begun_with: str | None = None
+
+    @property
+    def data(self) -> str | None:
+        """Fingerprint of the rows with which the epoch began, if rows were appended since; else None."""
+        return self.begun_with
 
     @classmethod
     def at(cls, place: MiniEpoch) -> ShareCursor:
@@ -125,6 +132,7 @@ class ShareCursor(Cursor):
         return {
             "version": STATE_VERSION,
             **self.plan,
+            **({} if self.begun_with is None else {"fingerprint": self.begun_with}),
             "samples": place.samples,
             "epoch": place.epoch,
             "mini_epoch": place.mini_epoch,
@@ -277,6 +285,7 @@ class ShareEpoch(EpochPlan):
             world_size=partition.world_size,
             finished=finished,
             changes=self._plan.write_changes(place.changes) | self._plan.write_layout(place),
+            begun_with=self._plan.begun_with.get(place.samples),
         )
 
 
@@ -339,6 +348,11 @@ class SharePlan(Plan[ShareEpoch]):
         self._shown = SharedIntegers(MiniEpoch(0, 0, rows).numbers)
         self.changes: tuple[WeightStage, ...] = ()
         """Changes of a mixture's weights, in the order in which they were made."""
+        self.begun_with: dict[int, str] = {}
+        """Fingerprints of the rows with which epochs of loaded states began, if rows were appended since, by number.
+
+        States of such an epoch name them, so that they load again, also after more growth.
+        """
         self.runs: weakref.WeakSet[ShareEpoch] = weakref.WeakSet()
         """Epoch plans of readers in this process."""
         self.running = False
@@ -651,7 +665,7 @@ class SharePlan(Plan[ShareEpoch]):
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
         """Return the cursor in a state of the same source before rows were appended.
 
-        The current epoch keeps the rows with which it began.
+        The current epoch keeps the rows with which it began. Its later states name these, too.
 
         Raises:
             StateError: as `read`; also if rows were changed, not only appended.
@@ -664,7 +678,9 @@ class SharePlan(Plan[ShareEpoch]):
             return self.read(state)
         if not self.source.is_prefix_of_current(str(state.get("fingerprint")), samples):
             return self.read(state)
-        return self._read(state, samples, fingerprint=state.get("fingerprint"))
+        cursor = self._read(state, samples, fingerprint=state.get("fingerprint"))
+        self.begun_with[samples] = str(state.get("fingerprint"))
+        return cursor
 
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
         of = "dataset"
