@@ -30,6 +30,7 @@ from accelerate_support import (
 )
 from gloo_support import start_ranks, write_rows
 from loader_support import Range, Stream
+from state_support import CountingCollate
 
 import penstock as ps
 from penstock.integrations.accelerate import Accelerator
@@ -205,6 +206,31 @@ def test_skipping_takes_no_notice_of_a_position_that_was_restored(tmp_path: Path
     assert [next(iterator), next(iterator), next(iterator)]
     prepared.load_state_dict(begun.state_dict())
     assert rows(accelerator.skip_first_batches(prepared, 2)) == expected[2:]
+
+
+class CallsAndRows(CountingCollate):
+    def __call__(self, samples: list[Any]) -> Any:
+        return torch.tensor([super().__call__(samples)[0], *samples])
+
+
+def test_skipping_keeps_a_restored_state_of_the_collate_function(tmp_path: Path) -> None:
+    """Its batches are not made, so only the state knows what they did to it."""
+
+    def prepared() -> tuple[Any, Any]:
+        _reset()
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+        loader = ps.DataLoader(list(range(12)), 2, shuffle="global", collate_fn=CallsAndRows())
+        return accelerator, accelerator.prepare(loader)
+
+    accelerator, loader = prepared()
+    expected = []
+    for step, batch in enumerate(loader):
+        expected.append(batch.tolist())
+        if step == 2:
+            accelerator.save_state(str(tmp_path))
+    accelerator, loader = prepared()
+    accelerator.load_state(str(tmp_path))
+    assert [batch.tolist() for batch in accelerator.skip_first_batches(loader, 3)] == expected[3:]
 
 
 def test_what_is_skipped_is_not_made() -> None:

@@ -105,6 +105,13 @@ def test_a_prefetch_factor_is_somebodys_choice() -> None:
         loader.prefetch_factor = 2
         assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert (loader.config.depth, loader.config.small_batch_depth) == (4, 4)
+    with ps.DataLoader(Numbers(), 4, num_workers=2) as loader:
+        assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        loader.prefetch_factor = 2  # the value that torch reports without a choice
+        loader.set_epoch(0)
+        assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert loader.stats()["queue"]["prefetch"] == 4
+        assert loader.running_config.small_batch_depth == 4
 
 
 def test_one_process_with_threads_is_not_too_many_workers() -> None:

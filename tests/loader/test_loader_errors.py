@@ -31,6 +31,7 @@ from loader_support import (
     ended,
     outcomes,
 )
+from state_support import CountingCollate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import penstock as ps
@@ -409,6 +410,94 @@ def test_a_batch_that_cannot_be_pinned_is_an_error_in_its_place() -> None:
         next(iterator)
     assert [next(iterator), next(iterator)] == [4, 16]
     assert loader.stats()["failed_batches"] == 1
+
+
+class FailsOnce:
+    """Fails when it is asked for its state, or given one, or iterated, once whenever it is armed."""
+
+    armed = False
+
+    def fail(self) -> None:
+        if self.armed:
+            self.armed = False
+            raise ConnectionError("the network is down")
+
+
+class CollateThatFails(FailsOnce, CountingCollate):
+    def state_dict(self) -> dict[str, Any]:
+        self.fail()
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.fail()
+        super().load_state_dict(state)
+
+
+class StreamThatFails(FailsOnce, Stream):
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.fail()
+        return iter([self.epoch] * 6)
+
+
+ITER_FAILS: dict[str, dict[str, Any]] = {
+    "stream": {},
+    "torch's order": {"shuffle": True},
+    "seed": {"shuffle": True, "seed": 3},
+    "threads": {"shuffle": "global", "executor": "thread", "num_workers": 1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*has no state_dict")
+@pytest.mark.parametrize("name", ITER_FAILS)
+def test_an_iter_that_fails_changes_nothing(name: str) -> None:
+    """The next one begins the same epoch, with the same draws, at the same loaded state."""
+
+    def make() -> tuple[DataLoader[Any], FailsOnce]:
+        torch.manual_seed(1)
+        collate_fn = CollateThatFails()
+        dataset = StreamThatFails(6) if name == "stream" else Squares(6)
+        loader = DataLoader(dataset, 2, collate_fn=collate_fn, **ITER_FAILS[name])
+        loader.set_epoch(0)
+        return loader, dataset if isinstance(dataset, FailsOnce) else collate_fn
+
+    loader, _ = make()
+    first, second = list(loader), list(loader)
+    loader, failing = make()
+    for expected in (first, second):
+        failing.armed = True
+        with pytest.raises(ConnectionError):
+            iter(loader)
+        assert list(loader) == expected
+    assert loader.stats()["passes"] == 2
+    loader, _ = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loader, failing = make()
+    loader.load_state_dict(state)
+    failing.armed = True
+    with pytest.raises(ConnectionError):
+        iter(loader)
+    assert loader.state_dict() == state
+    assert list(loader) == first[1:]
+
+
+def test_a_loaded_sampler_state_outlives_an_iter_that_fails() -> None:
+    """Whoever reads first has a state of the sampler's, and that is not a reader that could not begin."""
+    collate_fn, sampler = CollateThatFails(), ps.RandomSampler(range(6), shuffle="global", seed=1)
+    loader = DataLoader(Squares(6), 2, sampler=sampler, collate_fn=collate_fn)
+    expected = [rows for _, rows in loader][1:]
+    loader = DataLoader(Squares(6), 2, sampler=sampler, collate_fn=collate_fn)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 0, "consumed": 2})
+    collate_fn.armed = True
+    with pytest.raises(ConnectionError):
+        iter(loader)
+    assert [rows for _, rows in loader] == expected
 
 
 class NeverBegins(Stream):

@@ -79,6 +79,14 @@ def test_a_pass_left_early_and_the_next_one(executor: str) -> None:
         assert loader.stats()["batches"] == 0
 
 
+def test_an_epoch_set_after_iter_is_one_pass() -> None:
+    loader = make("inline", Staged(20), seed=1, shuffle=True)
+    iterator = iter(loader)
+    loader.set_epoch(3)
+    assert len(list(iterator)) == 2
+    assert (loader.stats()["passes"], loader.epoch) == (1, 4)
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_stages_outside_of_the_loader_are_not_its(executor: str) -> None:
     collect()

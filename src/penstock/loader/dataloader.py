@@ -21,6 +21,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -81,8 +82,10 @@ _ATTRIBUTES = (
 )
 """Settings that are attributes of a loader under the same names."""
 _values_of = attrgetter(*_ATTRIBUTES)
-# torch replaces None by 2 if there are workers.
-_TORCHS_PREFETCH = 2
+
+
+class _TorchsPrefetch(int):
+    """The value of ``loader.prefetch_factor`` where torch replaced None by 2, which is not the user's choice."""
 
 
 class DataLoader(TorchDataLoader[T_co]):
@@ -270,6 +273,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 pin_memory_device=config.pin_memory_device,
                 in_order=config.in_order,
             )
+            if config.prefetch_factor is None and self.prefetch_factor is not None:
+                self.prefetch_factor = _TorchsPrefetch(self.prefetch_factor)
         if batch_sampler is not None and has_rank(batch_sampler):
             # Nothing reads it here, but Lightning asks for it.
             vars(self)["sampler"] = SequentialSamplerOfShare(dataset)
@@ -298,8 +303,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def config(self) -> LoaderConfig:
         """The current settings, including assigned attributes."""
         values = dict(zip(_ATTRIBUTES, _values_of(self), strict=True))
-        if self._config.prefetch_factor is None and values["prefetch_factor"] == _TORCHS_PREFETCH:
-            # torch's default, not the user's choice.
+        if isinstance(values["prefetch_factor"], _TorchsPrefetch):
             values["prefetch_factor"] = None
         return replace(self._config, **values)
 
@@ -310,9 +314,9 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _follow_settings(self) -> None:
         """Apply attributes that were assigned since the last ``iter()``."""
-        same = self._values == _values_of(self) and type(self.num_workers) is type(self._config.num_workers)
-        # "auto" compares equal to its number, so the types are compared too.
-        if same:
+        # "auto" and torch's prefetch_factor compare equal to their numbers.
+        same = type(self.num_workers) is type(self._config.num_workers) and self._values == _values_of(self)
+        if same and (type(self.prefetch_factor) is int) is (self._config.prefetch_factor is not None):
             return
         before, self.num_workers = self._config, resolve_num_workers(self.num_workers, self.executor)
         config = self.config
@@ -543,39 +547,50 @@ class DataLoader(TorchDataLoader[T_co]):
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
         engine.prepare(fetcher, worker_seed, anew=states.resumes)
-        progress = position.start(base_seed)
-        self._base_seed = progress.base_seed
-        states.begin(fresh=config.forks_workers and not kept)
-        states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
-        if resumed := states.dropped:
-            warnings.warn(
-                f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
-                "dropped",
-                stacklevel=2,
-            )
-        self._statistics.begin(**_statistics_arguments(config))
-        if self._log is not None:
-            self._log.begin()
-        if config.kind == "process" and not kept:
-            self.check_worker_number_rationality()
-        run = EpochRun(
-            position.requests(progress),
-            fetcher,
-            position.stream_epoch,
-            worker_seed,
-            states.resume,
-            states.next,
-        )
-        tuner = self._tuner
+        saved = position.saved()
+        try:
+            progress = position.start(base_seed)
+            self._base_seed = progress.base_seed
+            states.begin(fresh=config.forks_workers and not kept)
+            states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
+            if resumed := states.dropped:
+                warnings.warn(
+                    f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
+                    "dropped",
+                    stacklevel=2,
+                )
+            if config.kind == "process" and not kept:
+                self.check_worker_number_rationality()
+            requests, epoch = position.requests(progress), position.stream_epoch
+            run = EpochRun(requests, fetcher, epoch, worker_seed, states.resume, states.next)
+            batches = self._results(run, progress, started=not kept)
+            self._statistics.begin(**_statistics_arguments(config))
+            if self._log is not None:
+                self._log.begin()
+            return self._deliver(batches, progress, config, copier)
+        except BaseException:
+            # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
+            position.undo(saved)
+            raise
+
+    def _results(self, run: EpochRun, progress: Progress, *, started: bool) -> ResultIterator:
+        """Start to make the batches of an epoch.
+
+        Args:
+            run: the epoch iterator's work.
+            progress: of that iterator.
+            started: whether its workers are new.
+        """
+        engine, tuner = self._engine, self._tuner
         if tuner is None or tuner.finished:
             batches: ResultIterator = engine.start(run)
         else:
-            if not kept:
-                tuner.started(config)
+            if started:
+                tuner.started(engine.config)
             batches = self._tuned(run, tuner, progress.run)
         if engine.pool is not None:
             self._iterator = _PersistentIterator(engine)  # type: ignore[assignment]
-        return self._deliver(batches, progress, config, copier)
+        return batches
 
     def _deliver(
         self, batches: ResultIterator, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
@@ -602,9 +617,17 @@ class DataLoader(TorchDataLoader[T_co]):
             length=self.__len__,
         )
         progress.held_by = weakref.ref(iterator)
-        iterator.renewed = lambda: None if position.continues(progress) else self._begin()
+        iterator.renewed = partial(self._replacement, progress)
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(iterator)]
         return iterator
+
+    def _replacement(self, progress: Progress) -> DataLoaderIter | None:
+        """Return an iterator over the epoch set since `iter()`, in place of one that has delivered nothing; or None."""
+        if self.pipeline.position.continues(progress):
+            return None
+        # Both count as one pass.
+        self._statistics.passes -= 1
+        return self._begin()
 
     def _tuned(self, run: EpochRun, tuner: Autotuner, batches: BatchEpochPlan | None) -> ResultIterator:
         """Return the batches of an epoch during which settings are tried."""

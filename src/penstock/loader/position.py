@@ -13,6 +13,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     from penstock.loader.history import History
 
 __all__ = ["Position", "base_seed_after"]
+
+
+_VALUES = ("_progress", "_base_seed", "_ahead", "_skipped", "_history", "_users_epoch", "_chosen", "_epoch_delivered")
+"""Attributes of a `Position` that `Position.start` changes."""
+_values_of = attrgetter(*_VALUES)
 
 
 class Position:
@@ -177,15 +183,15 @@ class Position:
             )
 
     def skip_from_start(self, batches: int) -> None:
-        """Start the next iterator after the first ``batches`` batches of its epoch, and drop any loaded state.
+        """Start the next iterator after the first ``batches`` batches of its epoch, and drop a loaded position.
 
-        The indices of those batches are drawn, but no samples are read. A stream without one of our plans cannot skip
-        batches; its next iterator yields the whole epoch.
+        The indices of those batches are drawn, but no samples are read. So users' objects keep a loaded state: it is
+        the one after these batches. A stream without one of our plans cannot skip batches; its next iterator yields the
+        whole epoch, and a loaded state is dropped.
         """
         self._progress, self._ahead = None, frozenset()
-        if self.states.resumes:
-            self.states.load(None)
         if self._reader is None:
+            self.states.load(None)
             if self._stream is not None:
                 self._stream.choose(Cursor(epoch=self._stream.epoch))
             return
@@ -261,6 +267,19 @@ class Position:
         if self._base_seed is None:
             self._base_seed = draw()
         return self._base_seed
+
+    def saved(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        """Return what `undo` needs, before a `start`."""
+        parts = (self._reader, self._under, self._stream, self.states)
+        return [(self, _values_of(self)), *((part, part.saved()) for part in parts if part is not None)]
+
+    def undo(self, saved: list[tuple[Any, tuple[Any, ...]]]) -> None:
+        """Undo a `start`, because its iterator could not begin."""
+        (_, own), *parts = saved
+        for name, value in zip(_VALUES, own, strict=True):
+            setattr(self, name, value)
+        for part, values in parts:
+            part.undo(values)
 
     def start(self, base_seed: int) -> Progress:
         """Start an epoch iterator and return its progress.

@@ -13,6 +13,7 @@ trainer's copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 from penstock.errors import StateError
@@ -145,6 +146,11 @@ def _is_counts(numbers: Any) -> TypeGuard[list[int]]:
     return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
 
 
+_VALUES = ("next", "base_seed", "number", "resumes", "_known", "_loaded", "_resuming", "_between")
+"""Attributes of `WorkerStates` that `WorkerStates.begin` changes."""
+_values_of = attrgetter(*_VALUES)
+
+
 class WorkerStates:
     """The positions of all workers according to the batches that the consumer has received.
 
@@ -199,6 +205,15 @@ class WorkerStates:
         self._next_run(fresh=fresh, over=False)
         self._between = False
 
+    def saved(self) -> tuple[Any, ...]:
+        """Return what `undo` needs, before a `begin`."""
+        return _values_of(self)
+
+    def undo(self, saved: tuple[Any, ...]) -> None:
+        """Undo a `begin`, because its iterator could not begin."""
+        for name, value in zip(_VALUES, saved, strict=True):
+            setattr(self, name, value)
+
     def finish(self, *, fresh: bool) -> None:
         """Record that the consumer has received all batches of an iterator.
 
@@ -217,7 +232,9 @@ class WorkerStates:
         if fresh:
             self._known = self.base_seed = None
         elif not self._between and self.stream:
-            for worker in self._workers:
+            # In copies: an iterator that cannot begin changes nothing.
+            self._known = [worker.copy() for worker in self._workers]
+            for worker in self._known:
                 worker.next_iterator(over=over)
 
     def consumer(self) -> Consumer:
@@ -266,7 +283,8 @@ class WorkerStates:
     def leave(self) -> None:
         """Make the starting iterator start from the beginning, even if the loaded state is inside an iterator."""
         self.next = 0
-        for worker in self._workers:
+        self._known = [worker.copy() for worker in self._workers]
+        for worker in self._known:
             worker.leave()
 
     def state(self, *, left: bool = False) -> State | None:

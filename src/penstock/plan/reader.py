@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.errors import SamplerError
@@ -157,6 +158,11 @@ class Plan(abc.ABC, Generic[E]):
         """
 
 
+_VALUES = ("run", "_run_entropy", "_attached", "_next", "_loaded", "_requested", "_entropy")
+"""Attributes of a `PlanReader` that `PlanReader.start` changes."""
+_values_of = attrgetter(*_VALUES)
+
+
 class PlanReader(Generic[E]):
     """One reader of a plan, with its position.
 
@@ -245,6 +251,23 @@ class PlanReader(Generic[E]):
         self._next, self._loaded, self._requested, self._entropy = None, False, False, None
         self.plan.show(cursor, loaded=False, running=True)
         return run
+
+    def saved(self) -> tuple[Any, ...]:
+        """Return what `undo` needs, before a `start`."""
+        self._follow_request()
+        return _values_of(self)
+
+    def undo(self, saved: tuple[Any, ...]) -> None:
+        """Undo a `start`, because nothing could be read."""
+        # Its random draw is not made again.
+        drawn = self._entropy if self.run is saved[0] else self._run_entropy
+        for name, value in zip(_VALUES, saved, strict=True):
+            setattr(self, name, value)
+        self._entropy = drawn
+        # If the plan requested a loaded state, the start has used it up there.
+        self._requested = self._requested and not self._loaded
+        if self._next is not None:
+            self.plan.show(self._next, loaded=self._loaded, running=False)
 
     def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
