@@ -465,10 +465,21 @@ class TestWrongFiles:
         with pytest.raises(DataFileError, match=words):
             opened(root)
 
-    def test_info_that_names_no_files(self, written: Written, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "data/{episode_chunk}/{episode_index}.parquet",
+            "data/{chunk_index.__class__}/{file_index}",
+            "../{chunk_index}",
+            "/data/{file_index:03d}",
+            "{chunk_index:999999999d}",
+            3,
+        ],
+    )
+    def test_info_that_names_no_files(self, written: Written, tmp_path: Path, path: Any) -> None:
         root = copy_of(written, tmp_path)
-        change_info(root, lambda info: info.update(data_path="data/{episode_chunk}/{episode_index}.parquet"))
-        with pytest.raises(DataFileError, match=r"data_path is .*, not a template of a path"):
+        change_info(root, lambda info: info.update(data_path=path))
+        with pytest.raises(DataFileError, match=r"data_path is .*, not a template of a path within the folder"):
             opened(root)
         change_info(root, lambda info: info["features"].pop("index"))
         with pytest.raises(DataFileError, match="has no feature 'index'"):

@@ -59,6 +59,15 @@ def test_a_folder_that_is_not_finished(folder: Path) -> None:
             ps.open(folder, **options)
 
 
+@pytest.mark.parametrize("name", ["../other/tokens-00000", "/etc/tokens-00000", "%2E%2e/other/tokens-00000"])
+def test_shards_outside_the_folder_are_refused(folder: Path, name: str) -> None:
+    about = json.loads((folder / "tokens.json").read_bytes())
+    about["shards"][0]["name"] = name
+    (folder / "tokens.json").write_text(json.dumps(about))
+    with pytest.raises(DataFileError, match="is not a file within its folder"):
+        ps.open(folder)
+
+
 def test_options_of_others_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="tokenized documents do not take size="):
         ps.open(folder, size=32)  # type: ignore[call-overload]

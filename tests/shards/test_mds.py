@@ -321,6 +321,7 @@ BAD_INDICES: dict[str, Any] = {
     "'samples' is True": {"samples": True},
     "raw_data is not an object": {"raw_data": None},
     "basename '../x'": {"raw_data": {"basename": "../x", "bytes": 1, "hashes": {}}},
+    "basename '%2e%2E/x'": {"raw_data": {"basename": "%2e%2E/x", "bytes": 1, "hashes": {}}},
     "basename '/etc/x'": {"raw_data": {"basename": "/etc/x", "bytes": 1, "hashes": {}}},
     "'bytes' is '7'": {"raw_data": {"basename": "x", "bytes": "7", "hashes": {}}},
     "'hashes' must": {"raw_data": {"basename": "x", "bytes": 7, "hashes": {"sha1": 1}}},

@@ -14,10 +14,12 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from full_run import full_only
 
-from penstock import DataLoader, ImageDataset, Manifest, RankDataset
+from penstock import DataLoader, ImageDataset, LoadBytes, Manifest, RankDataset
 from penstock.datasets.arrays import LoadArray
 from penstock.datasets.loading import LoadImage
 from penstock.errors import (
@@ -356,7 +358,7 @@ class TestImages:
             assert "hush" not in "".join(traceback.format_exception(caught.value))
 
     def test_sizes_are_measured_as_the_manifest_says(self, server: Any, dataset: ImageDataset, tmp_path: Path) -> None:
-        me = Storage({"headers": {"Authorization": "Bearer me"}})
+        me = Storage({"headers": {dataset.source.root: {"Authorization": "Bearer me"}}})
         manifest = Manifest.open(tmp_path / "meta.txt", root=dataset.source.root, storage=me)
         assert measure(manifest)[0].tolist() == [4] * 8
         assert {given for _, given in server.authorizations} == {"Bearer me"}
@@ -371,10 +373,44 @@ class TestAddresses:
         assert open_source(url.replace("a.bin", "here")).read_at(5, 9) == DATA[5:14]
         with pytest.raises(StorageError, match="more than 10 redirections"):
             read_object(url.replace("a.bin", "round"))
-        me = Storage({"headers": {"Authorization": "Bearer me"}})
+        me = Storage({"headers": {url: {"Authorization": "Bearer me"}}})
         server.redirect["/away"] = url.replace("127.0.0.1", "localhost")
         assert me.read(url.replace("a.bin", "away")) == DATA
         assert [given for path, given in server.authorizations[-2:]] == ["Bearer me", None]
+
+    @pytest.mark.parametrize("form", ["txt", "parquet"])
+    def test_headers_go_to_the_named_host_alone(self, server: Any, tmp_path: Path, form: str) -> None:
+        """A row, an index or a folder may name any other host; `root=` is the base of relative paths only."""
+        home = server.put("a.npy", DATA).removesuffix("/a.npy")
+        away = home.replace("127.0.0.1", "localhost")
+        me = Storage({"headers": {home.upper().replace("HTTP", "http") + "/": {"Authorization": "Bearer me"}}})
+        paths = ["a.npy", f"{away}/a.npy", f"{away.replace('//', '//127.0.0.1@')}/a.npy"]
+        if form == "txt":
+            (tmp_path / "list.txt").write_text("".join(f"{path} 0\n" for path in paths))
+        else:
+            pq.write_table(pa.table({"path": paths, "label": [0, 0, 0]}), tmp_path / "list.parquet")
+        manifest = Manifest.open(tmp_path / f"list.{form}", root=home, storage=me)
+        wanted = [f"{home}/a.npy", *paths[1:]]
+        assert [record.path for record in manifest] == [manifest[k].path for k in range(3)] == wanted
+        assert manifest.take(np.arange(3))["path"].to_pylist() == wanted
+        dataset = RankDataset(manifest, shuffle="none", load=LoadBytes(storage=me), rank=0, world_size=1)
+        assert [data for data, _ in dataset.__getitems__([0, 1, 2])] == [DATA] * 3
+        given = [token for _, token in server.authorizations]
+        assert sorted(token or "" for token in given) == ["", "Basic MTI3LjAuMC4xOg==", "Bearer me"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"headers": {"Authorization": "hush"}}, "'Authorization' is not a host with its headers"),
+            ({"headers": {"https://a": {"X-Token": "hush"}}}, "'X-Token' would be sent to any host that https://a"),
+            ({"client_options": {"default_headers": {"a": "hush"}}}, "default_headers would go to any host"),
+        ],
+    )
+    def test_headers_without_a_host_are_refused(self, server: Any, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as caught:
+            Storage(options).read(server.put("a.bin", DATA))
+        assert "hush" not in str(caught.value)
+        assert server.requests == []
 
     def test_users_and_odd_names(self, server: Any) -> None:
         url = server.put("a%20b%C3%A9.bin", DATA)

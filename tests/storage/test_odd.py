@@ -48,8 +48,9 @@ def test_line_feeds_are_not_left_out(server: Any) -> None:
 
 @pytest.mark.parametrize("value", ["a\nb", "\u20ac"])
 def test_headers_that_cannot_be_sent(server: Any, value: str) -> None:
+    url = server.put("a.bin", DATA)
     with pytest.raises(StorageError, match=r"a\.bin"):
-        Storage({"headers": {"token": value}}).read(server.put("a.bin", DATA))
+        Storage({"headers": {url: {"Cookie": value}}}).read(url)
 
 
 def test_redirections_to_nowhere(server: Any) -> None:

@@ -216,14 +216,14 @@ def test_images(tmp_path: Path) -> None:
     structs += [{"bytes": None, "path": str(tmp_path / "out.png")}]
     table = pa.table({"image": structs, "label": range(12), "more": ["x"] * 12})
     path = write(tmp_path / "a.parquet", table, size=5)
-    rgb = ps.TableFiles(path, columns=["label", "image"])
+    rgb = pickle.loads(pickle.dumps(ps.TableFiles(path, columns=["label", "image"], images_from=tmp_path)))
     for k, row in enumerate(rgb.records(range(12))):
         assert (row["image"].shape, row["image"].dtype, int(row["image"][0, 0, 0])) == ((16, 16, 3), np.uint8, k)
     assert ps.TableFiles(path, images="pil")[7]["image"].getpixel((0, 0)) == (7, 7, 7)
-    assert ps.TableFiles(path, images="bytes")[11]["image"] == jpeg(11)
+    assert ps.TableFiles(path, images="bytes", images_from=tmp_path)[11]["image"] == jpeg(11)
     batch = next(iter(ps.DataLoader(ps.TableDataset(rgb, shuffle="none"), 12)))
     assert batch["image"][:, 3, 3, 1].tolist() == batch["label"].tolist() == list(range(12))
-    images = ps.ImageDataset(ps.TableDataset(path, seed=3), size=8, row=True)
+    images = ps.ImageDataset(ps.TableDataset(path, images_from=tmp_path, seed=3), size=8, row=True)
     for options in ({}, {"num_workers": 2, "executor": "process"}):
         seen = []
         for pixels, labels, row in ps.DataLoader(images, batch_size=4, **options):
@@ -252,6 +252,38 @@ def test_images(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ps.ImageDataset(source)[0]
+
+
+def test_images_outside_the_table_come_from_one_folder(tmp_path: Path) -> None:
+    """Otherwise, who publishes a table could read any file and any address."""
+    for name in ("in/a.png", "b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(3))
+    paths = ["a.png", str(tmp_path / "in/a.png"), "../b.png", str(tmp_path / "b.png"), "http://127.0.0.1:9/a.png"]
+    write(tmp_path / "t.parquet", pa.table({"img": [{"bytes": None, "path": path} for path in paths], "y": range(5)}))
+    closed = ps.open(tmp_path / "t.parquet", images="bytes", shuffle="none", rank=0, world_size=1)
+    for row in range(5):
+        with pytest.raises(DataFileError, match=rf"row {row}: the bytes of .* images_from= of ps\.open"):
+            closed[row]
+    opened = ps.open(tmp_path / "t.parquet", size=8, images_from=tmp_path / "in", shuffle="none", rank=0, world_size=1)
+    assert [int(opened[row][0].max()) for row in range(2)] == [3, 3]
+    for row in range(2, 5):
+        with pytest.raises(DataFileError, match=rf"row {row}: .* is not a file in images_from="):
+            opened[row]
+    with pytest.raises(ConfigError, match="images_from= takes a folder or an address"):
+        ps.open(tmp_path / "t.parquet", images_from=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a.arrow", "..%2fa.arrow"])
+def test_descriptions_name_files_of_their_folder(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "a.arrow", pa.table({"x": [1]}))
+    folder = tmp_path / "saved"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": None}))
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": [name, "train"]}))
+    for split in ("train", name):
+        with pytest.raises(DataFileError, match=r"json names .*, which is not within its folder"):
+            ps.TableFiles(folder, split=split)
 
 
 def test_images_of_datasets_are_theirs(tmp_path: Path) -> None:

@@ -27,11 +27,14 @@ import pyarrow.parquet as pq
 from penstock.clips.discovery import LEROBOT_INFO
 from penstock.clips.packets import Ints
 from penstock.errors import DataFileError, DataFileIOError
+from penstock.storage.urls import is_inside
 
 __all__ = ["Episodes", "LeRobotMeta", "TableParts", "VideoParts"]
 
 _FORMAT = 3  # the major version
 _VERSION = re.compile(r"v?(\d+)(\.|$)")
+_FIELD = re.compile(r"\{(\w+)(?::(0?\d?d))?\}")
+"""A field of a path's template, such as ``{chunk_index:03d}``."""
 _CONVERTER = "python -m lerobot.scripts.convert_dataset_v21_to_v30"
 
 
@@ -164,12 +167,17 @@ class LeRobotMeta:
         return self._file("video", video_key=camera, chunk_index=chunk, file_index=file)
 
     def _file(self, kind: str, **names: Any) -> str:
+        template = self._paths[kind]
         try:
-            return os.path.join(self.root, self._paths[kind].format(**names))
-        except (AttributeError, KeyError, IndexError, ValueError) as error:
+            # str.format would evaluate attributes and items of its arguments.
+            name = _FIELD.sub(lambda field: format(names[field[1]], field[2] or ""), template)
+            if re.search("[{}]", _FIELD.sub("", template)) or not is_inside(name):
+                raise ValueError(name)
+        except (KeyError, TypeError, ValueError) as error:
             raise DataFileError(
-                f"{self._path}: {kind}_path is {self._paths[kind]!r}, not a template of a path"
+                f"{self._path}: {kind}_path is {template!r}, not a template of a path within the folder"
             ) from error
+        return os.path.join(self.root, name)
 
     def _read_episodes(self) -> Episodes:
         columns = ["episode_index", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]

@@ -7,6 +7,7 @@ images = ImageDataset(dataset, transform=[RandomResizedCrop(224)])
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -48,7 +49,7 @@ class TableDataset(HasClasses, SourceDataset):
     Args:
         source: a folder of `huggingface/datasets`, any other folder of Arrow, Parquet or JSON lines files, or the files
             themselves, local or in a store; or an open `TableFiles` or `JsonFiles`.
-        split, columns, images, cache_bytes, storage: see `TableFiles`; for JSON lines, `JsonFiles`.
+        split, columns, images, images_from, cache_bytes, storage: see `TableFiles`; for JSON lines, `JsonFiles`.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample: a dict of its columns.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
@@ -87,6 +88,7 @@ class TableDataset(HasClasses, SourceDataset):
         split: str | None = None,
         columns: Sequence[str] | None = None,
         images: str | None = None,
+        images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage: Storage | None = None,
         window_shards: int = 8,
@@ -99,6 +101,7 @@ class TableDataset(HasClasses, SourceDataset):
             "split": split,
             "columns": columns,
             "images": images,
+            "images_from": images_from,
             "cache_bytes": cache_bytes,
             "storage": storage,
         }
@@ -196,8 +199,8 @@ def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _T
     names = [name for name, _ in files]
     if not are_json(names):
         return TableFiles.of(files, **options)
-    if "images" in options:
-        raise ConfigError(f"{listed(names)}: images= is for Arrow and Parquet files, but these are JSON lines")
+    for name in {"images", "images_from"} & options.keys():
+        raise ConfigError(f"{listed(names)}: {name}= is for Arrow and Parquet files, but these are JSON lines")
     return (ArrivingLines if all(map(is_remote, names)) else JsonFiles).of(files, **options)
 
 

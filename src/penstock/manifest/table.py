@@ -309,7 +309,7 @@ class Manifest:
             values = part.one(local)
         path = values[0]
         if self._prefix and path[0] != "/":
-            path = self._prefix + path
+            path = join_root(self._prefix, [path])[0]
         label = values[1] if self._has_label else None
         names = self._extra_names
         extra = dict(zip(names, values[-len(names) :], strict=True)) if names else {}

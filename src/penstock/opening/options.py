@@ -139,6 +139,7 @@ class TableOptions(ShareOptions, total=False):
     split: str | None
     columns: Sequence[str] | None
     images: str | None
+    images_from: str | os.PathLike[str] | None
     cache_bytes: int | None
     storage: Storage | None
     window_shards: int
@@ -250,6 +251,7 @@ class ImageOptions(ShareOptions, total=False):
     copy: bool
     window_shards: int
     write_index: bool
+    images_from: str | os.PathLike[str] | None
     cache_bytes: int | None
     allow_pickle: bool | None
     validate_hash: str | None
@@ -288,7 +290,7 @@ _ITEMS = ("load", "decode", "images")
 _PATH = (str, os.PathLike)
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "split": ((str,), "the name of a split, such as 'train'"),
-    "root": (_PATH, "a folder or an address, as str or Path"),
+    **dict.fromkeys(("root", "images_from"), (_PATH, "a folder or an address, as str or Path")),
     "format": ((str,), "the name of a format, such as 'csv', or 'auto'"),
     "label": ((str,), "a type such as 'int' or 'float', or None"),
     "comment": ((str,), "the characters that start a comment, such as '#'"),

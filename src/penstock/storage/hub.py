@@ -31,7 +31,7 @@ class HubBackend(GenericBackend):
     def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         super().__init__("hf", options)
         headers = build_hf_headers(token=self._fs.token, library_name="penstock")
-        self._http = ObjectStoreBackend({"headers": headers}, idle)
+        self._http = ObjectStoreBackend({"headers": {self._fs.endpoint: headers}}, idle)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, Stat]] = {}
 

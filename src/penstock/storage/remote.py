@@ -74,9 +74,9 @@ class Storage:
     """Options for remote objects: access, deadlines, cache. Small and picklable, for datasets and workers.
 
     Args:
-        options: store options: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``, and all options
-            of obstore's stores. Credentials are usually found where the
-            stores' own tools look for them.
+        options: store options: ``{"anon": True}``, ``{"endpoint_url": ...}``,
+            ``{"headers": {"https://HOST": {"Authorization": ...}}}``, which no other host receives, and all options of
+            obstore's stores. Credentials are usually found where the stores' own tools look for them.
         cache: the `Cache` for local copies, or its folder; None for ``penstock/objects`` in the user's cache folder.
         idle: seconds without a byte after which a connection is closed.
         deadline: seconds for one request of a few MiB, including its retries.

@@ -38,6 +38,9 @@ _NAMES = {
     "gs": _ANONYMOUS | {"token": "service_account", "endpoint_url": "base_url"},
     "az": _ANONYMOUS | {"sas_token": "sas_key"},
 }
+_HEADERS = "give options={'headers': {'https://HOST': {'Authorization': ...}}}, which sends them to that host alone"
+# obstore's client does not send the first two on when a server redirects it to another host. All others, it does.
+_SAFE_HEADERS = ("authorization", "cookie", "accept", "accept-language", "user-agent")
 _KINDS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 
 
@@ -45,18 +48,18 @@ class Stores:
     """The stores of one set of options, created at first use. For one process and all its threads.
 
     Args:
-        options: see the module; also ``headers``, ``ca_file``, ``client_options``.
+        options: see the module; also ``headers`` by host, ``ca_file``, ``client_options``.
         idle: seconds allowed for connecting, and without a byte.
 
     Raises:
+        ConfigError: headers without a host, or headers that a redirect would send to another host.
         ImportError: obstore is not installed.
     """
 
     def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         self._obstore = obstore()
         self._options = dict(options)
-        headers = dict(self._options.pop("headers", None) or {})
-        self._headers = {str(name): str(value) for name, value in headers.items()}
+        self._headers = _by_host(self._options.pop("headers", None) or {})
         self._client: dict[str, Any] = {
             "connect_timeout": datetime.timedelta(seconds=idle),
             "read_timeout": datetime.timedelta(seconds=idle),
@@ -67,7 +70,10 @@ class Stores:
         if ca_file is not None:
             with open(ca_file, "rb") as file:
                 self._client["root_certificate"] = file.read()
-        self._client |= self._options.pop("client_options", None) or {}
+        client = self._options.pop("client_options", None) or {}
+        if "default_headers" in client:
+            raise ConfigError(f"client_options: default_headers would go to any host: {_HEADERS}")
+        self._client |= client
         self._kept: dict[tuple[str, str], Any] = {}
         self._single: OrderedDict[str, Any] = OrderedDict()
 
@@ -118,7 +124,7 @@ class Stores:
         return found, ""
 
     def _web_store(self, address: str, parts: SplitResult) -> Any:
-        headers = dict(self._headers)
+        headers = self._headers.get(_host(address), {})
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers = {"Authorization": "Basic " + base64.b64encode(user.encode()).decode()} | headers
@@ -139,7 +145,7 @@ class Stores:
         config = {names.get(name, name): value for name, value in given.items() if value is not None}
         provider = _from_botocore(url, config) if kind == "s3" else None
         endpoint = str(config.get("endpoint") or config.get("base_url") or _endpoint(kind))
-        how = self._how(self._headers, endpoint.startswith("http://"))
+        how = self._how(self._headers.get(_host(url), {}), endpoint.startswith("http://"))
         if provider is not None:
             how["credential_provider"] = provider
         address = f"{'gs' if kind == 'gs' else protocol}://{bucket}"
@@ -151,6 +157,29 @@ class Stores:
                 f"cannot open {url}: {name[1] if name else 'an option'!r} is neither a supported option of s3fs "
                 f"({', '.join([*names, 'client_kwargs'])}) nor an option of obstore's store"
             ) from None
+
+
+def _by_host(headers: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return headers by the `_host` that they are for: a list, or a redirect, may name any other host."""
+    found: dict[str, dict[str, str]] = {}
+    for host, some in headers.items():
+        if not scheme(host) or not isinstance(some, Mapping):
+            raise ConfigError(f"headers: {str(host)!r} is not a host with its headers: {_HEADERS}")
+        for name, value in some.items():
+            if name.lower() not in _SAFE_HEADERS:
+                raise ConfigError(
+                    f"headers: {name!r} would be sent to any host that {host} redirects to; supported are "
+                    f"{', '.join(_SAFE_HEADERS)}"
+                )
+            found.setdefault(_host(host), {})[name] = str(value)
+    return found
+
+
+def _host(url: str) -> str:
+    """Return scheme and host of a URL, or scheme and bucket, in the form in which they are compared."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    return f"{parts.scheme}://{host.removesuffix({'http': ':80', 'https': ':443'}.get(parts.scheme, ''))}"
 
 
 def _is_plain(parts: SplitResult) -> bool:

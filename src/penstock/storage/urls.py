@@ -13,9 +13,23 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock.errors import ConfigError, StorageError
 
-__all__ = ["WEB", "basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway", "unsigned"]
+__all__ = [
+    "ABSOLUTE",
+    "WEB",
+    "basename",
+    "is_inside",
+    "is_remote",
+    "listed",
+    "local_part",
+    "scheme",
+    "shown",
+    "through_gateway",
+    "unsigned",
+]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+ABSOLUTE = f"^(/|{_SCHEME.pattern})"
+"""Matches a path or URL that is not relative."""
 _NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # a URL that went through Path
 _LOCAL = ("file", "local")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
@@ -50,6 +64,16 @@ def local_part(url: str | os.PathLike[str]) -> str:
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{text!r} names the host {parts.netloc!r}: file:// URLs have three slashes")
     return unquote(parts.path)
+
+
+def is_inside(name: str) -> bool:
+    """Return whether this is the relative path of a file that stays within its folder or address.
+
+    For names in untrusted data. `%2E` counts as a dot, as in web addresses.
+    """
+    plain = unquote(name)
+    steps = plain.replace("\\", "/").split("/")
+    return bool(steps[-1]) and steps[0] != "" and ".." not in steps and ":" not in steps[0] and "\0" not in plain
 
 
 def listed(urls: Sequence[str | os.PathLike[str]]) -> str:

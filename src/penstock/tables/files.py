@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, DataFileError, DataFileIOError, Storage
 from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage, io_error, is_remote
 from penstock.storage.backend import Stat
-from penstock.storage.urls import local_part, shown
+from penstock.storage.urls import is_inside, local_part, shown
 
 __all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "is_table_folder", "table_files"]
 
@@ -77,7 +77,7 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if described is not None:
         splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
         name = _chosen(folder.path, splits, split)
-        inner = _Folder(folder.file(name), storage)
+        inner = _Folder(folder.named(name, _DICT), storage)
         state = inner.json(_STATE)
         if state is None:
             raise DataFileError(f"{shown(inner.path)} is named in {_DICT}, and has no {_STATE}: it is not complete")
@@ -125,6 +125,12 @@ class _Folder:
 
     def file(self, name: str) -> str:
         return f"{self.path}/{name}" if self._storage is not None else os.path.join(self.path, name)
+
+    def named(self, name: str, where: str) -> str:
+        """Return the path of a file that a description in the folder, ``where``, names."""
+        if not is_inside(name):
+            raise DataFileError(f"{shown(self.file(where))} names {name!r}, which is not within its folder")
+        return self.file(name)
 
     def json(self, name: str) -> Any:
         """Return the content of a JSON file in the folder; None if it does not exist."""
@@ -212,7 +218,7 @@ def _of_state(folder: _Folder, state: Any, split: str | None) -> list[Found]:
     if split is not None and state.get("_split") != split:
         raise ConfigError(f"{shown(folder.path)} is the split {state.get('_split')!r} alone, not {split!r}")
     try:
-        return [(folder.file(str(file["filename"])), None) for file in files]
+        return [(folder.named(str(file["filename"]), _STATE), None) for file in files]
     except (TypeError, KeyError):
         raise DataFileError(f"{shown(path)}: '_data_files' names no files: {files!r}"[:300]) from None
 

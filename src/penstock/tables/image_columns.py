@@ -15,10 +15,20 @@ from penstock.images.limits import open_pillow
 from penstock.images.sample_record import SampleRecord
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
+from penstock.storage.urls import is_inside, local_part
 from penstock.storage.whole_file import read_file
 from penstock.tables.values import is_text
 
-__all__ = ["IMAGES", "ImageRecord", "encoded", "features_of", "image_columns", "label_column", "make_image"]
+__all__ = [
+    "IMAGES",
+    "ImageRecord",
+    "encoded",
+    "features_of",
+    "image_base",
+    "image_columns",
+    "label_column",
+    "make_image",
+]
 
 IMAGES = ("rgb", "pil", "bytes")
 
@@ -45,16 +55,17 @@ def image_columns(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
 
 
 def encoded(
-    array: pa.Array, storage: Storage | None, where: Callable[[int], str]
+    array: pa.Array, base: str | None, storage: Storage | None, where: Callable[[int], str]
 ) -> list[tuple[bytes | None, str | None]]:
     """Return the file of each image (None for null) and its path (None if the table has none).
 
     Args:
+        base: the folder or address of images that are not in the table.
         where: returns a description of an image's row, given the image's number, for messages.
 
     Raises:
-        DataFileError: a row names a file that does not exist.
-        DataFileIOError, StorageError: it cannot be read.
+        DataFileError: a row names a file outside ``base``.
+        DataFileIOError, StorageError: it does not exist, or cannot be read.
     """
     if pa.types.is_struct(array.type):
         names = [array.type.field(k).name for k in range(array.type.num_fields)]
@@ -66,11 +77,23 @@ def encoded(
             files, paths = paths, files
     for number, (data, path) in enumerate(zip(files, paths, strict=True)):
         if data is None and path is not None:
-            if not (os.path.isabs(path) or is_remote(path)):
-                what = f"the bytes of {path!r} are not in the table, and that is no absolute path"
-                raise DataFileError(f"{where(number)}: {what}")
-            files[number] = read_file(path, storage)
+            if base is None:
+                raise DataFileError(
+                    f"{where(number)}: the bytes of {path!r} are not in the table. images_from= of ps.open, "
+                    "TableDataset and TableFiles names the folder or address from which it may read images"
+                )
+            name = path.removeprefix(base)
+            if not is_inside(name):
+                raise DataFileError(f"{where(number)}: {path!r} is not a file in images_from={base!r}")
+            files[number] = read_file(base + name, storage)
     return list(zip(files, paths, strict=True))
+
+
+def image_base(images_from: str | os.PathLike[str] | None) -> str | None:
+    """Return the folder or address of `TableFiles` that paths of images begin with, with a slash at its end."""
+    if images_from is None or is_remote(images_from):
+        return None if images_from is None else os.fspath(images_from).rstrip("/") + "/"
+    return os.path.join(os.path.abspath(local_part(images_from)), "")
 
 
 def make_image(data: bytes | None, name: str, images: str) -> Any:

@@ -14,6 +14,7 @@ refuses others.
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, SupportsIndex
@@ -40,6 +41,7 @@ from penstock.tables.image_columns import (
     ImageRecord,
     encoded,
     features_of,
+    image_base,
     image_columns,
     label_column,
     make_image,
@@ -72,6 +74,8 @@ class TableFiles(FilesTable):
         columns: the columns to read; by default all. Other columns of Parquet are not decoded.
         images: the form of image columns: ``"rgb"`` for uint8 arrays (height, width, 3); ``"pil"`` for Pillow images,
             as in `datasets`; ``"bytes"`` leaves them encoded.
+        images_from: the folder or address of images that the table names by ``path`` and does not contain. Relative
+            paths begin there, others must be inside. None refuses such rows: a table may name any file.
         cache_bytes: memory of each process for decoded row groups and compressed batches; at least one is cached.
         storage: access options, see `penstock.storage.Storage`.
 
@@ -95,11 +99,12 @@ class TableFiles(FilesTable):
         split: str | None = None,
         columns: Sequence[str] | None = None,
         images: str = "rgb",
+        images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> None:
         _check(images, columns)
-        self.images = images
+        self.images, self._images_from = images, image_base(images_from)
         self._storage = storage
         self._open(table_files(source, split, storage), columns, cache_bytes)
 
@@ -110,13 +115,14 @@ class TableFiles(FilesTable):
         *,
         columns: Sequence[str] | None = None,
         images: str = "rgb",
+        images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> Self:
         """Return the table of files from `table_files`; arguments as for the class."""
         table = cls.__new__(cls)
         _check(images, columns)
-        table.images, table._storage = images, storage
+        table.images, table._images_from, table._storage = images, image_base(images_from), storage
         table._open(files, columns, cache_bytes)
         return table
 
@@ -246,7 +252,8 @@ class TableFiles(FilesTable):
 
     def encoded(self, column: pa.Array, rows: Indices) -> list[tuple[bytes | None, str]]:
         """Return the encoded files of an image column, and their names for messages."""
-        found = encoded(column, self._storage, lambda number: self._name(None, int(rows[number])))
+        where = lambda number: self._name(None, int(rows[number]))  # noqa: E731
+        found = encoded(column, self._images_from, self._storage, where)
         return [(data, self._name(path, row)) for (data, path), row in zip(found, rows.tolist(), strict=True)]
 
     def image_records(self, indices: Any) -> list[ImageRecord]:
@@ -323,7 +330,7 @@ class TableFiles(FilesTable):
     # Pickling.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"images": self.images, "_storage": self._storage, "_pieces": self._pieces}
+        return {name: self.__dict__[name] for name in ("images", "_images_from", "_storage", "_pieces")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.storage import Storage, is_remote, read_object, write_atomically
+from penstock.storage.urls import is_inside
 
 __all__ = ["INDEX", "NAME", "Shard", "TokenFolder", "check_listed"]
 
@@ -137,6 +138,9 @@ class TokenFolder:
             version = found.pop("version")
             if version == _VERSION:
                 shards = [Shard(**{**shard, "checksum": tuple(shard["checksum"])}) for shard in found.pop("shards")]
+                for shard in shards:
+                    if not is_inside(shard.name):
+                        raise ValueError(f"the shard {shard.name!r} is not a file within its folder")
                 return cls(**found, shards=shards)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataFileError(f"{name} is damaged, or not what `penstock tokenize` writes: {error}") from error

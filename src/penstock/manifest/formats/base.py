@@ -21,6 +21,7 @@ from penstock.manifest.lines import LineIndex, TooMuch, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import LineRules, shorten
 from penstock.storage import SourceFile
+from penstock.storage.urls import scheme
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,8 +121,10 @@ def part_fingerprint(digest: bytes, rows: int, options: bytes) -> str:
 
 
 def join_root(prefix: str, paths: list[str]) -> list[str]:
-    """Return paths joined to the root, unless they are absolute. Parsers guarantee that no path is empty."""
-    return [path if path[0] == "/" else prefix + path for path in paths] if prefix else paths
+    """Return paths joined to the root, unless they are absolute or URLs. Parsers guarantee that no path is empty."""
+    if not prefix:
+        return paths
+    return [path if path[0] == "/" or ("://" in path and scheme(path)) else prefix + path for path in paths]
 
 
 def reject(options: Options, **arguments: object) -> None:

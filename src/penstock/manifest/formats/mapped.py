@@ -16,6 +16,7 @@ from penstock.manifest.indices import as_arrow
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column
 from penstock.storage import SourceFile
+from penstock.storage.urls import ABSOLUTE
 
 __all__ = ["ArrowPart", "ColumnPart", "damaged", "join_paths", "open_mapped", "python_values"]
 
@@ -186,12 +187,12 @@ def _is_utf8(value: pa.Scalar) -> bool:
 
 
 def join_paths(table: pa.Table, prefix: str) -> pa.Table:
-    """Return the table with ``prefix`` put before relative paths."""
+    """Return the table with ``prefix`` put before relative paths, as `join_root` does."""
     if not prefix:
         return table
     paths = table.column("path")
     joined = pc.binary_join_element_wise(pa.scalar(prefix), paths, pa.scalar(""))
-    return table.set_column(0, "path", pc.if_else(pc.starts_with(paths, "/"), paths, joined))
+    return table.set_column(0, "path", pc.if_else(pc.match_substring_regex(paths, ABSOLUTE), paths, joined))
 
 
 def _python(array: pa.Array) -> list[Any]:

@@ -22,6 +22,7 @@ import xxhash
 from penstock.errors import ShardError
 from penstock.shards.mds.compression import algorithm_of
 from penstock.shards.mds.encodings import encoding_size
+from penstock.storage.urls import is_inside
 
 __all__ = ["Columns", "Index", "Part", "ShardInfo", "parse_index", "prefix_fingerprint"]
 
@@ -146,17 +147,11 @@ def _part(entry: Any, where: str) -> Part:
     if not isinstance(entry, Mapping):
         raise ShardError(f"{where} is not an object")
     basename, hashes = entry.get("basename"), entry.get("hashes") or {}
-    if not isinstance(basename, str) or not _is_inside(basename):
+    if not isinstance(basename, str) or not is_inside(basename):
         raise ShardError(f"{where}: basename {basename!r} is not a file within the folder of the index")
     if not isinstance(hashes, Mapping) or not all(isinstance(text, str) for text in (*hashes, *hashes.values())):
         raise ShardError(f"{where}: 'hashes' must map algorithms to texts")
     return Part(basename, _count(entry.get("bytes"), _MAX_BYTES, f"{where}: 'bytes'"), dict(hashes))
-
-
-def _is_inside(basename: str) -> bool:
-    """Return whether this is a relative path within its folder: an index may be untrusted."""
-    steps = basename.replace("\\", "/").split("/")
-    return bool(steps[-1]) and steps[0] != "" and ".." not in steps and ":" not in steps[0] and "\0" not in basename
 
 
 def _count(value: Any, limit: int, what: str) -> int:
