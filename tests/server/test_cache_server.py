@@ -273,6 +273,9 @@ def test_a_damaged_copy_is_refused(
     assert bytes_of(store) == len(DATA) - PIECE
     (warning,) = warnings(caplog)
     assert "other bytes than it downloaded" in warning
+    source = RemoteSource(url_of(store), Storage(cache=tmp_path / "third", peer=CacheClient(node.address, timeout=60)))
+    assert source.read_at(PIECE, 10) == DATA[PIECE : PIECE + 10]
+    assert len(warnings(caplog)) == 2
 
 
 def test_a_short_copy_is_not_there(store: Store, first: Path, serve: Callable[..., Node], tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
     storage = Storage(peer=CacheClient("grpc://node-0:8815", token_file="token"))
     ShardDataset("s3://bucket/train-{000..999}.tar", storage=storage)
 
-Promises: the bytes are of the requested version, complete, and checked against the hashes that the other cache computed
-when it downloaded them. A server that is gone, hangs, fails or sends wrong bytes costs ``timeout`` seconds and a
-warning; the store provides the rest, from the last complete block on. No URL or secret of a store is sent.
+Promises: the bytes are of the requested version and complete. The other cache checks them against the hashes of its
+download, and this one against the hash in the answer. A server that is gone, hangs, fails or sends wrong bytes costs
+``timeout`` seconds and a warning; the store provides the rest, from the last complete block on. No URL or secret of a
+store is sent.
 """
 
 from __future__ import annotations
@@ -232,9 +233,9 @@ def _receive(call: Call, block: Block, target: memoryview) -> bool:
             at += len(data)
     if held and at < len(target):
         raise ServerError(f"{call.address} sent {at} of the requested {len(target)} bytes")
-    if held and expected is not None and xxhash.xxh3_64_hexdigest(target) != expected:
+    if held and xxhash.xxh3_64_hexdigest(target) != expected:
         raise ServerError(
-            f"{call.address} sent other bytes than it downloaded (copy {block.copy}, from byte {block.begin} on): its "
-            "disk or the network is faulty; run penstock cache verify there"
+            f"{call.address} sent other bytes than it has (copy {block.copy}, from byte {block.begin} on): the network "
+            "is faulty"
         )
     return held

@@ -2,11 +2,12 @@
 
     copies = Copies(Cache())
     held = copies.find(block)       None if the copy does not exist: the answer is an empty stream
-    held.schema                     states that it exists, and the hash of a whole block
-    held.batches()                  its bytes, as record batches of one large binary value
+    held.schema                     states that it exists, and the hash of the bytes
+    held.batches()                  the bytes, as record batches of one large binary value
 
-Promises: only complete copies are served, by a name that is a hash of URL and version. No request carries a URL or a
-path, nothing is downloaded for a client, and the cache does not change, except for the time of a copy's last use.
+Promises: bytes are sent only if their whole block of 4 MiB has the hash of its download. Only complete copies are
+served, by a name that is a hash of URL and version. No request carries a URL or a path, nothing is downloaded for a
+client, and the cache does not change, except for the time of a copy's last use.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from penstock.errors import StorageError, TicketError
 from penstock.server.protocol import Block
@@ -43,7 +45,7 @@ ABSENT = _schema({"held": False, "xxh3": None})
 
 
 def read_answer(schema: pa.Schema) -> tuple[bool, str | None]:
-    """Return whether the copy of an answer exists, and the hash of the block, if given.
+    """Return whether the copy of an answer exists, and the hash of its bytes.
 
     Raises:
         ValueError: it is not an answer of this protocol.
@@ -66,6 +68,7 @@ class Copies:
 
         Raises:
             TicketError: the copy is shorter than the block's end.
+            StorageError: its bytes are not those that were downloaded.
         """
         found = self._cache.find_key(block.copy)
         if found is None:
@@ -77,27 +80,26 @@ class Copies:
 
 
 class Held:
-    """A block of an existing copy. Its file stays open even if the cache evicts it."""
+    """The requested bytes of an existing copy, in memory: at most 4 MiB."""
 
     def __init__(self, file: CachedFile, hashes: list[str], block: Block) -> None:
         number = block.begin // PIECE
-        is_whole = block.begin % PIECE == 0 and block.end == min(block.begin + PIECE, file.size)
-        self._file, self._block = file, block
-        self.schema = _schema({"held": True, "xxh3": hashes[number] if is_whole and number < len(hashes) else None})
+        first = number * PIECE
+        # Not mapped: a truncated file would kill the process by a signal.
+        whole = os.pread(file.fileno(), min(PIECE, file.size - first), first)
+        if hashes[number : number + 1] != [xxhash.xxh3_64_hexdigest(whole)]:
+            raise StorageError(
+                f"the copy {block.copy} has other bytes than it downloaded, in the block from byte {first} on: its "
+                "disk is faulty; run penstock cache verify there"
+            )
+        self._data = memoryview(whole)[block.begin - first : block.end - first]
+        self.schema = _schema({"held": True, "xxh3": xxhash.xxh3_64_hexdigest(self._data)})
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the bytes, up to 1 MiB at a time.
-
-        Raises:
-            StorageError: the file was truncated.
-        """
-        for begin in range(self._block.begin, self._block.end, _MESSAGE):
-            size = min(_MESSAGE, self._block.end - begin)
-            # Not mapped: a truncated file would kill the process by a signal.
-            data = os.pread(self._file.fileno(), size, begin)
-            if len(data) < size:
-                raise StorageError("a copy in the cache is truncated")
-            buffers = [None, pa.py_buffer(_offsets(size)), pa.py_buffer(data)]
+        """Yield the bytes, up to 1 MiB at a time."""
+        for begin in range(0, len(self._data), _MESSAGE):
+            data = self._data[begin : begin + _MESSAGE]
+            buffers = [None, pa.py_buffer(_offsets(len(data))), pa.py_buffer(data)]
             yield pa.record_batch([pa.Array.from_buffers(TYPE, 1, buffers)], schema=self.schema)
 
 
