@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,8 +75,14 @@ def of_kind(kind: str) -> list[KeptFile]:
     return [file for file in kept_files() if file.kind == kind]
 
 
-def make_all() -> dict[str, Any]:
+def make_all(server: Any) -> dict[str, Any]:
     """Make something of each kind, by the data sets that do."""
+    tar, pixels = io.BytesIO(), cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1]
+    with tarfile.open(fileobj=tar, mode="w") as file:
+        file.addfile(tarfile.TarInfo("a.txt"))
+    Path("images/cat").mkdir(parents=True)
+    Path("images/cat/a.png").write_bytes(pixels.tobytes())
+    pq.write_table(pa.table({"path": ["a.png"], "label": [0]}), "list.parquet")
     rows = [{"number": number} for number in range(70_000)]
     Path("a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     pq.write_table(pa.table({"n": np.arange(70_000) % 7 + 1}), "n.parquet")
@@ -90,11 +99,14 @@ def make_all() -> dict[str, Any]:
         "weights": list(ps.WeightedRandomSampler(np.arange(1, 70_001), 3, seed=0)),
         "entries": LearnedIndex("0" * 32, 5, "a.entries", None),
         "clips": ps.VideoDataset(write_video("a.mp4", 4), **WHOLE),
+        "manifests": ps.Manifest.open(Path("list.parquet"), cache_dir=cache_root() / "manifests"),
+        "folders": ps.open("images", **WHOLE),
+        "shards": ps.ShardSet([server.put("a.tar", tar.getvalue())]),
     }
 
 
-def test_what_is_made_is_listed_and_cleared(folder: Path) -> None:
-    made = make_all()
+def test_what_is_made_is_listed_and_cleared(folder: Path, server: Any) -> None:
+    made = make_all(server)
     about = run("info", "--json")["made"]
     assert set(about) == set(KINDS)
     for kind, found in about.items():
@@ -105,7 +117,8 @@ def test_what_is_made_is_listed_and_cleared(folder: Path) -> None:
     del made
     assert run("clear", "--unused-days", 1, "--json")["made_removed"] == 0
     cleared = run("clear", "--json")
-    assert cleared["made_removed"] + cleared["made_in_use"] == sum(found["count"] for found in about.values())
+    counted = sum(found["count"] for kind, found in about.items() if kind != "locks")
+    assert cleared["made_removed"] + cleared["made_in_use"] == counted
     assert run("info", "--json")["made_bytes"] == sum(file.size for file in kept_files())
     assert ps.JsonFiles("a.jsonl.gz")[69_999] == {"number": 69_999}  # made again
 
@@ -181,6 +194,17 @@ def test_writing_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     with write_kept(Path("elsewhere.classes")) as file:
         file.write(bytes(100_000))
     assert Path("elsewhere.classes").stat().st_size == 100_000
+
+
+def test_locks_do_not_add_up() -> None:
+    for number in range(3):
+        lock = file_lock(f"{number}.x")
+        os.utime(lock.lock_file, (time.time() - DAY,) * 2)
+    with lock:
+        keep_bound(100)
+        assert [str(path) for file in of_kind("locks") for path in file.paths] == [lock.lock_file]
+    assert keep_bound(100) == (0, 100)
+    assert names() == []
 
 
 def test_a_process_counts_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,12 @@ def test_files_that_are_no_json_lines(tmp_path: Path) -> None:
         with pytest.raises(PenstockError, match=why):
             ps.open(path)
 
-    refused("a.json", b'[\n{"a": 1}\n]', "JSON over several lines")
+    refused("a.json", b'[\n{"a": 1}\n]', "a JSON array is not JSON lines")
+    refused("a.json", b'{\n"a": 1\n}', "JSON over several lines")
+    refused("a.json.gz", gzip.compress(b'\xef\xbb\xbf [{"a": 1}]'), "a JSON array is not JSON lines")
+    endless = lines([{"a": 1}]) + b'{"a": "' + bytes([120]) * (65 << 20)
+    for name, data in {"a.json": endless, "a.json.zst": zstandard.compress(endless), "b.json": endless[9:]}.items():
+        refused(name, data, r"the line at byte [09] of the text does not end within 64 MiB")
     refused("b.jsonl", b"hello\n", "b.jsonl, line 1: not JSON")
     refused("c.jsonl", "x".encode("utf-16"), "UTF-16")
     refused("d.jsonl", b'{"a": 1}\0\n', "NUL at byte 8")
@@ -226,6 +231,13 @@ def test_files_that_are_no_json_lines(tmp_path: Path) -> None:
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF
     refused("i.jsonl.zst", bytes(damaged), "damaged|not JSON|not UTF-8|truncated")
+
+
+def test_a_manifest_that_is_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\n[{"path": "a.jpg", "label": 1}]\n')
+    with pytest.raises(ManifestError, match=r"a\.jsonl: a JSON array is not JSON lines"):
+        ps.Manifest.open(path)
 
 
 def test_a_changed_file_is_an_error(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "Scanner",
     "check_is_text",
     "hash_file",
+    "json_array",
     "line_number",
     "shorten",
 ]
@@ -78,6 +79,13 @@ def line_number(source: SourceFile, offset: int, start: int = 0, line: int = 1) 
         line += piece.count(b"\n")
         start += len(piece)
     return line
+
+
+def json_array(head: bytes) -> str:
+    """Return what is wrong with JSON lines that begin as one array; empty for others."""
+    if not head.removeprefix(BOM).lstrip().startswith(b"["):
+        return ""
+    return "a JSON array is not JSON lines: write one object a line, as `jq -c .[]` does"
 
 
 def check_is_text(source: SourceFile) -> None:

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import xxhash
 
 from penstock.errors import ManifestIOError
-from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_error, is_writable, write_atomically
+from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_error, is_writable, write_kept
 
 __all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
@@ -160,7 +160,7 @@ def _build(candidates: list[Path], source: SourceFile, rules: int, build: Builde
         try:
             if last:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            with write_atomically(path) as out:
+            with write_kept(path) as out:
                 out.write(bytes(DATA))
                 header = replace(build(source, out, stale), rules=rules)
                 source.check()

@@ -39,7 +39,7 @@ from penstock.shards.compressed import compression_of
 from penstock.shards.files import ShardFile
 from penstock.shards.header import decode_name, rounded
 from penstock.shards.runs import Extensions, Run, scan_runs
-from penstock.storage import UNWRITABLE, file_lock, io_error, is_writable, write_atomically
+from penstock.storage import UNWRITABLE, file_lock, io_error, is_writable, write_kept
 from penstock.storage.urls import shown
 
 __all__ = ["BODY", "SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
@@ -248,7 +248,7 @@ def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress
         try:
             if last:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            with write_atomically(path) as out:
+            with write_kept(path) as out:
                 out.write(header.pack())
                 for (at, _), part in zip(header.parts, parts, strict=True):
                     out.write(bytes(at - out.tell()))

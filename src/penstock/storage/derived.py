@@ -1,5 +1,7 @@
 """Derived files: computed once from a user's data, cached, mapped by all processes, and limited in total size.
 
+Every folder of the user's cache is one of them, except ``objects``, the copies of remote objects.
+
     lines/KEY.idx, KEY.zst    see KINDS
 
 Promises: the least recently used files are evicted first, until all together take at most half of the free disk space,
@@ -34,6 +36,10 @@ KINDS = {
     "weights": "tables of weighted draws",
     "entries": "where JPEGs can be begun",
     "clips": "where the packets of videos lie",
+    "manifests": "rows of manifests, and their conversions to Arrow, that are not beside them",
+    "folders": "lists of the files in folders",
+    "shards": "indexes of shards, of copies or in folders that cannot be written",
+    "locks": "empty files by which processes wait for each other",
 }
 """The folders and their content."""
 
@@ -122,12 +128,12 @@ def keep_bound(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
     files = list(kept_files())
     held = sum(file.size for file in files)
     limit = bound(held) if limit is None else limit
-    if held > limit:
-        now, mapped = time.time(), _mapped()
-        for file in sorted(files, key=lambda file: file.used):
-            fresh = -_LEASE < now - file.used <= _LEASE  # a clock that was set back must not keep it forever
-            if held > limit and not fresh and file.paths[0].stem != but and _remove(file, mapped):
-                held -= file.size
+    now, mapped = time.time(), _mapped() if held > limit else frozenset()
+    for file in sorted(files, key=lambda file: file.used):
+        fresh = -_LEASE < now - file.used <= _LEASE  # a clock that was set back must not keep it forever
+        # Locks have no size, so that they would never exceed the limit.
+        if (held > limit or file.kind == "locks") and not fresh and file.paths[0].stem != but and _remove(file, mapped):
+            held -= file.size
     return held, limit
 
 
@@ -135,15 +141,14 @@ def clear(*, unused_for: float = 0.0) -> tuple[int, int, int]:
     """Remove the files that were unused for this many seconds.
 
     Returns:
-        The number of removed files, their bytes, and the number of files that stay because they are in use.
+        The number of removed files, their bytes, and the number of files that stay because they are in use; all
+        without locks.
     """
     now, mapped, count, size, stay = time.time(), _mapped(), 0, 0, 0
     for file in list(kept_files()):
         if now - file.used >= unused_for:
-            if _remove(file, mapped):
-                count, size = count + 1, size + file.size
-            else:
-                stay += 1
+            removed, counts = _remove(file, mapped), int(file.kind != "locks")
+            count, size, stay = count + counts * removed, size + file.size * removed, stay + counts * (not removed)
     return count, size, stay
 
 
@@ -174,9 +179,12 @@ def _remove_left(entry: os.DirEntry[str]) -> None:
 
 def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
     """Remove a file unless it is in use; return whether it was removed."""
+    from filelock import FileLock  # imported late, as in `file_lock`
+
     if file.inodes & mapped:
         return False
-    locks = [file_lock(path) for path in file.paths]
+    # A process that waits for a lock that is removed here notices that, and waits for the next one.
+    locks = [FileLock(path) if file.kind == "locks" else file_lock(path) for path in file.paths]
     with contextlib.ExitStack() as held:
         for lock in locks:
             try:
@@ -188,6 +196,9 @@ def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
                 path.unlink(missing_ok=True)
             except PermissionError:  # Windows: the file is open
                 return False
+        for lock in locks:
+            with contextlib.suppress(OSError):  # Windows: it is open
+                os.unlink(lock.lock_file)
     return True
 
 

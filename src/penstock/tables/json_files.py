@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from penstock.errors import ConfigError, DataFileError
+from penstock.manifest.scan import json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.counted_source import CountedSource
 from penstock.shards.stored import StoredShard
@@ -29,6 +30,7 @@ from penstock.storage import Storage, is_remote
 from penstock.storage.mapped import FilesTable
 from penstock.storage.parallel_requests import in_threads
 from penstock.tables.files import Found, table_files
+from penstock.tables.line_index import LONGEST
 from penstock.tables.lines import LineFiles
 from penstock.tables.ranged import TableParts, open_parts
 from penstock.wording import counted
@@ -240,6 +242,8 @@ def first_keys(name: str, storage: Storage | None = None) -> set[str] | None:
         lines = head.removeprefix(b"\xef\xbb\xbf").lstrip().splitlines(keepends=True)
         if len(head) < size or (lines and lines[0].endswith(b"\n")):
             break
+        if json_array(head) or size > LONGEST:
+            return set()
         size *= 8
     if not lines:
         return None

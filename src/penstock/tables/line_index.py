@@ -7,7 +7,7 @@
 
 KEY is a hash of path, size and modification time of the file, or of the version of an object in a store. One process
 builds an index while others on the machine wait for its lock. A killed process leaves nothing behind, and the next one
-starts over. The pass needs memory for a few MiB, the longest row, and 16 bytes per frame.
+starts over. The pass needs memory for a few MiB, the longest row (`LONGEST` at most), and 16 bytes per frame.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import xxhash
 import zstandard
 
 from penstock.errors import DataFileError, DataFileIOError
+from penstock.manifest.scan import json_array
 from penstock.progress import progress_bar
 from penstock.storage import UNWRITABLE, file_lock, io_error, kept_path, write_kept
 from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
@@ -35,6 +36,9 @@ FRAME = 128 << 10
 """Bytes of text in a frame of a copy: reading a row decodes this much, in 0.1 to 0.2 ms."""
 LARGEST = 2 << 20
 """Frames of up to this many bytes of text are used without a copy."""
+
+LONGEST = 64 << 20
+"""Bytes of a row. A file of one line is usually not JSON lines, and its objects would need twenty times its size."""
 
 _MAGIC, _VERSION, _HEADER = 0x4C4A4B545350, 1, 64
 _BOM = b"\xef\xbb\xbf"
@@ -156,13 +160,13 @@ def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | N
         if head[:2] != GZIP and not _is_zstd(head):
             _check_is_text(name, data[: 64 << 10].tobytes())
             with write_kept(path) as out:
-                _write(out, stream(name, data, advance), array("q"), copied=False)
+                _write(name, out, stream(name, data, advance), array("q"), copied=False)
             return
         if head[:2] != GZIP:
             frames = array("q")
             try:
                 with write_kept(path) as out:
-                    _write(out, _in_frames(name, data, frames, advance), frames, copied=False)
+                    _write(name, out, _in_frames(name, data, frames, advance), frames, copied=False)
                 return
             except _TooLarge:
                 pass
@@ -170,7 +174,7 @@ def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | N
         # The index is written last, so that its copy exists.
         with write_kept(path) as out, write_kept(path.with_suffix(".zst")) as copy:
             pieces = _copied(stream(name, data, advance), copy, frames)
-            _write(out, pieces, frames, copied=True)
+            _write(name, out, pieces, frames, copied=True)
 
 
 def _is_zstd(head: bytes) -> bool:
@@ -231,11 +235,11 @@ def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iter
     frames.extend((position, total))
 
 
-def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied: bool) -> None:
+def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied: bool) -> None:
     """Write an index. ``frames`` is filled while the chunks are consumed."""
     out.write(bytes(_HEADER))
     rows, total = 0, 0
-    for starts, end in _starts(pieces):
+    for starts, end in _starts(name, pieces):
         out.write(starts.data)
         rows, total = rows + len(starts), end
     out.write(np.int64(total).tobytes())
@@ -251,20 +255,29 @@ def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied
     out.seek(0, os.SEEK_END)
 
 
-def _starts(pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
+def _starts(name: str, pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
     """Yield chunks of row offsets, each with the length of the text so far. Blank lines are not rows."""
-    held, begin, total = b"", 0, 0
+    held, size, begin, total = list[bytes](), 0, 0, 0
     for piece in pieces:
+        if not total and (wrong := json_array(piece)):
+            raise DataFileError(f"{name}: {wrong}")
         total += len(piece)
         whole, feed, rest = piece.rpartition(b"\n")
         if not feed:
-            held += piece
+            held.append(piece)
+            size += len(piece)
+            if size > LONGEST:
+                raise DataFileError(
+                    f"{name}: the line at byte {begin:,} of the text does not end within {LONGEST >> 20} MiB, the "
+                    "limit of a row: JSON lines have one object a line"
+                )
             continue
-        text, held = held + whole + feed, rest
+        text = b"".join([*held, whole, feed])
+        held, size = [rest], len(rest)
         yield _starts_in(text, begin), total
         begin += len(text)
-    if held:
-        yield _starts_in(held, begin), total
+    if size:
+        yield _starts_in(b"".join(held), begin), total
 
 
 def _starts_in(text: bytes, begin: int) -> Ints:

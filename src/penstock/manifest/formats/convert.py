@@ -23,7 +23,7 @@ from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
 from penstock.manifest.sidecar import NO_OFFSETS, Header, places
 from penstock.progress import progress_bar
-from penstock.storage import SourceFile, file_lock, io_error, write_atomically
+from penstock.storage import SourceFile, file_lock, io_error, write_kept
 
 __all__ = ["convert_source"]
 
@@ -92,7 +92,7 @@ def _write(
         digest = hash_file(source)
         header = Header(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, digest)
         rows, done = 0, 0
-        with write_atomically(target) as out:
+        with write_kept(target) as out:
             with pa.ipc.new_file(out, final.with_metadata({_KEY: header.pack().hex()})) as writer:
                 for batch in _regroup(batches):
                     writer.write_batch(batch)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from penstock.errors import ManifestError
 from penstock.manifest.fields import BadRow, in_range
 from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
 from penstock.manifest.options import Column, Options
-from penstock.manifest.scan import LineRules
+from penstock.manifest.scan import LineRules, json_array
 from penstock.storage import SourceFile
 
 __all__ = ["JsonParser", "open_jsonl"]
@@ -79,7 +80,10 @@ def _scalars(kind: str, values: list[Any]) -> list[Any]:
 
 
 def open_jsonl(path: str, options: Options, context: Context) -> LinePart:
-    """Open JSON lines in place."""
+    """Open JSON lines in place. Raise ManifestError for a JSON array."""
     reject(options, header="auto")
     rules = LineRules(blank=options.blank, comment=options.comment)
-    return open_lines(SourceFile(path), JsonParser(options.wanted), rules, options, context)
+    source = SourceFile(path)
+    if wrong := json_array(source.read(64, 0)):
+        raise ManifestError(f"{path}: {wrong}")
+    return open_lines(source, JsonParser(options.wanted), rules, options, context)
