@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
 from penstock.images.entries import ImageIndex
 from penstock.images.headers import TruncatedHeader, size_from_header
-from penstock.images.region import decode_region, draw_region
+from penstock.images.region import decode_region, draw_region, is_supported
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.output import Conversion, look_up_table
@@ -69,8 +69,8 @@ class EncodedImage:
         self._find_entries = entries
         self._entries: bytes | None = None
         self._pixels: Pixels | None = None
-        # False once the C extension has declined to draw this image.
-        self._extension_draws = True
+        # False once the C extension has declined to draw this image, too.
+        self._extension_draws = is_supported(data)
         try:
             size = size_from_header(data)
         except TruncatedHeader:
@@ -79,7 +79,8 @@ class EncodedImage:
             ) from None
         if size is None or min(size) < 1:
             # The format has no simple header, or the header contains no size.
-            self._pixels = decode(data, path=path, max_pixels=max_pixels)
+            with stage("decode"):
+                self._pixels = decode(data, path=path, max_pixels=max_pixels)
             size = self._pixels.shape[1], self._pixels.shape[0]
         self.size = size[1], size[0]
 
@@ -122,8 +123,12 @@ class EncodedImage:
         # If the view is nearly the whole image, entries save less time than hashing the file to look them up.
         if self._find_entries is not None and 16 * (right - left) * (bottom - top) <= 15 * height * width:
             self._entries, self._find_entries = self._find_entries(), None
-        known = {"size": (width, height), "entries": self._entries}
-        return {"path": self._path, "max_pixels": self._max_pixels, **known}
+        return {
+            "path": self._path,
+            "max_pixels": self._max_pixels,
+            "size": (width, height),
+            "entries": self._entries,
+        }
 
 
 class LoadImage:
@@ -267,9 +272,8 @@ class LoadImage:
         data: Callable[[], bytes] | None,
         out: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Any]:
-        with stage("decode"):
-            encoded = read_bytes(record.path, storage=self.storage, data=data)
-            source = EncodedImage(encoded, record.path, self.max_pixels, self._entries(record, encoded))
+        encoded = read_bytes(record.path, storage=self.storage, data=data)
+        source = EncodedImage(encoded, record.path, self.max_pixels, self._entries(record, encoded))
         targets = {} if self.target is None else self.target(record)
         if not isinstance(targets, dict):
             raise ConfigError(

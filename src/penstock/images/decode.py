@@ -68,6 +68,7 @@ def decode(
     orientation: Literal["ignore", "apply"] = "ignore",
     partial: bool = False,
     max_pixels: int = MAX_PIXELS,
+    size: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.uint8]:
     """Decode an encoded image to uint8, (height, width, 3) RGB, or (height, width, 1) with ``mode="gray"``.
 
@@ -76,7 +77,8 @@ def decode(
     truncated or damaged image is decoded as far as possible, with the rest gray or black: a JPEG by ``native``,
     ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``. ``auto`` uses these if installed, and decodes
     only whole images of other formats. `max_pixels` is checked before decoding, with the header as the decoding
-    library reads it (`penstock.images.limits`). The array is new and C-contiguous.
+    library reads it (`penstock.images.limits`). `size` is the result of `size_of_file(data)`, if known. The array is
+    new and C-contiguous.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a backend that is
     unknown, not installed, does not read this format, or does not support `partial` for it.
@@ -92,7 +94,7 @@ def decode(
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
     kind = exif.kind(data)
     chosen = choose(backend, kind, partial)
-    limit = Limit(max_pixels, size_of_file(data))
+    limit = Limit(max_pixels, size or size_of_file(data))
     try:
         if limit.size is not None:
             limit.check(*limit.size)

@@ -33,12 +33,17 @@ from penstock.storage.urls import shown
 if TYPE_CHECKING:
     from penstock.images.transforms.view import View
 
-__all__ = ["Box", "decode_region", "draw_region"]
+__all__ = ["Box", "decode_region", "draw_region", "is_supported"]
 
 T = TypeVar("T")
 
 Box: TypeAlias = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels. Pixel i covers i to i + 1."""
+
+
+def is_supported(data: bytes | bytearray | memoryview) -> bool:
+    """Return whether the C extension is installed and decodes the format of an image."""
+    return native.is_available() and data[:2] == b"\xff\xd8"
 
 
 def decode_region(
@@ -72,13 +77,19 @@ def decode_region(
     left, top, right, bottom = box
     _check(box, target)
     channels = 1 if mode == "gray" else 3
-    how: dict[str, Any] = {"target": target, "channels": channels, "max_pixels": max_pixels, "entries": entries}
-    how["size"] = size or size_of_file(data)
-    region = _by_extension(lambda: native.decode_box(data, box, **how), data, box, path)
+    size = size or size_of_file(data)
+    region = _by_extension(
+        lambda: native.decode_box(
+            data, box, target=target, channels=channels, max_pixels=max_pixels, size=size, entries=entries
+        ),
+        data,
+        box,
+        path,
+    )
     if region is not None:
         x, y, scale = region.x, region.y, region.scale
         return region.array, (left / scale - x, top / scale - y, right / scale - x, bottom / scale - y)
-    image = decode(data, path=path, mode=mode, max_pixels=max_pixels)
+    image = decode(data, path=path, mode=mode, max_pixels=max_pixels, size=size)
     height, width = image.shape[:2]
     if right > width or bottom > height:
         raise _outside(box, f"{width} x {height}")
@@ -109,10 +120,24 @@ def draw_region(
     _check(view.box, view.size)
     if view.interpolation == "nearest":
         return None
-    how: dict[str, Any] = {"interpolation": view.interpolation, "antialias": view.antialias, "flipped": view.flipped}
-    how |= {"max_pixels": max_pixels, "size": size or size_of_file(data), "entries": entries}
-    how |= {"table": table, "planar": planar}
-    return _by_extension(lambda: native.draw_box(data, view.box, out, **how), data, view.box, path)
+    return _by_extension(
+        lambda: native.draw_box(
+            data,
+            view.box,
+            out,
+            interpolation=view.interpolation,
+            antialias=view.antialias,
+            flipped=view.flipped,
+            table=table,
+            planar=planar,
+            max_pixels=max_pixels,
+            size=size or size_of_file(data),
+            entries=entries,
+        ),
+        data,
+        view.box,
+        path,
+    )
 
 
 def _check(box: Box, target: tuple[int, int]) -> None:
@@ -125,7 +150,7 @@ def _by_extension(
     call: Callable[[], T], data: bytes | bytearray | memoryview, box: Box, path: str | os.PathLike[str] | None
 ) -> T | None:
     """Return the result of an extension call; None without the extension, or if it does not support the image."""
-    if not native.is_available() or data[:2] != b"\xff\xd8":
+    if not is_supported(data):
         return None
     try:
         return call()

@@ -183,9 +183,10 @@ class Canvas:
         seen = height - over[1] - over[3], width - over[0] - over[2]
         # A constant border is drawn around the visible part without rendering the image first. That is impossible with
         # boxes, which are clipped at the whole, or after a resize, which uses pixels beside the visible ones.
-        plain = mode == cv2.BORDER_CONSTANT and self.boxes is None and not self.view.resized
+        view = self.view
+        plain = mode == cv2.BORDER_CONSTANT and self.boxes is None and not view.resized
         if plain and min(seen) > 0:
-            self.look(self.view.crop(max(0, top), max(0, left), *seen))
+            self.look(view.crop(max(0, top), max(0, left), *seen))
             self._border = Border(*over, fill) if any(over) else None
             return
         if any(over):
@@ -282,20 +283,20 @@ class Canvas:
 
     def _render(self) -> None:
         out, into = self.out, None
-        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == self.size:
+        border, size = self._border, self.size
+        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == size:
             into = out.numpy()
-        border = self._border
-        made = self._source.draw(self._view, into) if border is None else self._bordered(border, into)
+        made = self._source.draw(self._view, into) if border is None else self._bordered(border, size, into)
         self.pixels = made
         self._into = into if made is into else None
 
-    def _bordered(self, border: Border, into: Pixels | None) -> Pixels:
-        """Return the view drawn inside its border."""
+    def _bordered(self, border: Border, size: tuple[int, int], into: Pixels | None) -> Pixels:
+        """Return the view drawn inside its border, together (height, width) pixels."""
         whole = into
         if whole is None or whole.shape[2] != 3 or self._source.lies_in(whole):
-            whole = np.empty((*self.size, 3), np.uint8)
+            whole = np.empty((*size, 3), np.uint8)
         whole[...] = fill_bytes(border.fill)
-        part = whole[border.inside(self.size)]
+        part = whole[border.inside(size)]
         made = self._source.draw(self._view, part)
         return whole if made is part else border.around(made)
 

@@ -74,7 +74,7 @@ class View(NamedTuple):
         step_x, step_y = (x1 - x0) / self.size[1], (y1 - y0) / self.size[0]
         x0, y0 = x0 + left * step_x, y0 + top * step_y
         box = (x0, y0, min(x1, x0 + width * step_x), min(y1, y0 + height * step_y))
-        return self._replace(box=box, size=(height, width))
+        return View(box, (height, width), *self[2:])
 
     def resize(
         self, height: int, width: int, *, interpolation: Filter = "bilinear", antialias: bool = True
@@ -89,7 +89,8 @@ class View(NamedTuple):
     def mirror(self, *, upside_down: bool = False) -> View:
         """Return the view mirrored left to right, or upside down."""
         sideways, down = self.flipped
-        return self._replace(flipped=(sideways, not down) if upside_down else (not sideways, down))
+        flipped = (sideways, not down) if upside_down else (not sideways, down)
+        return View(self.box, self.size, flipped, *self[3:])
 
     def points(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Map positions (x, y) in the source, (n, 2), to positions in the result."""
