@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 SOURCES = ("_jpeg", "baseline", "track", "scan", "idct", "pixels", "resize", "remark", "vectors")
-HEADERS = SOURCES[1:]
+HEADERS = (*SOURCES[1:], "cpython")
 DEMO = ("train_ddp.py", "data/NOTICE", "data/cifar10-small.tar.xz")
 DEMO += tuple(f"demo/{path.name}" for path in sorted(Path("examples/demo").glob("*.py")))
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -39,7 +39,7 @@ setup(
             [f"src/penstock/images/{name}.c" for name in SOURCES],
             depends=[f"src/penstock/images/{name}.h" for name in HEADERS],
             libraries=["jpeg"],
-            extra_compile_args=["-O3", "-Wall", "-Wextra"],
+            extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
             optional=os.environ.get("PENSTOCK_EXTENSION") != "required",
             py_limited_api=STABLE_ABI,
         )

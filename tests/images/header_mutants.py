@@ -91,7 +91,7 @@ def jpeg_mutant(rng: random.Random, files: list[list[bytes]]) -> bytes:
             parts[at] = parts[at][: rng.randrange(len(parts[at]) + 1)]
         elif way == 7:
             for number, part in enumerate(parts):
-                if part[1:2] in (b"\xc0", b"\xc2", b"\xc9") and len(part) > 9:
+                if len(part) > 9 and part[1] in FRAMES:
                     sides = struct.pack(">HH", rng.choice(SIDES), rng.choice(SIDES))
                     parts[number] = part[:5] + sides + part[9:]
         else:

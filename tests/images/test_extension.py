@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from penstock.images import native
+
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "penstock" / "images"
 
 
 def test_it_is_built_where_it_can_be() -> None:
@@ -24,3 +29,29 @@ def test_it_knows_whether_the_processor_has_avx2() -> None:
         pytest.skip("without the C extension")
     listed = platform.machine() == "x86_64" and " avx2 " in Path("/proc/cpuinfo").read_text()
     assert bool(native._jpeg.AVX2) == listed
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm lists the names of a shared object")
+def test_it_exports_nothing_but_its_beginning() -> None:
+    """Another library with one of its names would take the place of a function."""
+    if not native.is_available():
+        pytest.skip("without the C extension")
+    found = subprocess.run(["nm", "-D", "--defined-only", native._jpeg.__file__], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert [line.split()[-1] for line in found.stdout.splitlines()] == ["PyInit__jpeg"]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc lists the macros of a source")
+@pytest.mark.parametrize("free_threaded", [False, True])
+def test_the_stable_abi_is_asked_for_where_there_is_one(free_threaded: bool) -> None:
+    """In all sources: Python.h without the GIL is an error with it, and setup.py goes on without the extension."""
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").is_file():
+        pytest.skip("without the headers of Python")
+    command = ["gcc", "-E", "-dM", f"-I{include}", *(["-DPy_GIL_DISABLED=1"] if free_threaded else [])]
+    for name in ("_jpeg.c", "remark.c"):
+        done = subprocess.run([*command, str(SOURCES / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "#define Py_PYTHON_H" in done.stdout
+        assert ("#define Py_LIMITED_API" in done.stdout) != free_threaded, name
+    assert [path.name for path in SOURCES.glob("*.[ch]") if "<Python.h>" in path.read_text()] == ["cpython.h"]

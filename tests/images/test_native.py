@@ -15,7 +15,7 @@ import pytest
 import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
-from jpeg_support import FAR, LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise, outward
+from jpeg_support import FAR, LIMIT, SUBSAMPLINGS, boxes, by_hand, by_opencv, jpeg, noise, outward, with_frame
 
 from penstock.images import native
 
@@ -162,6 +162,36 @@ class TestOtherFiles:
         data = simplejpeg.encode_jpeg(np.zeros((20, 20, 4), np.uint8), colorspace="CMYK")
         with pytest.raises(NotImplementedError, match="colours"):
             native.decode_box(data, (0, 0, 5, 5), target=FAR, max_pixels=LIMIT)
+
+    @pytest.mark.parametrize("box", [(0, 900, 16, 1000), (0, 0, 16, 1024)])
+    @pytest.mark.parametrize("kind", ["lossless", "with the tables of a baseline file", "of 12 bits"])
+    def test_lossless_files_and_ones_of_more_bits_are_not_for_us(self, kind: str, box: tuple[int, ...]) -> None:
+        """libjpeg-turbo 3 reads their headers. A data unit of a lossless file is one pixel: taken for a block, rows are
+        written beside memory, or none at all."""
+        data = jpeg(np.full((1024, 16, 1), 100, np.uint8), "Gray")
+        if kind == "lossless":
+            data = by_hand(0xC3, (1024, 16), {0: "0"}, {0: "0"}, (1, 0), "0" * 16 * 1024)
+        elif kind == "of 12 bits":
+            data = with_frame(data, 0xC1).replace(b"\xff\xc1\0\x0b\x08", b"\xff\xc1\0\x0b\x0c")
+        else:
+            data = with_frame(data, 0xC3)
+        out = np.zeros((32, 16, 3), np.uint8)
+        refused = pytest.raises((NotImplementedError, ValueError), match=r"lossless|0xc3|precision")
+        for channels in (1, 3):
+            with refused:
+                native.decode_box(data, box, target=FAR, channels=channels, max_pixels=LIMIT)
+            with refused:
+                native.decode_image(data, channels=channels, max_pixels=LIMIT, partial=True)
+        with refused:
+            native.draw_box(data, box, out, max_pixels=LIMIT)
+        assert native.entries_of(data) is None
+        assert native.with_restart_markers(data, max_pixels=LIMIT) is None
+
+    def test_extended_files_are_ordinary_ones(self) -> None:
+        data = jpeg(noise(90, 120))
+        extended = with_frame(data, 0xC1)
+        assert native.entries_of(extended) == native.entries_of(data) is not None
+        assert np.array_equal(native.decode_image(extended, max_pixels=LIMIT), simplejpeg.decode_jpeg(data, "RGB"))
 
     def test_stray_bytes_before_a_marker_are_forgiven(self) -> None:
         data = jpeg(noise(40, 40))

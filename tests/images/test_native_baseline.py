@@ -10,7 +10,7 @@ import pytest
 from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise
+from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise, of_short_codes
 
 from penstock.images import native
 
@@ -83,6 +83,12 @@ def test_black_and_white(quality: int, scale: int) -> None:
             height, width, _ = image.shape
             for box in boxes(height, width, 4):
                 check(data, box, scale)
+
+
+def test_codes_that_no_encoder_chooses() -> None:
+    """What is passed over at once is never taken for the end of a block, nor is the picture another one."""
+    for seed in range(50):
+        check(of_short_codes(seed), (0.0, 16.0, 40.0, 24.0), 1)
 
 
 def test_real_files(data_dir: Path) -> None:

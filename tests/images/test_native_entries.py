@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import simplejpeg
+from busy_support import HANG
 from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,3 +147,46 @@ class TestOtherEntries:
         assert entries is not None
         for other in (b"", entries[:20], entries[:-1], entries + b"x"):
             check(data, simplejpeg.decode_jpeg(data, "RGB"), other, 3, 5)
+
+
+CHANGED = """
+import ctypes
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+
+from penstock.images import native
+
+data = Path(sys.argv[1]).read_bytes()
+size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+behind = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), mmap.PAGESIZE, 0) == 0  # cannot be read
+file = memoryview(memory)[size - len(data) : size]
+file[:] = data
+coded = file[data.index(b"\\xff\\xda") + 14 : -2]
+one, other = bytes(coded), bytes(coded[:99]) + b"\\xff\\0" * len(coded)
+parent, writer = os.getpid(), os.fork()
+while writer == 0:
+    coded[:] = other[: len(coded)]
+    coded[:] = one
+    if os.getppid() != parent:
+        os._exit(0)
+try:
+    ends, found = time.monotonic() + 0.5, 0
+    while time.monotonic() < ends or not found:
+        found += native.entries_of(file, step=1) is not None
+finally:
+    os.kill(writer, 9)
+    os.waitpid(writer, 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect, and a fork beside numpy")
+def test_nothing_behind_a_file_is_read_while_another_process_changes_it(tmp_path: Path) -> None:
+    (tmp_path / "file.jpg").write_bytes(jpeg(noise(120, 160), "444", 95))
+    command = [sys.executable, "-c", CHANGED, str(tmp_path / "file.jpg")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import simplejpeg
+from jpeg_support import by_hand, jpeg, with_frame
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images import native
@@ -101,6 +103,17 @@ def test_errors_name_the_sample() -> None:
         assert words in str(caught.value)
     with pytest.raises(ImageError, match=r"'cat\.jpg'.*100 x 64 pixels, more than the limit of 6399"):
         decode_region(data, (0, 0, 4, 4), target=FAR, path="cat.jpg", max_pixels=6399)
+
+
+def test_lossless_files_are_right_or_an_error_that_says_so() -> None:
+    gray = by_hand(0xC3, (64, 100), {0: "0"}, {0: "0"}, (1, 0), "0" * 6400)
+    damaged = with_frame(jpeg(picture()[..., :1], "Gray"), 0xC3)
+    for mode in ("gray", "rgb"):
+        for box in ((0, 0, 100, 64), BOX, (0, 50, 100, 60)):
+            with contextlib.suppress(ImageError):  # as the versions of libjpeg have it
+                assert (decode_region(gray, box, target=(8, 8), mode=mode)[0] == 128).all()
+            with pytest.raises(ImageError, match="lossless JPEG"):
+                decode_region(damaged, box, target=(8, 8), mode=mode)
 
 
 def test_stray_bytes_are_forgiven() -> None:

@@ -16,14 +16,7 @@
  * - Memory: a few rows and tables (some 200 KB at ordinary widths); of a file in several scans (progressive) all
  *   coefficients, 2 bytes each. Pixels and the number of scans are limited.
  */
-#define PY_SSIZE_T_CLEAN
-#include <pyconfig.h>
-
-/* One build for all versions from 3.11 on. Python without the GIL has no stable ABI in 3.13 and 3.14. */
-#ifndef Py_GIL_DISABLED
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
+#include "cpython.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -48,6 +41,9 @@
 #define MAX_SCANS 200     /* a small file can ask for thousands of passes over a large picture */
 #define ROWS 16           /* pointers for one call; libjpeg gives at most an iMCU row a call */
 #define TAIL 4096         /* bytes at the end in which a complete file has its last marker */
+
+/* Frame markers: baseline, extended, progressive, and the last two with arithmetic coding. */
+enum frame { SOF0 = 0xC0, SOF1 = 0xC1, SOF2 = 0xC2, SOF9 = 0xC9, SOF10 = 0xCA };
 
 enum outcome { DONE, TOO_SMALL, DAMAGED, UNSUPPORTED, LIMITED, OUTSIDE, NO_MEMORY };
 
@@ -83,6 +79,7 @@ typedef struct {
     struct jpeg_error_mgr base;
     jmp_buf jump;
     enum outcome outcome;
+    int frame; /* the marker of the frame header that libjpeg has read */
     request *request;
 } errors;
 
@@ -110,10 +107,13 @@ static void on_error(j_common_ptr cinfo)
     fail(cinfo, err->base.msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : DAMAGED);
 }
 
-/* Warnings (-1) mean missing or wrong pixels, but for those after which the picture is whole. */
+/* Warnings (-1) mean missing or wrong pixels, but for those after which the picture is whole. That libjpeg has read a frame
+ * header is a message, too. */
 static void on_message(j_common_ptr cinfo, int level)
 {
     errors *err = (errors *)cinfo->err;
+    if (err->base.msg_code == JTRC_SOF)
+        err->frame = err->base.msg_parm.i[0];
     if (level >= 0 || err->request->partial)
         return;
     switch (err->base.msg_code) {
@@ -164,6 +164,28 @@ static void configure(j_decompress_ptr cinfo, const request *req)
     cinfo->dct_method = JDCT_ISLOW;
     cinfo->do_fancy_upsampling = TRUE;
     jpeg_calc_output_dimensions(cinfo);
+}
+
+/* Read the header, of the frames that consist of 8 x 8 blocks of 8 bits: libjpeg-turbo 3 also reads lossless files and ones
+ * of more bits, whose rows it does not give by the functions that are called here, or not in the size that is asked for. */
+static void read_header(j_decompress_ptr cinfo, request *req)
+{
+    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
+    jpeg_read_header(cinfo, TRUE);
+    const int frame = ((errors *)cinfo->err)->frame;
+    if (cinfo->data_precision == 8 &&
+        (frame == SOF0 || frame == SOF1 || frame == SOF2 || frame == SOF9 || frame == SOF10))
+        return;
+    snprintf(req->message, JMSG_LENGTH_MAX, "lossless, or not of 8 bits: frame marker 0x%02x, %d bits",
+             (unsigned int)frame, cinfo->data_precision);
+    fail((j_common_ptr)cinfo, UNSUPPORTED);
+}
+
+/* Whether our own decoder may have a look at the scan. */
+static int is_sequential(j_decompress_ptr cinfo)
+{
+    const int frame = ((errors *)cinfo->err)->frame;
+    return (frame == SOF0 || frame == SOF1) && !jpeg_has_multiple_scans(cinfo);
 }
 
 /* After the header: limits, colours, the scale, and the box in whole pixels of the scaled image. */
@@ -263,6 +285,8 @@ static void draw_rows(request *req, resize_plan *plan, const unsigned char *rows
 /* The box, (left, top, right, bottom) in the shrunken image, by our own decoder: UNSUPPORTED where libjpeg has to decode. */
 static enum outcome decode_here(j_decompress_ptr cinfo, request *req, const long box[4])
 {
+    if (!is_sequential(cinfo))
+        return UNSUPPORTED;
     box_decoder *b = &kept;
     const long width = box[2] - box[0], height = box[3] - box[1];
     size_t begins = (size_t)(cinfo->src->next_input_byte - req->data), row = (size_t)(width * req->channels);
@@ -275,13 +299,14 @@ static enum outcome decode_here(j_decompress_ptr cinfo, request *req, const long
     box_begin(b, cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, box_scratch(b)));
     unsigned char *out = req->out;
     int count;
-    while ((count = box_rows(b)) > 0) {
+    long done = 0;
+    for (; (count = box_rows(b)) > 0; done += count) {
         if (req->job)
             draw_rows(req, &plan, b->rows, b->stride, count);
         for (int i = 0; i < count && !req->job; i++, out += row)
             memcpy(out, b->rows + (size_t)i * b->stride, row);
     }
-    if (count < 0)
+    if (count < 0 || done != height)
         return UNSUPPORTED;
     req->x = box[0];
     req->y = box[1];
@@ -336,8 +361,7 @@ static enum outcome decode_box(j_decompress_ptr cinfo, request *req)
         snprintf(req->message, JMSG_LENGTH_MAX, "premature end: no end-of-image marker");
         return DAMAGED;
     }
-    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
-    jpeg_read_header(cinfo, TRUE);
+    read_header(cinfo, req);
     plan(cinfo, req, &right, &bottom);
     int crop = can_crop(cinfo);
     /* Before anything is decoded: is the memory large enough for the widest row that cropping can leave? */
@@ -391,9 +415,8 @@ static enum outcome find_entries(j_decompress_ptr cinfo, request *req)
 {
     if (!complete(req))
         return DAMAGED;
-    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
-    jpeg_read_header(cinfo, TRUE);
-    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code)
+    read_header(cinfo, req);
+    if (!is_sequential(cinfo))
         return UNSUPPORTED;
     size_t begins = (size_t)(cinfo->src->next_input_byte - req->data);
     if (cinfo->restart_interval || !open_scan(&kept.scan, &kept.tables, cinfo))

@@ -27,56 +27,67 @@ static size_t padded(long samples)
     return (size_t)(BEFORE + samples + PIXELS_SLACK + 31) / 32 * 32;
 }
 
-/* The samples of a component, as libjpeg would have them: 0 for sampling factors that are not ordinary ones. */
-static int open_component(component *c, const struct jpeg_decompress_struct *cinfo, int number, int alone)
+static long ceil_div(long value, long by)
+{
+    return (value + by - 1) / by;
+}
+
+/* The samples of a component, as libjpeg would have them: 0 for sampling factors that are not ordinary ones. All but the
+ * size of its blocks follows from the frame header and the scale. */
+static int open_component(component *c, const box_decoder *b, const struct jpeg_decompress_struct *cinfo, int number)
 {
     const jpeg_component_info *info = &cinfo->comp_info[number];
-    const int smallest = cinfo->SMALLEST;
+    const int alone = b->scan.components == 1;
     c->size = info->SIZE;
+    if (c->size < 1 || DCTSIZE % c->size)
+        return 0;
     c->across = alone ? 1 : info->h_samp_factor;
     c->down = alone ? 1 : info->v_samp_factor;
     c->columns = c->across * c->size;
     c->rows = c->down * c->size;
-    c->width = (long)info->downsampled_width;
-    c->height = (long)info->downsampled_height;
-    const int wide = (alone ? 1 : cinfo->max_h_samp_factor) * smallest;
-    const int high = (alone ? 1 : cinfo->max_v_samp_factor) * smallest;
-    c->twice_across = wide == 2 * c->columns;
-    c->twice_down = high == 2 * c->rows;
-    if ((wide != c->columns && !c->twice_across) || (high != c->rows && !c->twice_down))
+    c->width = ceil_div((long)cinfo->image_width * c->columns, b->scan.mcu_width);
+    c->height = ceil_div((long)cinfo->image_height * c->rows, b->scan.mcu_height);
+    c->twice_across = b->width == 2 * c->columns;
+    c->twice_down = b->height == 2 * c->rows;
+    if ((b->width != c->columns && !c->twice_across) || (b->height != c->rows && !c->twice_down))
         return 0;
     /* Without neighbours to look at, or in one direction that is not the other, libjpeg upsamples in other ways. */
-    if ((c->twice_across && (c->width <= 2 || smallest == 1)) || (c->twice_down && !c->twice_across))
+    if ((c->twice_across && (c->width <= 2 || cinfo->scale_denom == DCTSIZE)) || (c->twice_down && !c->twice_across))
         return 0;
     return info->quant_tbl_no >= 0 && info->quant_tbl_no < NUM_QUANT_TBLS &&
            make_quantiser(&c->by, cinfo->quant_tbl_ptrs[info->quant_tbl_no]);
 }
 
+/* What all of this file takes for granted, whatever else libjpeg can read: 8 bits, and blocks of 8 x 8 samples that become
+ * smaller by the scale. In lossless files, which libjpeg-turbo 3 reads, a block is one sample, and no scale counts. */
 static int is_ordinary(const struct jpeg_decompress_struct *cinfo)
 {
     const int n = cinfo->num_components;
-    return !cinfo->progressive_mode && !cinfo->arith_code && cinfo->data_precision == 8 &&
+    const long scale = (long)cinfo->scale_denom;
+    return cinfo->data_precision == 8 && cinfo->SMALLEST * scale == DCTSIZE &&
+           (long)cinfo->output_width == ceil_div((long)cinfo->image_width, scale) &&
+           (long)cinfo->output_height == ceil_div((long)cinfo->image_height, scale) &&
            ((n == 3 && cinfo->jpeg_color_space == JCS_YCbCr) || (n == 1 && cinfo->jpeg_color_space == JCS_GRAYSCALE));
 }
 
 /* Prepare for the pixels of a box, (left, top, right, bottom) in pixels of the shrunken image, after
- * jpeg_calc_output_dimensions. 0 for a file that libjpeg has to decode. */
+ * jpeg_calc_output_dimensions, of a file with the frame marker SOF0 or SOF1. 0 for one that libjpeg has to decode. */
 int box_open(box_decoder *b, const struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size,
              size_t scan_begins, const uint8_t *entries, size_t entries_size, int channels, const long box[4], int simd)
 {
     if (!is_ordinary(cinfo) || !open_scan(&b->scan, &b->tables, cinfo))
         return 0;
-    const int alone = b->scan.components == 1;
+    const int scale = (int)cinfo->scale_denom;
     int context = 0;
     b->channels = channels;
     b->avx2 = simd && has_avx2();
-    b->width = b->scan.mcu_width / DCTSIZE * cinfo->SMALLEST;
-    b->height = b->scan.mcu_height / DCTSIZE * cinfo->SMALLEST;
+    b->width = b->scan.mcu_width / scale;
+    b->height = b->scan.mcu_height / scale;
     b->late = 0;
     for (int i = 0; i < b->scan.components; i++) {
         component *c = &b->components[i];
         c->wanted = i == 0 || channels == 3;
-        if (!open_component(c, cinfo, i, alone))
+        if (!open_component(c, b, cinfo, i))
             return 0;
         b->late |= c->wanted && c->twice_down;
         context |= c->wanted && c->twice_across;
@@ -226,6 +237,8 @@ int box_rows(box_decoder *b)
         long from = top - b->late, to = b->row + 1 < b->scan.high ? top + b->height - b->late : b->image_height;
         from = from > b->y ? from : b->y;
         to = to < b->bottom ? to : b->bottom;
+        if (to - from > b->height + b->late) /* more than there is room for: not the geometry that was opened */
+            return -1;
         for (long y = from; y < to; y++, count++)
             make_pixels(b, (int)(y - top), b->rows + (size_t)count * b->stride);
         for (int i = 0; i < b->scan.components; i++) {

@@ -1,7 +1,7 @@
 /* A decoder of ordinary baseline JPEGs for a box of the image: the pixels of libjpeg, from fewer of the coded bits.
  *
- *     box_decoder *b = ...;                              what a thread keeps, 20 KB; no state between images
- *     if (box_open(b, cinfo, data, size, ...))           after jpeg_read_header; 0: let libjpeg decode this one
+ *     box_decoder *b = ...;                              what a thread keeps, 94 KiB; no state between images
+ *     if (box_open(b, cinfo, data, size, ...))           after jpeg_read_header, of SOF0 or SOF1; 0: let libjpeg decode it
  *         box_begin(b, scratch of box_scratch(b) bytes);
  *     while ((count = box_rows(b)) > 0)                  rows of pixels in b->rows
  */

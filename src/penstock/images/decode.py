@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images import exif
+from penstock.images import exif, jpeg
 from penstock.images.backends import choose
 from penstock.images.headers import TruncatedHeader, size_from_header, size_of_file
 from penstock.images.limits import Limit, TooManyPixels
@@ -106,6 +106,8 @@ def decode(
         ) from None
     except ValueError as error:
         what = _what(kind, str(error))
+        if kind == "jpeg" and jpeg.is_lossless(data):
+            what = "is a lossless JPEG (SOF3), which is decoded only to the colours that are stored, if at all"
         reason = str(error).removeprefix("truncated: ") if what == "is truncated" else str(error)
         raise ImageError(f"{_name(path)} {what} ({len(data)} bytes): {reason}") from error
     if orientation == "apply":

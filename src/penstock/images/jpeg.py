@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["MAX_SCANS", "TruncatedHeader", "frame_size", "has_end", "scans", "segments"]
+__all__ = ["MAX_SCANS", "TruncatedHeader", "frame_size", "has_end", "is_lossless", "scans", "segments"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -27,6 +27,7 @@ _SCAN, _END = 0xDA, 0xD9
 # Frame headers, which carry the size: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_LOSSLESS = frozenset({0xC3, 0xC7, 0xCB, 0xCF})
 # DHT, DAC, SOS, DQT, DNL, DRI, APP0 to APP15, COM: with the frames, segments that libjpeg reads or skips by length.
 _WITH_LENGTH = _FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE}
 
@@ -80,6 +81,11 @@ def frame_size(data: Data) -> tuple[int, int] | None:
             return (data[at + 5] << 8 | data[at + 6]), (data[at + 3] << 8 | data[at + 4])
         at += max(2, data[at] << 8 | data[at + 1])
     raise TruncatedHeader
+
+
+def is_lossless(data: Data) -> bool:
+    """Return whether the frame header is one of lossless JPEG."""
+    return next((marker in _LOSSLESS for marker, _, _ in segments(data) if marker in _FRAMES), False)
 
 
 def scans(data: Data) -> int:

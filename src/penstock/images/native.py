@@ -5,7 +5,7 @@ cannot decode an image, it raises, and the caller decodes the whole image by oth
 
 =====================  ==============================================================================================
 `ValueError`           a damaged or truncated file; `backends.decode` then reports it, or tolerates stray bytes
-`NotImplementedError`  colours that libjpeg does not convert to RGB (CMYK, YCCK)
+`NotImplementedError`  colours that libjpeg does not convert to RGB (CMYK, YCCK), lossless files, more than 8 bits
 `IndexError`           the box is not inside the image, whose size is the error's text
 `OverflowError`        more pixels than `max_pixels`, or more scans than a legitimate progressive file has
 =====================  ==============================================================================================

@@ -5,7 +5,7 @@
  * - Coefficients, quantisation tables, sampling factors, colours and components' names are those of the file. So are all
  *   APPn and COM segments, byte for byte and in their order, and what follows the end of the image.
  * - A file that is not read to its end without a warning, or that libjpeg would write otherwise (several scans,
- *   progressive, arithmetic coding), gives nothing.
+ *   progressive, arithmetic coding, lossless, more than 8 bits), gives nothing.
  * - No error ends the process: libjpeg's error exit jumps back to `run`. All that was allocated is libjpeg's own and is
  *   freed on every way out; what is written goes to memory of the caller, within its bounds.
  * - The GIL is released; there is no shared state. Memory: all coefficients, 2 bytes each. Pixels are limited.
@@ -149,7 +149,7 @@ static enum outcome convert(work *w, request *req)
     for (int i = 0; i < 16; i++)
         jpeg_save_markers(from, JPEG_APP0 + i, SEGMENT);
     jpeg_read_header(from, TRUE);
-    if (jpeg_has_multiple_scans(from) || from->arith_code ||
+    if (jpeg_has_multiple_scans(from) || from->arith_code || from->data_precision != 8 ||
         (unsigned long long)from->image_width * from->image_height > req->max_pixels)
         return LEFT;
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(from);

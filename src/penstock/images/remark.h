@@ -2,11 +2,7 @@
 #ifndef PENSTOCK_REMARK_H
 #define PENSTOCK_REMARK_H
 
-#define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
+#include "cpython.h"
 
 extern const char remark_doc[];
 PyObject *remark(PyObject *module, PyObject *args);

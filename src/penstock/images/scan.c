@@ -33,16 +33,19 @@ static void unstuff(reader *r)
     memset(out, 0, BLOCK_BYTES + 16);
 }
 
-/* Where a byte of the chunk stands in the file. Asked for in ascending order. */
+/* Where a byte of the chunk stands in the file. Asked for in ascending order. Stuffed bytes are looked for a second time,
+ * and another thread may have changed the file: nothing is looked at behind what has been unstuffed. */
 static const uint8_t *raw_of(reader *r, size_t at)
 {
-    while (r->known < at) {
-        size_t most = at - r->known;
+    while (r->known < at && r->known_raw < r->raw) {
+        size_t most = at - r->known, left = (size_t)(r->raw - r->known_raw);
+        most = most < left ? most : left;
         const uint8_t *found = memchr(r->known_raw, 0xFF, most);
         size_t plain = found ? (size_t)(found - r->known_raw) : most;
         r->known += plain + (found != NULL);
         r->known_raw += plain + (found ? 2 : 0);
     }
+    r->known_raw = r->known_raw < r->raw ? r->known_raw : r->raw;
     return r->known_raw;
 }
 
@@ -260,7 +263,8 @@ static inline int pass_groups(codes *ac, cursor *c)
                 *group = group_of(ac, (uint32_t)(c->bits >> (64 - LOOK)));
             uint32_t found = *group;
             unsigned after = k + (found >> 8);
-            int ends = after == 64 || (after >= END_OF_BLOCK && after < END_OF_BLOCK + 64);
+            /* Coefficients that reach beyond the block are no end of it, however many they are. */
+            int ends = after == 64 || (found >> 8 >= END_OF_BLOCK && after < END_OF_BLOCK + 64);
             if (ends || after < 64) {
                 drop(c, (int)(found & 255));
                 if (ends)
@@ -375,7 +379,7 @@ int make_quantiser(quantiser *made, const JQUANT_TBL *table)
     return table != NULL;
 }
 
-/* What the header says of a scan; 0 for one of another kind. */
+/* What the header says of a scan of a SOF0 or SOF1 frame; 0 for one of another kind. */
 int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo)
 {
     memset(made, 0, sizeof *made);

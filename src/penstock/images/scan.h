@@ -18,7 +18,7 @@
 /* Huffman codes, and what they say about the next LOOK bits. */
 typedef struct {
     uint8_t counts[17], symbols[256];
-    int usable, grouped;
+    int usable;
     uint32_t beyond[18];           /* by length: the first 16 bits behind all codes of it */
     int32_t offset[18];            /* by length: what makes a code the place of its symbol */
     uint16_t first[1 << LOOK];     /* length | symbol << 8 of the code in front; 0 where it is longer */
