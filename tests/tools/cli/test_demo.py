@@ -175,6 +175,7 @@ def test_training_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> 
     (tmp_path / "examples" / "data").mkdir(parents=True)
     archive = "cifar10-small.tar.xz"
     (tmp_path / "examples" / "data" / archive).symlink_to(CHECKOUT / "examples" / "data" / archive)
+    (tmp_path / "examples" / "demo").symlink_to(CHECKOUT / "examples" / "demo")
     (tmp_path / "examples" / "train_ddp.py").write_text("raise SystemExit('the dog ate the gradients')")
     result = penstock("demo", "--quick", "--data", "examples/data", cwd=tmp_path)
     assert result.returncode == 1

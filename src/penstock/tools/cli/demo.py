@@ -1,6 +1,7 @@
 """``penstock demo``: a training run on real images that is killed twice and loses no sample.
 
-The demo itself is ``examples/demo``; setup.py also puts it into wheels. This module defines the command's options.
+The demo itself is ``examples/demo`` of a checkout, with its images. An installed package has neither, and finds them by
+``--data``. This module defines the command's options.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import typer
 
 from penstock.errors import ConfigError
 
-__all__ = ["command", "find_examples"]
+__all__ = ["command"]
 
 _ARCHIVE = "cifar10-small.tar.xz"
 
 
 def command(
     data: Annotated[
-        Path | None, typer.Option(help="The folder examples/data of a checkout, if it is not found automatically.")
+        Path | None,
+        typer.Option(help="The folder examples/data of a checkout, if it is not found automatically."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Output folder of images, logs and the plot.")] = Path("demo-output"),
     epochs: Annotated[
@@ -40,9 +42,8 @@ def command(
     from penstock.tools.cli.manifest_options import print_json
 
     started = time.perf_counter()
-    examples = find_examples()
-    archive, program = _files_in(examples / "data" if data is None else data)
-    demo = _load(examples / "demo")
+    archive, program, folder = _files_in(_data_of_checkout() if data is None else data)
+    demo = _load(folder)
     console = Console(highlight=False, stderr=as_json)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -63,28 +64,27 @@ def _terminated(number: int, frame: Any) -> NoReturn:
     sys.exit(128 + number)
 
 
-def find_examples() -> Path:
-    """Return the examples folder of the checkout or of the installed package.
-
-    Raises:
-        ConfigError: no such folder.
-    """
-    checkout, installed = Path(__file__).resolve().parents[4], Path(__file__).resolve().parents[2]
-    for folder in (checkout / "examples", installed / "examples"):
-        if (folder / "demo" / "demo.py").is_file():
-            return folder
-    raise ConfigError("the demo is missing: wheels and checkouts of Penstock contain it; install Penstock again")
+def _data_of_checkout() -> Path:
+    """Return the folder of the images in the checkout that this file is in."""
+    data = Path(__file__).resolve().parents[4] / "examples" / "data"
+    if not (data / _ARCHIVE).is_file():
+        raise ConfigError(
+            "the demo and its images are in a checkout of Penstock, not in an installed package: run `make demo` in a "
+            "checkout, or set --data to its folder examples/data"
+        )
+    return data
 
 
-def _files_in(data: Path) -> tuple[Path, Path]:
-    """Return the archive of images and the training program."""
-    archive, program = data / _ARCHIVE, data.resolve().parent / "train_ddp.py"
-    for path in (archive, program):
+def _files_in(data: Path) -> tuple[Path, Path, Path]:
+    """Return the archive of images, the training program, and the folder of the demo."""
+    examples = data.resolve().parent
+    archive, program, folder = data / _ARCHIVE, examples / "train_ddp.py", examples / "demo"
+    for path in (archive, program, folder / "demo.py"):
         if not path.is_file():
             raise ConfigError(
                 f"{path} does not exist: set --data to the folder examples/data of a checkout of Penstock"
             )
-    return archive, program
+    return archive, program, folder
 
 
 def _load(folder: Path) -> Any:
