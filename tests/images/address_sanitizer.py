@@ -5,11 +5,17 @@
 The package is copied to a temporary folder and the extension built there with both sanitizers (gcc with libasan and
 libubsan, the headers of Python and libjpeg-turbo), so nothing in the tree is touched. Exit code 77 where they are
 missing, otherwise that of pytest; a report of a sanitizer ends the run with an error.
+
+CFLAGS and LDFLAGS name another libjpeg-turbo than that of the system, as for setup.py:
+
+    .ci/libjpeg-turbo 3.1.3 /tmp/libjpeg
+    CFLAGS=-I/tmp/libjpeg/include LDFLAGS=-L/tmp/libjpeg/lib python tests/images/address_sanitizer.py
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = 77
 CHECKS = "-fsanitize=address,undefined,float-cast-overflow,float-divide-by-zero"  # gcc's `undefined` leaves floats out
-FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", CHECKS, "-fno-sanitize-recover=all")
+FLAGS = ("-fvisibility=hidden", "-g", "-O1", "-fno-omit-frame-pointer", CHECKS, "-fno-sanitize-recover=all")
 
 
 def library(name: str) -> str | None:
@@ -32,9 +38,13 @@ def library(name: str) -> str | None:
     return found if os.path.isabs(found) else None
 
 
+def flags(name: str) -> list[str]:
+    return shlex.split(os.environ.get(name, ""))
+
+
 def has_headers() -> bool:
     text = "#include <Python.h>\n#include <stdio.h>\n#include <jpeglib.h>\n"
-    command = ["gcc", "-E", f"-I{sysconfig.get_paths()['include']}", "-"]
+    command = ["gcc", "-E", *flags("CFLAGS"), f"-I{sysconfig.get_paths()['include']}", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).returncode == 0
 
 
@@ -42,8 +52,9 @@ def build(package: Path) -> bool:
     sources = sorted(str(path) for path in (package / "images").glob("*.c"))
     output = package / "images" / "_jpeg.abi3.so"
     include = sysconfig.get_paths()["include"]
-    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{include}", *sources]
-    done = subprocess.run([*command, "-o", str(output), "-ljpeg"], capture_output=True, text=True)
+    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, *flags("CFLAGS")]
+    command += [f"-I{include}", *sources, "-o", str(output), *flags("LDFLAGS"), "-ljpeg"]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
     return done.returncode == 0
@@ -69,11 +80,12 @@ def main(arguments: list[str]) -> int:
         tests = [str(path) for path in sorted((ROOT / "tests" / "images").glob("test_native*.py"))]
         # -s: a report is written to the descriptor of standard error, as the process ends
         command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-n", "0", *arguments]
-        check = "from penstock.images import native; assert native.is_available(); print(native._jpeg.__file__)"
+        check = "from penstock.images import native; m = native._jpeg; print(m.LIBJPEG_TURBO_VERSION, m.__file__)"
         where = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
         if where.returncode or folder not in where.stdout:
             print(where.stdout, where.stderr, file=sys.stderr)
             return 1
+        print(f"libjpeg-turbo {where.stdout.split()[0]}", flush=True)
         return subprocess.run([*command, *tests], env=environment, cwd=ROOT).returncode
 
 
