@@ -63,6 +63,47 @@ class Augmented(Dataset[Any]):
         self.noise.bit_generator.state = state["noise"]
 
 
+class GlobalMap(Dataset[Any]):
+    """Map-style; draws from torch's global generator, which is its state."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(()).item()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(torch.tensor(state["generator"], dtype=torch.uint8))
+
+
+class GlobalStream(GlobalMap, IterableDataset[Any]):
+    """The same as a stream, with as many more bytes in its state."""
+
+    def __init__(self, n: int, nbytes: int = 0) -> None:
+        super().__init__(n)
+        self.place = 0
+        self.more = "x" * nbytes
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < self.n:
+            self.place += 1
+            yield self.place, torch.rand(()).item()
+        self.place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "place": self.place, "more": self.more}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.place = state["place"]
+
+
 def seed_noise(worker: int) -> None:
     """Seed this worker's copy of an `Augmented`."""
     del worker

@@ -24,6 +24,8 @@ from owners_support import (
     Augmented,
     EpochOrdered,
     GlobalDraws,
+    GlobalMap,
+    GlobalStream,
     LaterState,
     LateState,
     NoisyIterators,
@@ -200,6 +202,32 @@ def test_an_iterator_that_is_over_is_not_made_again() -> None:
     again.load_state_dict(state)
     torch.set_rng_state(drawn)
     assert list(again) == following
+
+
+GLOBALS: dict[str, Callable[..., ps.DataLoader[Any]]] = {
+    "map": lambda **how: ps.DataLoader(GlobalMap(N), 3, shuffle=True, collate_fn=as_they_are, **how),
+    "stream": lambda **how: ps.DataLoader(GlobalStream(N), 3, collate_fn=as_they_are, **how),
+    "large stream": lambda **how: ps.DataLoader(GlobalStream(N, 200_000), 3, collate_fn=as_they_are, **how),
+}
+
+
+@pytest.mark.parametrize("batches", ["before iter", 0, 2, 3, "all"])
+@pytest.mark.parametrize("how", [{}, {"num_workers": 1, "executor": "thread"}], ids=["inline", "thread"])
+@pytest.mark.parametrize("kind", GLOBALS)
+def test_global_generators_in_an_owner_s_state_are_restored(kind: str, how: dict[str, Any], batches: int | str) -> None:
+    """As by torchdata: orders and draws of this epoch and the next ones."""
+    torch.manual_seed(1)
+    loader = GLOBALS[kind](**how)
+    running = [] if batches == "before iter" else iter(loader)
+    list(itertools.islice(running, N if batches == "all" else batches if isinstance(batches, int) else 0))
+    state = travelled(loader.state_dict())
+    expected = [list(running), list(loader), list(loader)]
+    assert expected[1] != expected[2]
+    torch.manual_seed(2)
+    loader = GLOBALS[kind](**how)
+    loader.load_state_dict(state)
+    found = [list(loader) if expected[0] else [], list(loader), list(loader)]
+    assert found == expected
 
 
 @pytest.mark.parametrize("kind", [DrawingStream, GlobalDraws])

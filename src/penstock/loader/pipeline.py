@@ -92,6 +92,7 @@ class Pipeline:
                 batch_size=config.batch_size,
                 drop_last=config.drop_last,
                 generators={"inline": "trainer", "thread": "shared"}.get(config.kind, "worker"),
+                draws_base_seed=config.generator is None,
                 last=self._last,
             )
         # Any Ray worker may make any batch, even twice, so draws must not depend on the worker.

@@ -158,7 +158,7 @@ class WorkerStates:
         num_workers: number of workers; 0 means inline, which counts as worker 0. A stream's share is the same for 0 and
             1.
         stream: whether batches come from the workers' iterators, so that the position of each worker matters.
-        initial: takes the states of objects in the trainer's process, before anything started. None if workers have
+        initial: takes the states of objects in the trainer's process while no batch is made. None if workers have
             their own copies: only those are asked, and a worker that delivered nothing starts fresh.
 
     ``next`` is the worker of the next batch, if a stream's workers take turns. A resumed epoch asks all workers, also
@@ -231,7 +231,11 @@ class WorkerStates:
         self.next = 0
         if fresh:
             self._known = self.base_seed = None
-        elif not self._between and self.stream:
+        elif not self.stream:
+            if self._initial is not None:
+                # Asked when a state is, after the loader's own draws for it: their state may contain the generators.
+                self._known = None
+        elif not self._between:
             # In copies: an iterator that cannot begin changes nothing.
             self._known = [worker.copy() for worker in self._workers]
             for worker in self._known:
@@ -246,15 +250,19 @@ class WorkerStates:
         if self.stream:
             self._workers[worker].begun(snapshot)
         else:
-            self._workers[worker].keep(snapshot)
+            self._kept(worker, snapshot)
+
+    def _kept(self, worker: int, snapshot: Snapshot) -> None:
+        if self._known is None:
+            self._known = [WorkerState() for _ in range(self._count)]
+        self._known[worker].keep(snapshot)
 
     def delivered(self, result: BatchResult) -> None:
         """Record a delivered batch."""
-        worker = self._workers[result.worker]
         if self.stream:
-            worker.delivered(result.state)
+            self._workers[result.worker].delivered(result.state)
         elif result.state is not None:
-            worker.keep(result.state)
+            self._kept(result.worker, result.state)
         self._turn(result.worker)
 
     def failed(self, worker: int, snapshot: Snapshot | None = None) -> None:
@@ -267,7 +275,7 @@ class WorkerStates:
         if self.stream:
             self._workers[worker].record_error()
         elif snapshot is not None:
-            self._workers[worker].keep(snapshot)
+            self._kept(worker, snapshot)
         self._turn(worker)
 
     def _turn(self, worker: int) -> None:
@@ -278,7 +286,7 @@ class WorkerStates:
     @property
     def dropped(self) -> int:
         """Number of batches that a resume makes again and drops because no object has a state; for a warning."""
-        return sum(sum(worker.since) for worker in self._workers if self.stream and not worker.places)
+        return sum(sum(worker.since) for worker in self._workers if not worker.places) if self.stream else 0
 
     def leave(self) -> None:
         """Make the starting iterator start from the beginning, even if the loaded state is inside an iterator."""
@@ -295,10 +303,10 @@ class WorkerStates:
         """
         if self._loaded is not None and not left:
             return thaw(self._loaded)
-        if not self.stream and all(worker.snapshot is None for worker in self._workers):
+        known = self._untouched() if self._known is None else [worker.copy() for worker in self._known]
+        if not self.stream and all(worker.snapshot is None for worker in known):
             return None
         seed = {} if self.base_seed is None else {"base_seed": self.base_seed}
-        known = [worker.copy() for worker in self._workers]
         for worker in known if left else ():
             worker.leave()
         workers = {str(number): worker.state() for number, worker in enumerate(known)}
@@ -375,10 +383,10 @@ class WorkerStates:
 
         All workers start fresh in an iterator without a loaded state.
         """
-        known = self._workers[worker]
-        if not (self._resuming or self._loaded is not None) or (known.snapshot is None and not known.since):
+        if not (self._resuming or self._loaded is not None):
             return None
-        return known.copy()
+        known = self._workers[worker]
+        return None if known.snapshot is None and not known.since else known.copy()
 
 
 class Consumer:

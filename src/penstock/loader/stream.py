@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from penstock.errors import StateError, escaped
 from penstock.loader.fetch import preserved_generators
@@ -35,6 +37,9 @@ from penstock.wording import counted
 
 __all__ = ["StreamFetch"]
 
+Unchanged = Callable[[], AbstractContextManager[None]]
+"""Returns a context that restores the trainer's generators at its end, if they are not this fetcher's own."""
+
 
 class StreamFetch:
     """Makes batches of an iterable dataset: ``fetch(request, metrics) -> batch``.
@@ -49,6 +54,7 @@ class StreamFetch:
         generators: owner of the global generators. "worker": only this fetcher, in its own process; states contain the
             generators that were used. "trainer": the trainer, inline; batches made again do not change them. "shared":
             all threads.
+        draws_base_seed: whether the loader draws its base seeds from torch's global generator.
         last: contains the Penstock stream that the loader's previous iterator read here, so the next may continue it.
 
     Picklable before `begin`, if the dataset and the collate function are. Errors of the dataset's iterator are raised,
@@ -66,6 +72,7 @@ class StreamFetch:
         batch_size: int | None,
         drop_last: bool,
         generators: str = "shared",
+        draws_base_seed: bool = False,
         last: list[Stream] | None = None,
     ) -> None:
         self.dataset = dataset
@@ -74,6 +81,7 @@ class StreamFetch:
         self.drop_last = drop_last
         self.batched = batch_size is not None
         self._generators = generators
+        self._draws_base_seed = draws_base_seed and generators != "worker"
         self._last = [] if last is None else last
         self._own: WorkerGenerators | None = None
         self._interval = SnapshotInterval()
@@ -90,6 +98,7 @@ class StreamFetch:
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             generators=self._generators,
+            draws_base_seed=self._draws_base_seed,
             last=self._last,
         )
 
@@ -128,26 +137,42 @@ class StreamFetch:
         """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
         snapshot, since = resume.snapshot, resume.since
         again = since if resume.in_iterator else since[:-1]
-        with preserved_generators() if self._generators == "trainer" and again else nullcontext():
-            restore(snapshot, collate_fn=self.collate_fn)
-            # Number of the first request to this iterator.
-            first = 0
-            for number, asked in enumerate(again):
-                later = len(since) - 1 - number
-                failed = {question - first for question in resume.failed}
-                told = _before(epoch, later)
-                self._reopen(None if number else snapshot, told, failed=0 in failed)
+        unchanged: Unchanged = preserved_generators if self._generators == "trainer" else nullcontext
+        before, loaded = WorkerGenerators(), False
+        restore(snapshot, collate_fn=self.collate_fn)
+        # Number of the first request to this iterator.
+        first = 0
+        for number, asked in enumerate(again):
+            later = len(since) - 1 - number
+            failed = {question - first for question in resume.failed}
+            told = _before(epoch, later)
+            self._reopen(None if number else snapshot, told, unchanged, failed=0 in failed)
+            if not number and before.drawn():
+                # The state of a user's object contains generators, so the batches draw from them as in the first run.
+                unchanged, loaded = nullcontext, True
+            with unchanged():
                 self._remake(asked, failed, over=later > 0)
-                first += asked
+            first += asked
         if not resume.in_iterator:
+            if loaded and self._draws_base_seed:
+                # The loader drew the base seed of the next iterator, which is in its state, after those batches.
+                torch.empty((), dtype=torch.int64).random_()
             self._reopen(None if again else snapshot, epoch)
 
-    def _reopen(self, snapshot: Snapshot | None, epoch: EpochStart, *, failed: bool = False) -> None:
+    def _reopen(
+        self,
+        snapshot: Snapshot | None,
+        epoch: EpochStart,
+        unchanged: Unchanged = nullcontext,
+        *,
+        failed: bool = False,
+    ) -> None:
         """Start an iterator at a snapshot.
 
         Args:
             snapshot: the snapshot; None starts with the dataset's current state.
             epoch: epoch passed to the dataset.
+            unchanged: context of ``iter()``, which may draw. Loading states may set generators.
             failed: whether the consumer received an error instead of the first batch, perhaps from ``iter()``.
         """
         try:
@@ -155,7 +180,7 @@ class StreamFetch:
                 cursor = cursor_of(snapshot)
                 self._open(epoch if cursor is None else StreamStart(epoch=int(cursor["epoch"]), stream=cursor))
             else:
-                reopen(snapshot, self.dataset, lambda: self._open(epoch))
+                reopen(snapshot, self.dataset, lambda: self._open(epoch, unchanged))
         except Exception:
             if not failed:
                 raise
@@ -190,7 +215,7 @@ class StreamFetch:
                 if number not in failed:
                     raise
 
-    def _open(self, epoch: EpochStart) -> Iterator[Any]:
+    def _open(self, epoch: EpochStart, unchanged: Unchanged = nullcontext) -> Iterator[Any]:
         # The old iterator is freed first, since both may need the same file.
         self._items, self._ended = None, False
         if is_opened(self.dataset):
@@ -199,7 +224,8 @@ class StreamFetch:
         if epoch is not None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
         self._before = state_before(self.dataset)
-        items: Iterator[Any] = iter(self.dataset)
+        with unchanged():
+            items: Iterator[Any] = iter(self.dataset)
         self._items = items
         return items
 

@@ -105,6 +105,7 @@ class Window:
             else:
                 # An inline executor has already started its epoch.
                 self._take_in(executor.arrived())
+            if len(self._begun) == executor.workers:
                 self._note_first_states()
 
     # Interface for the consumer.

@@ -8,6 +8,7 @@ from penstock.loader.executors.base import Began, Event, Executor, PendingBatch
 from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
+from penstock.loader.stream import StreamFetch
 from penstock.plan.stream_plan import EpochStart
 from penstock.random import call_in_scope
 
@@ -19,7 +20,8 @@ class InlineExecutor(Executor):
 
     Args:
         fetcher: makes the batches.
-        epoch: passed to the fetcher, which starts its epoch here: an iterable dataset's ``__iter__`` is called now.
+        epoch: passed to the fetcher, which starts its epoch here: an iterable dataset's ``__iter__`` is called now. A
+            map-style dataset has its own state until the first batch.
     """
 
     depth = 0
@@ -28,7 +30,8 @@ class InlineExecutor(Executor):
         super().__init__()
         self._fetcher = fetcher
         self._result: BatchResult | None = None
-        self._events: list[Event] = [Began(0, fetcher.begin(epoch))]
+        first = fetcher.begin(epoch) if isinstance(fetcher, StreamFetch) else None
+        self._events: list[Event] = [Began(0, first)]
 
     def choose(self, workers: Sequence[int], share: int | None) -> int:
         """Return the only worker."""

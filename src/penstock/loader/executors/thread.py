@@ -246,14 +246,14 @@ class ThreadExecutor(Executor):
         self._depth = depth if max_bytes is None else 1
         self._max_bytes = max_bytes
         self._sizes = RecentSizes()
+        self._begins = False
         if isinstance(fetcher, Sequence):
             self._lanes = [_Lane(number, one) for number, one in enumerate(fetcher)]
             for lane in self._lanes:
                 pool.submit(partial(lane.begin, epoch, self._crew), lane.number)
         else:
             self._lanes = [_Lane(0, fetcher)] * (pool.count if pool.lanes else 1)
-            for number in range(len(self._lanes)):
-                self._crew.news.put(Began(number, None if number else fetcher.begin(epoch)))
+            self._begins = True
         self.workers = len(self._lanes)
         self._load = [0] * self.workers
 
@@ -274,11 +274,16 @@ class ThreadExecutor(Executor):
     def submit(self, batches: Sequence[_Batch], worker: int) -> list[Event]:
         """Submit batches: in chunks to all threads, or to the thread of their lane."""
         lane = self._lanes[worker]
+        begun: list[Event] = []
+        if self._begins:
+            # The sampler has drawn its order by now. The first state of a dataset may contain that generator.
+            self._begins = False
+            begun = [Began(number, None if number else lane.fetcher.begin(None)) for number in range(self.workers)]
         divide = not self._pool.lanes and getattr(lane.fetcher, "divisible", False)
         for batch in batches:
             self._load[worker] += 1
             batch.begin(lane, max(1, min(self._pool.count, len(batch.request.indices))) if divide else 1, self._pool)
-        return []
+        return begun
 
     def arrived(self) -> list[Event]:
         """Return new events of the threads."""
