@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -123,6 +124,30 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
     while not (iterator._batches.executor._plan.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
+
+
+class Counting(Small):
+    """Counts the samples that were begun, in all workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = multiprocessing.Value("i", 0)
+
+    def __getitem__(self, index: int) -> Any:
+        with self.begun.get_lock():
+            self.begun.value += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("chosen", "most"), [(2, 2), (3, 3), (None, 16)])
+@pytest.mark.parametrize("pure", [False, True])
+def test_no_more_batches_are_begun_than_prefetch_factor_allows(chosen: int | None, most: int, pure: bool) -> None:
+    """A number that the user chose is kept. Only torch's default is raised for tiny, quick batches."""
+    data = Counting()
+    data.pure = pure  # type: ignore[attr-defined]
+    with DataLoader(data, 4, num_workers=2, prefetch_factor=chosen) as loader:
+        for had, _ in zip(range(1, 200), loader, strict=False):
+            assert data.begun.value <= 4 * (had + 2 * most)
 
 
 class Undeclared(Small):

@@ -104,6 +104,8 @@ class DataLoader(TorchDataLoader[T_co]):
             reused shared memory. ``"ray"``: in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
             ``"auto"``: inline without workers; one process with ``num_workers`` threads for datasets that set ``pure``
             and ``releases_gil``; otherwise processes.
+        prefetch_factor: as in torch. None is 2; with processes and Ray up to 16 for small batches that take almost no
+            work, or while a batch is late.
         threads_per_worker: threads in each worker process. They share the process's copy of the dataset.
         dispatch: how worker processes share the work. ``"batch"``: torch's rule, worker k mod n makes the whole batch
             k. ``"chunk"``: workers make chunks of a batch, all of them on the next batch first; the dataset must be
