@@ -36,7 +36,7 @@ def write_list(lines: list[bytes], path: Path | None = None) -> Path:
             name, and running jobs keep theirs.
     """
     content = b"".join(lines)
-    where = kept_path("folders", f"{xxhash.xxh3_128_hexdigest(content)}.txt") if path is None else path
+    where = kept_path("folders", f"{xxhash.xxh3_64_hexdigest(content)}.txt") if path is None else path
     if not where.exists() or where.read_bytes() != content:
         where.parent.mkdir(parents=True, exist_ok=True)
         with write_kept(where) as file:

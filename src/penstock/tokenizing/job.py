@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 from filelock import Timeout
 
+from penstock.datasets.file_rows import filters_in
 from penstock.datasets.rows import excluded_rows, has_rows, row_count
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileIOError, PenstockError
@@ -245,13 +246,13 @@ def _dtype(dtype: str, format: str, encoder: TextTokenizer) -> str:
 
 
 def _fingerprint(rows: Any, work: Work) -> str:
-    """Return the fingerprint of a source, or a hash of its length and some of its texts."""
+    """Return the fingerprint of a source, or a hash of its length, its filters and some of its texts."""
     own = getattr(rows, "fingerprint", None)
     if isinstance(own, str):
         return own
     total = row_count(rows)
     sampled = sorted({k * (total - 1) // max(1, _SAMPLED - 1) for k in range(_SAMPLED)}) if total else []
-    digest = xxhash.xxh3_128(f"{total}".encode())
+    digest = xxhash.xxh3_128(" ".join([f"{total}", *(kept.fingerprint for kept in filters_in(rows))]).encode())
     for text in work.texts(sampled):
         digest.update(f"\n{len(text)} {text}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

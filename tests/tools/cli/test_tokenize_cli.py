@@ -108,6 +108,13 @@ def test_only_rows_that_filters_and_exclusions_leave(table: Path, tmp_path: Path
             tokenize(other, tmp_path / "out", letters, dtype="uint16", workers=1, progress=False)
 
 
+def test_another_filter_of_a_list_is_another_job(tmp_path: Path) -> None:
+    texts = [str(number) for number in range(100)]
+    small(tmp_path / "out", ps.Subset(texts, list(range(50))))
+    with pytest.raises(ConfigError, match="source differ"):
+        small(tmp_path / "out", ps.Subset(texts, [0, 99, *range(2, 50)]))
+
+
 def test_a_dataset_without_stored_rows_is_refused(table: Path, tmp_path: Path) -> None:
     parts = [ps.open(table), ps.open(table)]
     for source in (ps.Mixture([(part, 1) for part in parts]), ConcatDataset(parts)):
@@ -121,7 +128,7 @@ def test_an_error_names_the_row_of_the_file(tmp_path: Path) -> None:
         tokenize(ps.Subset(table, [len(TEXTS)]), tmp_path / "out", letters, dtype="int8", workers=1, progress=False)
 
 
-def small(out: Path, texts: list[str] = TEXTS, **options: Any) -> Any:
+def small(out: Path, texts: Any = TEXTS, **options: Any) -> Any:
     given = {"dtype": "uint16", "shard_tokens": 400, "workers": 1, "progress": False, "append_eos": 1, **options}
     return tokenize(texts, out, letters, **given)
 
