@@ -219,22 +219,34 @@ def test_a_function_is_identified_by_its_fingerprint() -> None:
         assert np.load("lengths.npy").tolist() == [second(range(row % 97)) for row in range(3000)]
 
 
+def load(text: str, until: int = 9999) -> Any:
+    """Return a load function that fails at one of its calls."""
+    calls = itertools.count()
+
+    def loaded(sample: Any) -> Any:
+        if next(calls) == until:
+            raise RuntimeError("the machine is gone")
+        return text
+
+    return loaded
+
+
+def test_a_file_that_is_written_again_is_counted_again() -> None:
+    pq.write_table(pa.table({"text": ["a b c"] * 2000}), "b.parquet")
+    for time, kept in ((0, 1024), (1, 0)):
+        first, second = load("a", 1500), load("a")
+        first.fingerprint = second.fingerprint = "a"
+        cut(TableDataset("b.parquet", load=first, **WHOLE))
+        status = os.stat("b.parquet")
+        os.utime("b.parquet", ns=(status.st_atime_ns, status.st_mtime_ns + time * 10**9))
+        assert count_lengths(TableDataset("b.parquet", load=second, **WHOLE), "lengths.npy").kept == kept
+
+
 @pytest.mark.parametrize("wrap", [lambda table: table, lambda table: TokenizedDataset(table, tokenizer())])
 def test_items_of_another_load_are_counted_again(wrap: Any) -> None:
     pq.write_table(pa.table({"text": ["a b c"] * 2000}), "b.parquet")
-
-    def load(text: str, until: int) -> Any:
-        calls = itertools.count()
-
-        def loaded(sample: Any) -> Any:
-            if next(calls) == until:
-                raise RuntimeError("the machine is gone")
-            return text
-
-        return loaded
-
     cut(wrap(TableDataset("b.parquet", load=load("a", 1500), **WHOLE)))
-    dataset = wrap(TableDataset("b.parquet", load=load("a b", 9999), **WHOLE))
+    dataset = wrap(TableDataset("b.parquet", load=load("a b"), **WHOLE))
     assert count_lengths(dataset, "lengths.npy").kept == 0
     assert set(np.load("lengths.npy").tolist()) == {len(dataset[0])}
 
