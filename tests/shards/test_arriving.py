@@ -21,6 +21,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from shard_support import make_tar
+from store_server import Store
 
 import penstock as ps
 from penstock.errors import (
@@ -51,6 +52,10 @@ def make_lines(numbers: Any) -> bytes:
     return b"".join(b'{"number": %d}\n' % n for n in numbers)
 
 
+def pack(lines: bytes, k: int) -> bytes:
+    return (lines, gzip.compress(lines), zstandard.compress(lines))[k % 3]
+
+
 def put_shards(server: Any, kind: str) -> list[str]:
     """Put shards on a server, of `COUNTS` samples numbered through."""
     urls, starts = [], np.cumsum([0, *COUNTS])
@@ -59,7 +64,7 @@ def put_shards(server: Any, kind: str) -> list[str]:
         if kind == "tar":
             data = make_tar([(f"{k:03d}_{i:04d}.cls", b"%d" % (start + i)) for i in range(count)])
         else:
-            data = (lines, gzip.compress(lines), zstandard.compress(lines))[k % 3]
+            data = pack(lines, k)
         packed = "" if kind == "tar" else ("", ".gz", ".zst")[k % 3]
         urls.append(server.put(f"s-{k:03d}.{kind}{packed}", data))
     return urls
@@ -471,6 +476,56 @@ def test_a_shard_that_is_replaced_is_an_error(shards: Shards, server: Any) -> No
     loader = ps.DataLoader(pickle.loads(pickle.dumps(loader.dataset)), batch_size=4)
     with pytest.raises(StorageChangedError, match=r"s-0\d\d\.\S+ changed"):
         batches(loader)
+
+
+@pytest.mark.parametrize("kind", ["tar", "jsonl"])
+@pytest.mark.parametrize(("count", "requests"), [(3, 5), (60, 3)], ids=["one by one", "listed"])
+def test_a_shard_that_is_replaced_before_it_is_read(tmp_path: Path, kind: str, count: int, requests: int) -> None:
+    """The opening notes the versions of all shards."""
+    urls, folder = [f"s3://data/s-{k:03d}.{kind}" for k in range(count)], tmp_path / "store" / "data"
+    folder.mkdir(parents=True)
+
+    def put(k: int, data: bytes) -> None:
+        (folder / "new").write_bytes(data)
+        os.replace(folder / "new", folder / f"s-{k:03d}.{kind}")
+
+    for k in range(count):
+        put(k, make_tar([(f"{k:03d}.cls", b"%d" % k)]) if kind == "tar" else make_lines([k]))
+    with Store(tmp_path / "store") as store:
+        access = {"endpoint_url": store.url, "key": "k", "secret": "s", "client_kwargs": {"region_name": "us-east-1"}}
+        storage = Storage(access, cache=tmp_path / "cache")
+        source = ps.ShardDataset if kind == "tar" else ps.TableDataset
+        dataset = source(urls, storage=storage, load=number, rank=0, world_size=1)  # type: ignore[operator]
+        assert sum(store.counts()["requests"].values()) <= requests
+        put(1, b"")
+        with (
+            ps.DataLoader(dataset, batch_size=4) as loader,
+            pytest.raises(StorageChangedError, match=rf"s-001\.{kind}"),
+        ):
+            batches(loader)
+
+
+def test_a_window_whose_shard_is_replaced_is_not_resumed(shards: Shards, server: Any) -> None:
+    with shards.loader() as loader:
+        iterator = iter(loader)
+        had = [n for _ in range(20) for n in next(iterator).tolist()]
+    state, refused, starts = loader.state_dict(), list[tuple[str, str]](), np.cumsum([0, *COUNTS])
+    for k, name in enumerate(shards.names):
+        before = server.objects[f"/{name}"]
+        server.put(name, make_tar([("other.cls", b"99999")]) if shards.is_tar else pack(make_lines([99999]), k))
+        again = Shards(shards.urls, shards.folder / str(k)).loader()
+        again.load_state_dict(state)
+        try:
+            with again:
+                rest = [n for n in flat(batches(again)) if n != 99999]
+        except StorageChangedError as error:
+            refused.append((name, str(error)))
+        else:
+            others = set(range(TOTAL)) - set(range(starts[k], starts[k + 1]))
+            assert Counter(n for n in had + rest if n in others) == Counter(others)
+        server.objects[f"/{name}"] = before
+    assert 0 < len(refused) <= 4
+    assert all(f"/{name} was replaced since the state was saved" in error for name, error in refused)
 
 
 def test_pickles_carry_what_is_known(shards: Shards) -> None:

@@ -57,6 +57,7 @@ class ShardDataset(SourceDataset):
     Raises:
         ConfigError, PartitionError: invalid arguments.
         ShardError: see `ShardSet`.
+        StorageChangedError: (on access) a shard in a store was replaced, see below.
 
     Each sample occurs once per epoch, for any number of shards, ranks and workers. All ranks have the same number of
     batches, unless ``remainder="uneven"``. The state is a few integers and can be loaded on any number of ranks. Index
@@ -67,7 +68,8 @@ class ShardDataset(SourceDataset):
     up to ``window_shards`` shards of a rank are shuffled together, and ranks exchange their sample counts. Each sample
     still occurs once, and ranks have the same number of batches. ``len`` raises `LengthUnknownError` until the last
     shard has been counted. The next epoch has the order that you chose. A state of the first epoch can also be loaded
-    on any number of ranks.
+    on any number of ranks. Shards are read in the versions that they have now, see `penstock.shards.urls`; a state in
+    this epoch also names the content of up to ``window_shards`` shards per rank, and another content is an error.
 
     Memory use does not depend on the number of samples: all processes share the mapped indexes.
     """

@@ -6,9 +6,10 @@ An epoch that begins while indexes are missing reads the shards in windows to it
 before. Every other epoch has the order of `SharePlan`. The number of samples of an epoch in windows is known only when
 its last window has been counted.
 
-Invariant: a state contains the place of one window, the number of samples before it, and the number of samples
-consumed. So it is small, and loads on any number of ranks: they finish the window with its old partition, and split the
-remaining shards again.
+Invariant: a state contains the place of one window, the number of samples before it, the number of samples consumed,
+and 8 characters for the content of each shard of the window. So it is small, and loads on any number of ranks: they
+finish the window with its old partition, and split the remaining shards again. If a shard of the window was replaced,
+its samples would have another order, so that is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 import xxhash
 
 from penstock.distributed import World
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, StateError, StorageChangedError
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import Indices
@@ -33,6 +34,7 @@ from penstock.plan.epoch import COUNTING_ADVICE, EpochPlan, unknown_length
 from penstock.plan.reader import StartRequest
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, ShareEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
+from penstock.storage.urls import shown
 from penstock.wording import counted
 
 __all__ = [
@@ -42,6 +44,9 @@ __all__ = [
 
 UNKNOWN = -1
 """`MiniEpoch.samples` of an epoch in windows."""
+
+_DIGITS = 8
+"""Characters of a state for the content of a shard."""
 
 _SHIFT = 40
 """Bits of a sample's number within its shard."""
@@ -97,6 +102,9 @@ class Arriving(Protocol):
     def counts_of(self, shards: Sequence[int]) -> list[int]:
         """Return the numbers of samples of shards. Waits for the shards."""
 
+    def identities(self, shards: Sequence[int]) -> list[str]:
+        """Return 8 characters for the content of each of some counted shards."""
+
     def finish(self, rank: int, world_size: int) -> None:
         """Count all shards that are not counted yet, together with the other ranks."""
 
@@ -122,11 +130,13 @@ class WindowCursor(ShareCursor):
         stage: the stage of the window, which has the number of ranks.
         window: number of the window in the stage.
         begin: number of samples of the epoch before the window.
+        contents: 8 characters for each shard of the window; empty at its start.
     """
 
     stage: WindowStage
     window: int
     begin: int
+    contents: str = ""
 
     @property
     def data(self) -> str:
@@ -142,6 +152,7 @@ class WindowCursor(ShareCursor):
             "consumed": self.consumed,
             "stage": list(self.stage),
             "window": [self.window, self.begin],
+            "contents": self.contents,
         }
 
 
@@ -255,7 +266,8 @@ class WindowEpoch(EpochPlan):
             return self._start
         window = self._windows[number]
         if consumed < window.end:
-            return self._plan.cursor_at(self.epoch, consumed, window.stage, window.number, window.begin)
+            place = window.stage, window.number, window.begin
+            return self._plan.cursor_at(self.epoch, consumed, *place, window.contents)
         return self._plan.cursor_at(self.epoch, consumed, *self._following(window), consumed)
 
     def exhaust(self) -> None:
@@ -282,10 +294,24 @@ class WindowEpoch(EpochPlan):
         stage, number = self._upcoming
         shards = self._shards(stage, number)
         samples = sum(self._plan.source.counts_of(shards))
-        self._windows.append(_Window(stage, number, shards, self._known, self._known + samples))
+        contents = "".join(self._plan.source.identities(shards))
+        if not self._windows and self._start.contents:
+            self._check_contents(shards, contents)
+        self._windows.append(_Window(stage, number, shards, self._known, self._known + samples, contents))
         self._known += samples
         self._read_here.append(self._shards_read(len(self._windows) - 1))
         self._upcoming = self._following(self._windows[-1])
+
+    def _check_contents(self, shards: list[int], contents: str) -> None:
+        """Check that the shards of the window of a loaded state are those with which it was begun."""
+        for number, shard in enumerate(shards):
+            place = slice(number * _DIGITS, (number + 1) * _DIGITS)
+            if contents[place] != self._start.contents[place]:
+                raise StorageChangedError(
+                    f"{shown(self._plan.source.urls[shard])} was replaced since the state was saved, within a window "
+                    "of shards that are mixed: other samples would be lost or repeated. Restore the object, or begin "
+                    f"another epoch (set_epoch({self.epoch + 1}))"
+                )
 
     def _following(self, window: _Window) -> tuple[WindowStage, int]:
         """Return the stage and number of the next window. A new stage begins if the number of ranks has changed."""
@@ -370,6 +396,7 @@ class _Window(NamedTuple):
     shards: list[int]
     begin: int
     end: int
+    contents: str
 
 
 class WindowPlan(SharePlan):
@@ -433,7 +460,9 @@ class WindowPlan(SharePlan):
         counts = self.source.counts_of(window.shards)
         return WindowOrder(window.shards, counts, begin=window.begin, first=first, world_size=stage.world_size, key=key)
 
-    def cursor_at(self, epoch: int, consumed: int, stage: WindowStage, window: int, begin: int) -> WindowCursor:
+    def cursor_at(
+        self, epoch: int, consumed: int, stage: WindowStage, window: int, begin: int, contents: str = ""
+    ) -> WindowCursor:
         """Return a cursor in an epoch in windows."""
         return WindowCursor(
             epoch=epoch,
@@ -445,6 +474,7 @@ class WindowPlan(SharePlan):
             stage=stage,
             window=window,
             begin=begin,
+            contents=contents,
         )
 
     def _windows_identity(self) -> State:
@@ -543,11 +573,14 @@ class WindowPlan(SharePlan):
         if world_size < 1 or position > begin or begin > consumed or shard > len(self.source.urls):
             raise StateError(f"this state is damaged: its window is {state['window']}, its stage {state['stage']}")
         stage = WindowStage(shard, position, world_size)
+        first, last = window_spans(stage, window, len(self.source.urls), self.window_shards)
+        contents = state.get("contents", "")
+        if not isinstance(contents, str) or len(contents) not in (0, _DIGITS * (last - first)):
+            raise StateError(f"this state is damaged: it names the contents {contents!r} of {last - first} shards")
         if world_size != self.world.world_size and consumed == begin:
             # No sample of the window was consumed, so it is split again.
-            place = window_spans(stage, window, len(self.source.urls), self.window_shards)[0]
-            stage, window = WindowStage(place, begin, self.world.world_size), 0
-        return self.cursor_at(epoch, consumed, stage, window, begin)
+            stage, window, contents = WindowStage(first, begin, self.world.world_size), 0, ""
+        return self.cursor_at(epoch, consumed, stage, window, begin, contents)
 
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
         """Return the cursor in a state of the same source before rows were appended, see `SharePlan.read_grown`."""

@@ -18,7 +18,7 @@ from penstock.shards.handles import CopiedShard, Handle
 from penstock.shards.opened import OpenShards
 from penstock.shards.shardset import ShardSet
 from penstock.shards.store_shard import StoreShard
-from penstock.shards.urls import Urls, expand_versions
+from penstock.shards.urls import Urls, expand_versions, with_versions
 from penstock.storage import Storage, is_remote
 from penstock.storage.backend import Stat
 
@@ -65,7 +65,8 @@ def open_shards(
         write_index: write new indexes beside their shards in the store.
         world_size: number of ranks that open them, each for its share.
 
-    Looks in the store for the indexes of the first and the last shard; if one is missing, it looks for no others.
+    Looks in the store for the indexes of the first and the last shard; if one is missing, it looks for no others, but
+    for the versions of the shards (see `with_versions`), which are read in these versions.
 
     Ranks may look at different times while indexes appear. So all ranks use the result of the first rank, if there is a
     process group; without one, ranks that write indexes assume that none exist.
@@ -82,6 +83,8 @@ def open_shards(
     if not is_stored:
         return ShardSet.of_handles(open_handles(found, storage, folder, copy=copy, progress=progress))
     handles = _with_indexes(found, storage, folder)
+    if not handles:
+        found = with_versions(found, storage)
     counted = bool(handles) and all(handle.header is not None for handle in handles)
     if _agree([url for url, _ in found], counted, write_index, world_size):
         if not counted:

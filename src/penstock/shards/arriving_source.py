@@ -125,6 +125,10 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         """Return the facts of counted shards, with their numbers."""
         return tuple((shard, self._handles[shard].facts) for shard in shards)
 
+    def identities(self, shards: Sequence[int]) -> list[str]:
+        """Return the `Facts.identity` of counted shards."""
+        return [facts.identity for facts in self._of_this_process.wait(shards)]
+
     def finish(self, rank: int, world_size: int) -> None:
         """Count the remaining shards, with a progress bar.
 

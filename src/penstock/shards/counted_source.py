@@ -32,6 +32,10 @@ class CountedSource:
         """Return the sample counts of files."""
         return [int(self.starts[number + 1] - self.starts[number]) for number in shards]
 
+    def identities(self, shards: Sequence[int]) -> list[str]:
+        """Return the identity of each file's content, see `Facts.identity`. Subclasses implement it."""
+        raise NotImplementedError
+
     def join(self, world_size: int) -> None:
         """Do nothing: ranks need no exchange."""
 

@@ -18,10 +18,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import xxhash
+
 from penstock.storage import UNWRITABLE, cache_root, write_atomically
 from penstock.storage.backend import Stat
 
-__all__ = ["Facts", "ToldFacts"]
+__all__ = ["Facts", "ToldFacts", "identity_of"]
 
 _DAY = 86_400.0
 
@@ -39,6 +41,11 @@ class Facts(NamedTuple):
     samples: int
     digest: str
 
+    @property
+    def identity(self) -> str:
+        """See `identity_of`; by the version for JSON lines, which have no digest."""
+        return identity_of(self.digest or self.version.fingerprint)
+
     def to_json(self) -> list[Any]:
         """Return the facts as JSON types."""
         return [astuple(self.version), self.samples, self.digest]
@@ -47,6 +54,11 @@ class Facts(NamedTuple):
     def of_json(cls, told: Sequence[Any]) -> Facts:
         """Return the facts of a `to_json` result."""
         return cls(Stat(*told[0]), *told[1:])
+
+
+def identity_of(text: str) -> str:
+    """Return 8 hex digits by which states name the content, or the version, of a shard."""
+    return xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogateescape"))[:8]
 
 
 class ToldFacts:

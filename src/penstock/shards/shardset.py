@@ -24,6 +24,7 @@ from penstock.images.sample_record import SampleRecord
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.counted_source import CountedSource
+from penstock.shards.facts import identity_of
 from penstock.shards.find_handles import open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import CopiedShard, Handle, OpenShard
@@ -126,6 +127,10 @@ class ShardSet(CountedSource):
 
     def __repr__(self) -> str:
         return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
+
+    def identities(self, shards: Sequence[int]) -> list[str]:
+        """Return 8 hex digits for the content of each shard, as `Facts.identity`."""
+        return [identity_of(self._headers[number].digest.hex()) for number in shards]
 
     def stored(self) -> list[StoredShard]:
         """Return the shards in a store that are copied."""

@@ -18,11 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from penstock.errors import ConfigError, ShardIOError
-from penstock.storage import Storage, is_remote, list_objects
+from penstock.errors import ConfigError, ShardIOError, StorageError, StorageUnavailableError
+from penstock.storage import RemoteSource, Storage, is_remote, list_objects
 from penstock.storage.backend import Stat
+from penstock.storage.parallel_requests import LOOKS, in_threads
+from penstock.storage.urls import WEB, scheme
 
-__all__ = ["Urls", "braces", "expand", "expand_versions", "is_local", "local_path"]
+__all__ = ["Urls", "braces", "expand", "expand_versions", "is_local", "local_path", "with_versions"]
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -59,6 +61,47 @@ def expand_versions(urls: Urls, storage: Storage | None = None) -> list[tuple[st
     if not result:
         raise ConfigError("no source given: the list is empty. Pass a path, a URL, or several of them")
     return result
+
+
+def with_versions(
+    found: Sequence[tuple[str, Stat | None]], storage: Storage | None = None
+) -> list[tuple[str, Stat | None]]:
+    """Return objects of a store with the versions that they have now, so that later reads notice another one.
+
+    Up to 48 objects are looked up by themselves, all at once. For more, their folders are listed, which takes one
+    request for 1,000 objects. The version stays unknown for more objects of a web server, which cannot list them, or of
+    a store that refuses to, and for objects that do not exist: the first read determines it.
+
+    Raises:
+        StorageUnavailableError: the store does not answer.
+    """
+    unknown = [url for url, stat in found if stat is None]
+    known: dict[str, Stat | None] = {}
+    if len(unknown) <= LOOKS:
+        known = dict(zip(unknown, in_threads(lambda url: _version(url, storage), unknown), strict=True))
+    else:
+        folders = {url.rpartition("/")[0] for url in unknown if scheme(url) not in (*WEB, "ais")}
+        for listed in in_threads(lambda folder: _versions(folder, storage), sorted(folders)):
+            known |= listed
+    return [(url, known.get(url) if stat is None else stat) for url, stat in found]
+
+
+def _version(url: str, storage: Storage | None) -> Stat | None:
+    try:
+        return RemoteSource(url, storage).stat
+    except StorageUnavailableError:
+        raise
+    except StorageError:  # raised again when the object is read
+        return None
+
+
+def _versions(folder: str, storage: Storage | None) -> dict[str, Stat]:
+    try:
+        return dict(list_objects(f"{folder}/*", storage=storage))
+    except StorageUnavailableError:
+        raise
+    except StorageError:  # no permission to list, or no such folder
+        return {}
 
 
 def is_local(url: str) -> bool:

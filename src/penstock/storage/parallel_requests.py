@@ -13,16 +13,17 @@ from typing import Generic, TypeVar
 from penstock.storage.backend import Cancel
 from penstock.storage.blocks import Waiting
 
-__all__ = ["ObjectsAhead", "in_threads"]
+__all__ = ["LOOKS", "ObjectsAhead", "in_threads"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _PARALLEL = 16
-_LOOKS = 48  # maximum number of concurrent small requests
+LOOKS = 48
+"""The maximum number of concurrent small requests."""
 
 
-def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = _LOOKS) -> list[R]:
+def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = LOOKS) -> list[R]:
     """Return the results of a function for each item, ``count`` calls at a time; for functions that wait for a store.
 
     Raises: the first exception of the function, in the order of the items. Calls that have not started are skipped.

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.order.permutation import Indices
 from penstock.shards.arriving_source import ArrivingSource
 from penstock.shards.facts import ToldFacts
+from penstock.shards.urls import with_versions
 from penstock.storage import Storage
 from penstock.storage.mapped import MappedFile
 from penstock.tables.files import Found
@@ -41,12 +42,14 @@ class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> ArrivingLines:
-        """Return files in a store, without any request; arguments as for `JsonFiles`.
+        """Return files in a store in their current versions, see `with_versions`; arguments as for `JsonFiles`.
 
         Raises:
             ConfigError: invalid ``columns``.
+            StorageUnavailableError: the store does not answer.
         """
         check_columns(columns)
+        found = with_versions(found, storage)
         # Versions are added when they become known.
         maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found])
         handles = [LineShard(name, storage, stat) for name, stat in found]

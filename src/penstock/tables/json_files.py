@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.counted_source import CountedSource
+from penstock.shards.facts import identity_of
 from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls
 from penstock.stages import stage
@@ -182,6 +183,14 @@ class JsonFiles(CountedSource, FilesTable):
     def _combined(self, files: int) -> str:
         prints = [self.maps.fingerprint(number) for number in range(files)]
         return xxhash.xxh3_128_hexdigest(f"json {' '.join(prints)}".encode())
+
+    def identities(self, shards: Sequence[int]) -> list[str]:
+        """Return 8 hex digits for the version of each file, as `Facts.identity`."""
+        sources = {number: self.maps.source(number) for number in shards}
+        return [
+            identity_of(self.maps.fingerprint(number) if source is None else source.fingerprint)
+            for number, source in sources.items()
+        ]
 
     def blocks(self) -> tuple[int, int] | None:
         """Return block size and window of a block shuffle that decodes each frame once; None for plain files.
