@@ -10,8 +10,10 @@ import os
 import random
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -214,6 +216,29 @@ def test_compressed(tmp_path: Path, kind: str) -> None:
         with open_stream(path) as file, pytest.raises(ShardError, match=r"x\.tar"):
             for number, (member, content) in enumerate(walk_stream(file, "x.tar")):
                 assert (member.name, content) == whole[number]
+
+
+DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    "tar.gz": lambda: zlib.decompressobj(31),
+    "tar.bz2": bz2.BZ2Decompressor,
+    "tar.xz": lzma.LZMADecompressor,
+    "tar.zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+
+
+@pytest.mark.parametrize("kind", DECOMPRESSORS)
+def test_members_before_the_end_of_truncated_data(tmp_path: Path, kind: str) -> None:
+    rng = random.Random(2)
+    packed = COMPRESSORS[kind](make_tar([(f"{k:03}.bin", rng.randbytes(20_000)) for k in range(80)]))
+    packed = packed[: len(packed) * 3 // 4]
+    (tmp_path / "packed.tar").write_bytes(packed)
+    (tmp_path / "plain.tar").write_bytes(DECOMPRESSORS[kind]().decompress(packed))
+    found: dict[str, list[str]] = {"packed.tar": [], "plain.tar": []}
+    for name, members in found.items():
+        with open_stream(tmp_path / name) as file, pytest.raises(ShardError, match=name):
+            members += (member.name for member, _ in walk_stream(file, name))
+    assert found["packed.tar"] == found["plain.tar"]
+    assert len(found["packed.tar"]) > 40
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "tar.bz2", "tar.xz", "tar.zst"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from wds_support import classes, write_shards, write_tar
 
+import penstock as ps
 import penstock.wds as wds
 from penstock.wds import filters
 
@@ -197,6 +199,32 @@ def test_repeat_and_with_epoch(urls: str) -> None:
     assert len(classes(wds.WebDataset(urls).repeat(nbatches=35))) == 35
     dataset = wds.WebDataset(urls).with_epoch(20)
     assert classes(dataset) + classes(dataset) + classes(dataset) == [*range(30), *range(30)]
+
+
+def _numbers(urls: str) -> Any:
+    return wds.WebDataset(urls).to_tuple("cls").map(lambda item: int(item[0]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda urls: _numbers(urls),
+        lambda urls: wds.WebLoader(_numbers(urls), batch_size=None),
+        lambda urls: ps.DataLoader(_numbers(urls).with_epoch(20), batch_size=None),
+    ],
+)
+def test_another_with_epoch_holds_from_the_next_epoch_on(make: Callable[[str], Any], urls: str) -> None:
+    loader, other = make(urls), make(urls)
+    sized, same = (made.dataset if isinstance(made, ps.DataLoader) else made for made in (loader, other))
+    sized.with_epoch(20)
+    assert list(loader) == list(range(20))
+    sized.with_epoch(3)
+    assert [list(loader), list(loader)] == [[20, 21, 22], [23, 24, 25]]
+    same.with_epoch(3)
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == [26, 27, 28]
+    sized.append(wds.map(lambda number: -1))
+    assert list(loader) == [-1, -1, -1]
 
 
 def test_a_stream_without_samples_ends_instead_of_looking_for_ever(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import gzip
 import io
 import lzma
 import os
+from collections.abc import Callable
 from typing import IO, Any, BinaryIO, cast
 
 import zstandard
@@ -61,7 +62,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 def decompress(file: BinaryIO) -> BinaryIO:
     """Return the decompressed data of an open file, which need not be seekable."""
-    buffered = file if hasattr(file, "peek") else io.BufferedReader(_Raw(file), _BUFFER)
+    buffered = file if hasattr(file, "peek") else io.BufferedReader(_Raw(file.read, file), _BUFFER)
     kind = compression_of(buffered.peek(_LONGEST)[:_LONGEST])
     if kind is None:
         return buffered
@@ -74,15 +75,15 @@ def decompress(file: BinaryIO) -> BinaryIO:
         opened = lzma.LZMAFile(buffered)  # noqa: SIM115
     else:
         opened = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
-    return cast(BinaryIO, io.BufferedReader(_Raw(opened, buffered), _BUFFER))
+    # read() would drop what it has decompressed before the end of truncated data.
+    return cast(BinaryIO, io.BufferedReader(_Raw(opened.read1, opened, buffered), _BUFFER))
 
 
 class _Raw(io.RawIOBase):
-    """Any object with ``read`` as a raw file for buffering; closing it closes the underlying files."""
+    """A function that reads up to a number of bytes, as a raw file for buffering; closing it closes the files."""
 
-    def __init__(self, file: BinaryIO, *others: IO[bytes]) -> None:
-        self._files = (file, *others)
-        self._read = file.read
+    def __init__(self, read: Callable[[int], bytes], *files: IO[bytes]) -> None:
+        self._read, self._files = read, files
 
     def readable(self) -> bool:
         return True

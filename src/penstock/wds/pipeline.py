@@ -11,6 +11,7 @@ Invariant: the items are a function of (stages, seed, epoch, rank, worker); the 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -114,19 +115,21 @@ class _PipelineStream(EpochStream):
 
     # The next epoch, if it continues this stream.
 
-    @property
-    def alive(self) -> bool:
-        """Whether the stream can continue in this process."""
-        begun = self._step is not None or self._cursor["steps"] is not None
-        return begun and not self.failed and self._pid == os.getpid()
+    def runs(self, stages: list[Any]) -> bool:
+        """Return whether the stream consists of these stages and can continue in this process."""
+        begun, own = self._step is not None or self._cursor["steps"] is not None, self._passes.stages
+        same = len(own) == len(stages) and all(map(operator.is_, own, stages))
+        return begun and same and not self.failed and self._pid == os.getpid()
 
-    def next_cursor(self, epoch: int) -> State:
-        """Return the cursor of the next epoch, which continues this one."""
-        return {**self.cursor(), "epoch": epoch, "had": 0}
+    def next_cursor(self, begun: State) -> State:
+        """Return the cursor of the next epoch, which continues this one. ``begun``: its identity and number."""
+        return {**self.cursor(), **begun, "had": 0}
 
-    def following(self, epoch: int) -> _PipelineStream:
-        """Return the stream of the next epoch. It takes over the running stages and ends this stream."""
-        stream = _PipelineStream(self._passes, {**self._cursor, "epoch": epoch, "had": 0})
+    def following(self, begun: State, limit: int | None) -> _PipelineStream:
+        """Return the stream of the next epoch, of ``limit`` items. It takes over the running stages and ends this
+        stream.
+        """
+        stream = _PipelineStream(self._passes._replace(limit=limit), {**self._cursor, **begun, "had": 0})
         stream._step, stream._before = self._step, self._before - self._had
         self._cursor = self.cursor()
         self._step, self.over = None, True
@@ -187,7 +190,7 @@ class DataPipeline(EpochDataset, PipelineStage):
         return new
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, per: str = "worker") -> Self:
-        """Return a pipeline with epochs of exactly this many items.
+        """Return a pipeline with epochs of exactly this many items, from the next epoch on.
 
         The epochs continue one stream, which repeats its source as often as needed.
 
@@ -199,8 +202,8 @@ class DataPipeline(EpochDataset, PipelineStage):
         Raises:
             ConfigError: an invalid number.
 
-        The stream starts again, in another order, after `set_epoch`, if workers are not persistent, and if this
-        pipeline is the source of another pipeline or of a mix.
+        The stream starts again, in another order, after `set_epoch` and `append`, if workers are not persistent, and if
+        this pipeline is the source of another pipeline or of a mix.
         """
         count = max(nsamples, nbatches)
         if count < 1 or per not in ("worker", "rank"):
@@ -251,14 +254,14 @@ class DataPipeline(EpochDataset, PipelineStage):
             if opening.chosen and self.pipeline:
                 choose_epoch(self.pipeline[0], opening.epoch)
             elif (stream := self._alive(last)) is not None:
-                return stream.following(opening.epoch)
+                return stream.following(self._begun(opening.epoch), self._limit())
         return super().open_behind(last, opening)
 
     def __iter__(self) -> Stream:
         stream = self._ending
         if stream is None or self._loaded is not None:
             return super().__iter__()
-        self._stream = stream.following(self._epochs.next)
+        self._stream = stream.following(self._begun(self._epochs.next), self._limit())
         self._epochs.begin(self._stream.epoch)
         return self._stream
 
@@ -270,7 +273,17 @@ class DataPipeline(EpochDataset, PipelineStage):
     def _alive(self, last: Stream | None) -> _PipelineStream | None:
         """Return ``last`` as a pipeline's stream, if the next epoch continues it."""
         goes_on = self.repetitions == _ENDLESS and self.nsamples > 0
-        return last if goes_on and isinstance(last, _PipelineStream) and last.alive else None
+        return last if goes_on and isinstance(last, _PipelineStream) and last.runs(self.pipeline) else None
+
+    def _begun(self, epoch: int) -> State:
+        return {**self._identity(), "epoch": epoch}
+
+    def _limit(self) -> int | None:
+        """Return the number of items of an epoch in this worker; None without `with_epoch`."""
+        if not self._per_rank:
+            return None if self.nsamples < 0 else self.nsamples
+        worker = distributed.worker()
+        return self.nsamples // worker.total + (worker.id < self.nsamples % worker.total)
 
     def iterator(self) -> Stream:
         """Return ``iter(self)``."""
@@ -322,12 +335,9 @@ class DataPipeline(EpochDataset, PipelineStage):
             if not callable(stage) and not hasattr(stage, "run"):
                 raise ConfigError(f"{stage!r}: not a valid pipeline stage")
         worker = distributed.worker()
-        limit = None if self.nsamples < 0 else self.nsamples
-        if limit is not None and self._per_rank:
-            limit = limit // worker.total + (worker.id < limit % worker.total)
         context = Context(self.seed, int(cursor["origin"]), 0, self._world.get(), worker)
         starves = self._per_rank or worker.total == 1
-        passes = _Passes([*self.pipeline], context, self.repetitions, limit, starves)
+        passes = _Passes([*self.pipeline], context, self.repetitions, self._limit(), starves)
         return _PipelineStream(passes, {**cursor, "where": self._where()})
 
     def state_dict(self) -> State:
@@ -340,7 +350,7 @@ class DataPipeline(EpochDataset, PipelineStage):
         if self._loaded is not None or self._running is not None or self._stream is None:
             return state
         if self._ending is not None:
-            return self._ending.next_cursor(self._epochs.next)
+            return self._ending.next_cursor(self._begun(self._epochs.next))
         if keeps_position(self.pipeline[0]):
             state["source"] = self.pipeline[0].state_dict()
         return state
