@@ -293,6 +293,27 @@ def test_real_images(data_dir: Path, tmp_path: Path) -> None:
     assert " files 500, 54.5 MB " in run("warm", tmp_path / "meta.txt", "--files", "--root", folder)
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["check", "--files"], "3 rows checked"),
+        (["info"], "rows 3"),
+        (["head"], "2.jpg"),
+        (["build"], "rows 3"),
+        (["sizes", "--output", "sizes.arrow"], "images 3"),
+        (["warm", "--files"], "files 3"),
+    ],
+)
+def test_a_folder_of_images(images: Path, command: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = images.parent / "classes"
+    for path in images.parent.glob("*.jpg"):
+        (folder / path.stem).mkdir(parents=True)
+        path.rename(folder / path.stem / path.name)
+    monkeypatch.chdir(images.parent)
+    name, *options = command
+    assert expected in run(name, folder, *options)
+
+
 def test_info_says_which_label_does_not_parse_and_shows_the_rest(tmp_path: Path) -> None:
     (tmp_path / "m.txt").write_text("a.jpg 1\nb.jpg two\n")
     text = run("info", tmp_path / "m.txt")

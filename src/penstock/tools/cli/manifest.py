@@ -75,7 +75,7 @@ def check(
     with bar("checking", show=not as_json) as show:
         started = time.perf_counter()
         report = check_manifest(
-            list(files), files=exist, duplicates=duplicates, examples=examples, progress=show, **how.arguments()
+            files=exist, duplicates=duplicates, examples=examples, progress=show, **how.arguments_for(list(files))
         )
     seconds = time.perf_counter() - started
     if as_json:

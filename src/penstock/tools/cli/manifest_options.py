@@ -120,9 +120,13 @@ class Reading:
         """
         from penstock.manifest import Manifest
 
+        return Manifest.open(**self.arguments_for(source), progress=None if bars else False)
+
+    def arguments_for(self, source: str | list[str]) -> dict[str, Any]:
+        """Return all arguments of `Manifest.open` for a manifest or a folder. Raises as `open`."""
         names = [source] if isinstance(source, str) else source
         listed = self._listed(names[0]) if len(names) == 1 and os.path.isdir(names[0]) else {"source": source}
-        return Manifest.open(**{**self.arguments(), **listed}, progress=None if bars else False)
+        return {**self.arguments(), **listed}
 
     def _listed(self, folder: str) -> dict[str, Any]:
         from penstock.opening import folder_manifest, kind_of
