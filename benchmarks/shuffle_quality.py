@@ -36,9 +36,8 @@ def quality(name: str, order: Invertible, window: int) -> list[str]:
     found = measure(
         lambda epoch: order, batch_size=BATCH, epochs=1, labels=labels, batches=None, window=window, windows=None
     )
-    streams = getattr(order, "streams", False)
     read = [
-        "streams" if streams else f"{found.window:,}",
+        "streams" if found.streams else f"{found.window:,}",
         f"{found.runs:,.0f}",
         f"{found.rows_a_run:,.1f}",
     ]

@@ -32,7 +32,7 @@ def test_no_figure_is_cut_on_a_terminal_of_80_columns(manifest: Path) -> None:
     terminal = {"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}
     result = CliRunner().invoke(app, ["shuffle-quality", str(manifest), "--buffer", "1000"], env=terminal)
     assert "…" not in result.stdout
-    assert re.search(r"0\.3\d{3}.*6,000", result.stdout)
+    assert re.search(r"0\.3\d{3}.*3,000", result.stdout)
 
 
 def test_json_is_what_the_order_is(manifest: Path) -> None:
@@ -67,6 +67,9 @@ def test_the_table(manifest: Path) -> None:
     assert re.search(r" order displacement classes per batch 5th percentile repeated pairs overlap window ", text)
     assert re.search(r" global 0\.3\d+ 2\d\.\d 2\d ", text)
     assert re.search(r" torch 0\.3\d+ 2\d\.\d 2\d ", text)
+    assert "streams" not in text
+    text = invoke(manifest, "--batch-size", 60, "--kind", "global", "--buffer", 100)
+    assert [line.split()[0] for line in text.splitlines() if "streams" in line] == ["buffer"]
     assert re.search(r" expected at random 0\.3333 2\d\.\d ", text)
     assert "none" not in text
 

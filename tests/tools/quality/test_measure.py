@@ -105,8 +105,15 @@ def test_a_random_order_is_what_is_expected_of_one() -> None:
 def test_the_order_of_the_file_repeats_itself() -> None:
     found = measure(lambda epoch: make_order("none", 10_000), batch_size=100)
     assert (found.displacement, found.pairs_again, found.overlap, found.runs) == (0, 1, 100, 1)
-    assert found.rows_a_run == 10_000
+    assert found.rows_a_run == 5_000
     assert found.classes is None is found.classes_random is found.commonest
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("none", 3000), ("global", 2.5)])
+def test_runs_of_an_epoch_that_is_shorter_than_a_window(kind: str, longest: float) -> None:
+    found = measure(lambda epoch: make_order(kind, 6000, epoch=epoch), batch_size=60)
+    assert (found.streams, found.window) == (False, 3000)
+    assert longest / 2 < found.rows_a_run <= longest
 
 
 def test_windows_of_a_block_shuffle_are_its_own() -> None:

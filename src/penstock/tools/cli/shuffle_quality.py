@@ -351,8 +351,11 @@ def _print(found: dict[str, Quality]) -> None:
     for name in [*names, "window", "runs read", "rows per run"]:
         table.add_column(name, justify="right", no_wrap=True)
     for name, quality in found.items():
-        streams = quality.runs == 1 and quality.window == quality.rows
-        reads = ["streams" if streams else f"{quality.window:,}", f"{quality.runs:,.0f}", f"{quality.rows_a_run:,.1f}"]
+        reads = [
+            "streams" if quality.streams else f"{quality.window:,}",
+            f"{quality.runs:,.0f}",
+            f"{quality.rows_a_run:,.1f}",
+        ]
         table.add_row(name, *_mixing(quality), *reads)
     table.add_section()
     chance = ["0.3333"]

@@ -98,6 +98,7 @@ class Quality:
         pairs_random: the same share expected of a random order.
         overlap: largest number of samples that a batch shares with one batch of the next epoch.
         overlap_random: the same for random batches.
+        streams: whether the file is read from start to end, as for a shuffle buffer.
         window: number of positions (of all ranks) for which runs were counted; all if the file is streamed.
         runs: number of runs of consecutive rows that are read for that many positions.
     """
@@ -116,6 +117,7 @@ class Quality:
     pairs_random: float
     overlap: float | None
     overlap_random: float
+    streams: bool
     window: int
     runs: float
 
@@ -206,7 +208,7 @@ def measure(
         epochs: number of epochs, 1 or more; batches are compared with the batches of the next epoch.
         labels: returns the labels of rows. None: classes are not measured.
         batches: batches to measure in each epoch; None for all.
-        window: positions in a window for counting runs; limited to the epoch and to 4 million.
+        window: positions in a window for counting runs; limited to 4 million, and to half an epoch if that is shorter.
         windows: windows to measure; None for all.
         progress: called with the numbers of finished and of all batches.
 
@@ -235,8 +237,7 @@ def measure(
             if progress is not None:
                 progress(done, todo)
         order = following or order
-    size, runs = _runs(order, window, windows)
-    return found.summary(dealt, epochs, len(chosen), labels, size, runs)
+    return found.summary(dealt, epochs, len(chosen), labels, _runs(order, window, windows))
 
 
 class _Found:
@@ -260,8 +261,9 @@ class _Found:
             self.again += [np.unique(some, return_counts=True)[1] for some in places]
 
     def summary(
-        self, dealt: _Batches, epochs: int, batches: int, labels: Labels | None, window: int, runs: float
+        self, dealt: _Batches, epochs: int, batches: int, labels: Labels | None, runs: tuple[bool, int, float]
     ) -> Quality:
+        streams, window, mean_runs = runs
         classes = [count for count, _ in self.classes]
         pairs = dealt.size * (dealt.size - 1) / 2
         by_chance = list(_random_batches(dealt))
@@ -283,8 +285,9 @@ class _Found:
             pairs_random=(dealt.size - 1) / max(dealt.n - 1, 1),
             overlap=float(np.mean([c.max() for c in self.again])) if self.again else None,
             overlap_random=float(np.mean([_largest(dealt, rows) for rows in by_chance])),
+            streams=streams,
             window=window,
-            runs=runs,
+            runs=mean_runs,
         )
 
 
@@ -303,12 +306,15 @@ def _largest(dealt: _Batches, positions: Indices) -> int:
     return int(np.unique(dealt.of(positions), return_counts=True)[1].max())
 
 
-def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
-    """Return the size of the window, limited to the epoch, and the mean number of runs in a window."""
+def _runs(order: Order, window: int, windows: int | None) -> tuple[bool, int, float]:
+    """Return whether the file is streamed, the size of the window, and the mean number of runs in a window.
+
+    A window of the whole epoch would be a single run in any order.
+    """
     n = len(order)
     if getattr(order, "streams", False):
-        return n, 1.0
-    window = min(window, n, _WIDEST)
+        return True, n, 1.0
+    window = min(window if window < n else -(-n // 2), _WIDEST)
     whole = n // window
     chosen = range(whole) if windows is None or whole <= windows else [k * whole // windows for k in range(windows)]
     counts = []
@@ -317,4 +323,4 @@ def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
         if isinstance(order, BlockShuffle) and window == order.block_size * order.window:
             bounds = order.window_at(begin)  # the shuffle's own windows; a short block shifts them
         counts.append(runs_in(order[np.arange(*bounds)]))
-    return window, float(np.mean(counts))
+    return False, window, float(np.mean(counts))
