@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import penstock
 from penstock.manifest import Manifest
 from penstock.tools.cli.app import app
-from penstock.wording import counted
+from penstock.wording import counted, kind_text, with_article
 
 
 @pytest.mark.parametrize("noun", ["samples", "batches", "copies", "processes", "classes", "rows", "back ends"])
 def test_one_and_many(noun: str) -> None:
     one = {"batches": "batch", "copies": "copy", "processes": "process", "classes": "class"}.get(noun, noun[:-1])
     assert [counted(n, one) for n in (0, 1, 2, 1000)] == [f"0 {noun}", f"1 {one}", f"2 {noun}", f"1,000 {noun}"]
+
+
+@pytest.mark.parametrize(
+    ("article", "names"),
+    [
+        ("an", ["ImageDataset", "ArrayDataset", "MDSDataset", "LMDBThing", "int", "object", "Unpickler", "RNG"]),
+        ("a", ["Mixture", "RankDataset", "ShardDataset", "NoneType", "list", "uint8", "UserDict", "URL", "Sampler"]),
+    ],
+)
+def test_articles(article: str, names: list[str]) -> None:
+    assert [with_article(name) for name in names] == [f"{article} {name}" for name in names]
+    assert kind_text(0) == "an int"
+
+
+def test_messages_name_types_with_their_article() -> None:
+    """Messages take the article from `kind_text`: none has "a ImageDataset"."""
+    for path in Path(penstock.__file__).parent.rglob("*.py"):
+        assert not re.search(r"\ban? \{type\(", path.read_text("utf-8")), path
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
 from penstock.samplers.identity import fingerprint_of, shares_in
 from penstock.storage import file_lock
+from penstock.wording import kind_text
 
 __all__ = ["CountedLengths", "count_lengths"]
 
@@ -112,7 +113,7 @@ def count_lengths(
 
 def _check(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"count_lengths takes a dataset with __len__ and __getitem__, got a {type(dataset).__name__}")
+        raise ConfigError(f"count_lengths takes a dataset with __len__ and __getitem__, got {kind_text(dataset)}")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:
         raise PartitionError(
@@ -147,7 +148,7 @@ def _measure(length: Callable[[Any], int], item: Any, row: int) -> int:
         return length(item)
     except (TypeError, KeyError) as error:
         raise DataFileError(
-            f"sample {row}, a {type(item).__name__}, has no length: {error}. Give measure=, or items that are token "
+            f"sample {row}, {kind_text(item)}, has no length: {error}. Give measure=, or items that are token "
             "sequences, or dicts with a token sequence under 'input_ids'"
         ) from error
 

@@ -33,6 +33,7 @@ from penstock.plan.share import MiniEpoch
 from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.storage import Storage, is_remote
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     from penstock.datasets.mds_images import MDSImages
@@ -337,7 +338,7 @@ def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageInd
     manifest = getattr(source, "manifest", source)
     if not isinstance(manifest, Manifest):
         raise ConfigError(
-            f"index= is for images of a manifest, and a {type(source).__name__} has no manifest: leave index= out "
+            f"index= is for images of a manifest, and {kind_text(source)} has no manifest: leave index= out "
             "(the indexes beside shards are used automatically)"
         )
     if index is True or index == "learn":

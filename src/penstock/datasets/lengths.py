@@ -18,6 +18,7 @@ from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.length_summary import LengthSummary, summary_of, summary_of_some
 from penstock.samplers.lengths import SampleLengths, SummarisedLengths, lengths_of
 from penstock.storage import file_lock, kept_path, write_kept
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +120,7 @@ def _cached_column(dataset: Any, name: str) -> SampleLengths:
     source = getattr(dataset, "source", dataset)
     if fingerprint_of(source) is None:
         raise ConfigError(
-            f"a {type(source).__name__} has no fingerprint, so its column {name!r} cannot be cached: give an array"
+            f"{kind_text(source)} has no fingerprint, so its column {name!r} cannot be cached: give an array"
         )
     identity = f"{fingerprint_of(source)} {version_of(source)} {len(source)} {name}"
     path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(identity.encode())}.npy")

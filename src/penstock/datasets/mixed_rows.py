@@ -30,7 +30,7 @@ from penstock.random import sample_scope
 from penstock.samplers.identity import fingerprint_of, shares_in
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
-from penstock.wording import counted
+from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows, ExclusionMark
@@ -287,13 +287,11 @@ def check_source(name: str, dataset: Any) -> None:
         PartitionError: the source holds one rank's samples only.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            f"{name} is a {type(dataset).__name__}, but a Mixture takes datasets with __len__ and __getitem__"
-        )
+        raise ConfigError(f"{name} is {kind_text(dataset)}, but a Mixture takes datasets with __len__ and __getitem__")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:
         raise PartitionError(
-            f"{name} is one rank's share of a {type(share).__name__}, but the Mixture splits itself across ranks: give "
+            f"{name} is one rank's share of {kind_text(share)}, but the Mixture splits itself across ranks: give "
             "it all data, with rank=0, world_size=1, or the source of the data (a Manifest's images, an MDSFolder)"
         )
 

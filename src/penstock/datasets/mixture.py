@@ -53,6 +53,7 @@ from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample
 from penstock.samplers.orders import block_options
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExclusionMark
@@ -112,7 +113,7 @@ class Mixture(SourceDataset):
             return super().__new__(cls)
         # Reading an iterator here would leave it empty for __init__.
         if isinstance(sources, Iterator):
-            raise ConfigError(f"a Mixture takes a list of pairs (dataset, weight), got a {type(sources).__name__}")
+            raise ConfigError(f"a Mixture takes a list of pairs (dataset, weight), got {kind_text(sources)}")
         sources = list(sources)
         streams = [isinstance(_dataset_of(entry), IterableDataset) for entry in sources]
         if streams and all(streams):

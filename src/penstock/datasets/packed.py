@@ -42,6 +42,7 @@ from penstock.random import in_sample, load_each
 from penstock.samplers.identity import shares_in
 from penstock.samplers.lengths import SampleLengths
 from penstock.stages import stage
+from penstock.wording import kind_text
 
 __all__ = ["IGNORED", "PackedDataset", "collate_packed"]
 
@@ -349,16 +350,14 @@ def _block_size(order: str, block_size: Any) -> int:
 
 def _check_documents(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            f"a PackedDataset takes documents with __len__ and __getitem__, got a {type(dataset).__name__}"
-        )
+        raise ConfigError(f"a PackedDataset takes documents with __len__ and __getitem__, got {kind_text(dataset)}")
     check_rows(dataset)
     if isinstance(dataset, EpochVaryingDataset):
-        raise ConfigError(f"a {type(dataset).__name__} is already packed: give the documents")
+        raise ConfigError(f"{kind_text(dataset)} is already packed: give the documents")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
     if share is not None:
         raise PartitionError(
-            f"the documents are one rank's share of a {type(share).__name__}, but the PackedDataset splits packs "
+            f"the documents are one rank's share of {kind_text(share)}, but the PackedDataset splits packs "
             "across ranks itself: give it all documents, with rank=0, world_size=1"
         )
 

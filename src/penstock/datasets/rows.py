@@ -15,6 +15,7 @@ from penstock.random import sample_scope
 from penstock.samplers.identity import own_order
 from penstock.sources.batched import BatchedDataset
 from penstock.storage.mapped import FilesTable
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows
@@ -36,7 +37,7 @@ def check_rows(dataset: Any) -> None:
     order = own_order(dataset)
     if order is not None and not has_rows(dataset) and getattr(order, "shuffle", "none") != "none":
         raise ConfigError(
-            f"a {type(dataset).__name__} makes items by position in its own order, but lengths are by row: create it "
+            f"{kind_text(dataset)} makes items by position in its own order, but lengths are by row: create it "
             "with shuffle='none'"
         )
 

@@ -34,6 +34,7 @@ from penstock.plan.filter import KeptRows
 from penstock.random import in_sample
 from penstock.samplers.identity import fingerprint_of, holds_a_share
 from penstock.sources.batched import BatchedDataset
+from penstock.wording import kind_text
 
 __all__ = ["Subset", "filtered_parts"]
 
@@ -87,7 +88,7 @@ class Subset(BatchedDataset, TorchSubset[Any]):
             or not hasattr(dataset, "__len__")
         ):
             raise ConfigError(
-                f"a Subset takes a dataset with __len__ and __getitem__, got a {type(dataset).__name__}: filter a "
+                f"a Subset takes a dataset with __len__ and __getitem__, got {kind_text(dataset)}: filter a "
                 "stream where it is created, with a condition in its __iter__ or a select() in its pipeline"
             )
         kept = kept_rows(keep, filterable(dataset))
@@ -157,7 +158,7 @@ def _refuse_shares(dataset: Any) -> None:
     """
     if not isinstance(dataset, SourceDataset) and holds_a_share(dataset):
         raise ConfigError(
-            f"a {type(dataset).__name__} over datasets with their own order has no fixed rows to filter: filter each "
+            f"{kind_text(dataset)} over datasets with their own order has no fixed rows to filter: filter each "
             "inner dataset instead, Subset(inner, keep)"
         )
 

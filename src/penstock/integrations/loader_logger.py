@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loader.dataloader import DataLoader
+from penstock.wording import kind_text
 
 __all__ = ["LoaderLogger", "loader_of"]
 
@@ -124,7 +125,7 @@ def loader_of(loader: Any) -> DataLoader[Any]:
     found = getattr(loader, "base_dataloader", loader)
     if not isinstance(found, DataLoader):
         raise ConfigError(
-            f"a {type(loader).__name__} has no statistics of a Penstock loader: train from one penstock.DataLoader, or "
+            f"{kind_text(loader)} has no statistics of a Penstock loader: train from one penstock.DataLoader, or "
             "pass the loader to watch"
         )
     return found

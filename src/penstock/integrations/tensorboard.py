@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from penstock.errors import ConfigError
 from penstock.integrations.loader_logger import LoaderLogger
+from penstock.wording import kind_text
 
 __all__ = ["TensorBoardLogger"]
 
@@ -37,9 +38,7 @@ class TensorBoardLogger(LoaderLogger):
 
     def __init__(self, writer: _Writer, loader: Any = None, *, every: int = 50, prefix: str = "loader") -> None:
         if not callable(getattr(writer, "add_scalar", None)):
-            raise ConfigError(
-                f"TensorBoardLogger takes a SummaryWriter as its first argument, got a {type(writer).__name__}"
-            )
+            raise ConfigError(f"TensorBoardLogger takes a SummaryWriter as its first argument, got {kind_text(writer)}")
         super().__init__(loader, every=every, prefix=prefix)
         self._writer = writer
 

@@ -35,6 +35,7 @@ from penstock.integrations.accelerate import Accelerator, PreparedLoader, skip_f
 from penstock.integrations.loader_logger import LoaderLogger
 from penstock.loader.dataloader import DataLoader
 from penstock.plan.cursor import check_state, read_mapping
+from penstock.wording import kind_text
 
 __all__ = ["LoaderLogging", "LoaderPosition", "PenstockTrainer", "TrainerLoaders"]
 
@@ -74,7 +75,7 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
         _check_prepared(loader)
         if not isinstance(getattr(loader, "base_dataloader", None), DataLoader):
             raise ConfigError(
-                f"the Trainer trains from a {type(loader).__name__}, which is not a Penstock loader: pass "
+                f"the Trainer trains from {kind_text(loader)}, which is not a Penstock loader: pass "
                 "train_loader= to PenstockTrainer, or put TrainerLoaders before the Trainer in its bases "
                 "and return self.accelerator.prepare(loader) from get_train_dataloader"
             )

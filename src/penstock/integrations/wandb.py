@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.integrations.loader_logger import LoaderLogger
+from penstock.wording import kind_text
 
 __all__ = ["WandbLogger"]
 
@@ -34,9 +35,7 @@ class WandbLogger(LoaderLogger):
 
     def __init__(self, run: Any, loader: Any = None, *, every: int = 50, prefix: str = "loader") -> None:
         if not callable(getattr(run, "define_metric", None)):
-            raise ConfigError(
-                f"WandbLogger takes the run of wandb.init as its first argument, got a {type(run).__name__}"
-            )
+            raise ConfigError(f"WandbLogger takes the run of wandb.init as its first argument, got {kind_text(run)}")
         super().__init__(loader, every=every, prefix=prefix)
         self._run = run
         run.define_metric(f"{prefix}/step")

@@ -21,6 +21,7 @@ from penstock.order import Partition
 from penstock.order.permutation import Indices
 from penstock.order.stages import WeightStage, counts_before
 from penstock.plan.share import EpochRows, MiniEpoch
+from penstock.wording import kind_text
 
 __all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_dataset", "positions_of_order"]
 
@@ -186,7 +187,7 @@ class _Mixed:
             return dataset.packs_of(row, turn).tolist() if 0 <= row < len(dataset.lengths) else []
         if isinstance(dataset, EpochVaryingDataset):
             raise ConfigError(
-                f"a ledger does not know the rows of a {type(dataset).__name__}: use a source with its own order"
+                f"a ledger does not know the rows of {kind_text(dataset)}: use a source with its own order"
             )
         if not 0 <= row < self._rows.sizes[source]:
             return []

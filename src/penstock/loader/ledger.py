@@ -36,6 +36,7 @@ from penstock.plan.share import ShareCursor
 from penstock.plan.windows import WindowPlan
 from penstock.random import sample_keys
 from penstock.samplers.base import EpochBatchSampler
+from penstock.wording import kind_text
 
 __all__ = ["Ledger", "Occurrence", "StepRows"]
 
@@ -174,7 +175,7 @@ class Ledger:
                 "knows only other epochs: use a state of a later epoch, or a loader over a ShardSet"
             )
         if share is None:
-            raise ConfigError(f"a ledger does not know the batches of a {type(sampler_of(self._plan)).__name__}")
+            raise ConfigError(f"a ledger does not know the batches of {kind_text(sampler_of(self._plan))}")
         return share
 
     # The layouts.

@@ -14,6 +14,7 @@ from penstock.samplers.batch import BatchSampler, batch_plan_of
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.identity import own_order
 from penstock.samplers.sequential import SequentialSampler
+from penstock.wording import kind_text
 
 __all__ = ["batch_source", "has_own_order", "plan_requests", "sampler_of", "stream_source", "why_not_computable"]
 
@@ -81,7 +82,7 @@ def why_not_computable(plan: EpochBatchSampler | None, samples: Any) -> str | No
         return None
     sampler = sampler_of(plan)
     if own_order(samples) is not None or not isinstance(sampler, EpochSampler | EpochBatchSampler):
-        return f"a ledger does not know the order of a {type(sampler).__name__}"
+        return f"a ledger does not know the order of {kind_text(sampler)}"
     if plan.key_seed is None and not isinstance(sampler, SequentialSampler | DistributedSampler):
         return "without a seed the rows of an epoch cannot be computed: pass seed= to the sampler"
     return None

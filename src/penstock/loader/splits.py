@@ -50,6 +50,7 @@ from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamplerOfShare
 from penstock.samplers.shares import rank_splitter
 from penstock.sources.batched import BatchedDataset
+from penstock.wording import kind_text
 
 __all__ = ["OrderArguments", "Splitter", "check_split", "choose_sampler", "epoch_of_other_world", "splitter_of"]
 
@@ -311,7 +312,7 @@ def _check_mixed_shares(dataset: Any, parts: DatasetParts, *, told: bool) -> Non
     if told and all(_ranks_of(share) == 1 for share in parts.shares):
         return
     raise ConfigError(
-        f"this {type(dataset).__name__} contains one rank's share of a {_name(parts.shares)}, and all of a "
+        f"this {type(dataset).__name__} contains one rank's share of {_name(parts.shares)}, and all of "
         f"{_name(rest)}, whose samples would be read on each of the {ranks} ranks: replace the share by its "
         "underlying data (a Manifest, a ShardSet, ...) and pass split=True to the DataLoader to split everything; or "
         "open the share with rank=0, world_size=1 and pass split=False to let every rank read everything"
@@ -322,14 +323,14 @@ def _check_mixed_owners(dataset: Any, parts: DatasetParts) -> None:
     """Raise if the rule splits one part of the data and not another."""
     if parts.others:
         raise ConfigError(
-            f"this {type(dataset).__name__} contains a {_name(parts.whole)}, which a DataLoader with shuffle= splits "
-            f"among the {_ranks()} ranks, and a {_name(parts.others)}, which it does not: pass split=True to let each "
+            f"this {type(dataset).__name__} contains {_name(parts.whole)}, which a DataLoader with shuffle= splits "
+            f"among the {_ranks()} ranks, and {_name(parts.others)}, which it does not: pass split=True to let each "
             "rank read a share of everything, or split=False to let every rank read everything"
         )
 
 
 def _name(parts: list[Any]) -> str:
-    return type(parts[0]).__name__
+    return kind_text(parts[0])
 
 
 def _ranks_of(share: Any) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.errors import ConfigError, PenstockError, StateError
-from penstock.wording import counted
+from penstock.wording import counted, with_article
 
 __all__ = [
     "STATE_VERSION",
@@ -105,8 +105,8 @@ class Cursor:
         epoch, consumed = read_int(state, "epoch", of=of), read_int(state, "consumed", of=of)
         if most is not None and consumed > most:
             raise StateError(
-                f"this state of a {of} is damaged: it has consumed {consumed} of {counted(most, unit)} (consumed= in "
-                "the state, and the length here). Resume from another state, or start anew without one"
+                f"this state of {with_article(of)} is damaged: it has consumed {consumed} of {counted(most, unit)} "
+                "(consumed= in the state, and the length here). Resume from another state, or start anew without one"
             )
         inner = None if sampler is None else sampler(read_mapping(state, "sampler", of=of))
         entropy = dict(read_mapping(state, "entropy", of=of)) if "entropy" in state else {}
@@ -125,7 +125,7 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: st
         StateError: entries are missing or differ; the message names each one.
     """
     if not isinstance(state, Mapping):
-        raise StateError(f"the state of a {of} must be a dict, got {type(state).__name__}")
+        raise StateError(f"the state of {with_article(of)} must be a dict, got {type(state).__name__}")
     for name, what in _VERSIONS.items():
         _check_version(state.get(name), expected.get(name), what, of)
     differences = [
@@ -147,8 +147,9 @@ def _check_version(found: Any, known: int | None, what: str, of: str) -> None:
     from penstock import __version__
 
     raise StateError(
-        f"this state of a {of} has version {found} of {what}, and Penstock {__version__} reads version {known}. Resume "
-        f"with the {'newer' if found > known else 'older'} Penstock that wrote it, or begin the epoch anew without it"
+        f"this state of {with_article(of)} has version {found} of {what}, and Penstock {__version__} reads version "
+        f"{known}. Resume with the {'newer' if found > known else 'older'} Penstock that wrote it, or begin the epoch "
+        "anew without it"
     )
 
 

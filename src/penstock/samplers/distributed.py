@@ -18,6 +18,7 @@ from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
+from penstock.wording import kind_text
 
 __all__ = ["DistributedSampler"]
 
@@ -86,7 +87,7 @@ class DistributedSampler(EpochSampler, _Torch):
         super().__init__()
         if holds_a_share(dataset):
             raise PartitionError(
-                f"a {type(dataset).__name__} is already one rank's share, and a DistributedSampler would split it "
+                f"{kind_text(dataset)} is already one rank's share, and a DistributedSampler would split it "
                 "again: leave the sampler out, or make it over the Manifest"
             )
         if remainder is not None and drop_last and remainder != "drop":

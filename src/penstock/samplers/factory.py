@@ -18,6 +18,7 @@ from penstock.samplers.grouped import GroupedBatchSampler, group_ids_of
 from penstock.samplers.iterations import IterationBasedBatchSampler
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
@@ -105,7 +106,7 @@ def aspect_ratio_groups(
         return np.asarray(dataset.group_ids() if callable(dataset.group_ids) else dataset.group_ids)
     if not hasattr(dataset, "get_img_info"):
         raise SamplerError(
-            f"a {type(dataset).__name__} has neither group_ids nor get_img_info(i): pass as sizes= the file that "
+            f"{kind_text(dataset)} has neither group_ids nor get_img_info(i): pass as sizes= the file that "
             "`penstock manifest sizes` writes"
         )
     infos = (dataset.get_img_info(i) for i in range(len(dataset)))

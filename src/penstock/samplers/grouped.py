@@ -32,6 +32,7 @@ from penstock.samplers.plan_of import plan_of
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.shares import is_share, rank_splitter, refuse_share, refuse_unseeded
 from penstock.samplers.streams import ExternalStream, JobStream, Stream
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
@@ -492,10 +493,10 @@ def _refuse_other_streams(sampler: Any) -> None:
     data = data_of(sampler)
     if holds_a_share(data):
         raise SamplerError(
-            f"batches are formed from the indices of the whole job, but a {type(data).__name__} has only one rank's "
+            f"batches are formed from the indices of the whole job, but {kind_text(data)} has only one rank's "
             "share: use penstock.DistributedSampler over its manifest"
         )
     if isinstance(sampler, InfiniteSampler):
         raise SamplerError("an InfiniteSampler has no end, so its batches cannot be counted: use a DistributedSampler")
     if isinstance(sampler, EpochBatchSampler):
-        raise SamplerError(f"a {type(sampler).__name__} already makes batches: pass its own sampler instead")
+        raise SamplerError(f"{kind_text(sampler)} already makes batches: pass its own sampler instead")

@@ -18,6 +18,7 @@ from penstock.plan.epoch import EpochPlan
 from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
+from penstock.wording import kind_text
 
 __all__ = ["InfiniteSampler"]
 
@@ -73,7 +74,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
     def _samples(self) -> int:
         n = len(self.dataset)
         if holds_a_share(self.dataset):
-            raise SamplerError(f"a {type(self.dataset).__name__} is already one rank's share of the data")
+            raise SamplerError(f"{kind_text(self.dataset)} is already one rank's share of the data")
         if n == 0:
             raise SamplerError("the dataset is empty: an endless stream needs at least one sample")
         return n

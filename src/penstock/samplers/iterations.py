@@ -11,6 +11,7 @@ from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, RemainingBatches
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of
+from penstock.wording import kind_text
 
 __all__ = ["IterationBasedBatchSampler"]
 
@@ -66,7 +67,7 @@ class IterationBasedBatchSampler(EpochBatchSampler):
             )
         if not hasattr(batch_sampler, "__len__"):
             raise SamplerError(
-                f"a {type(batch_sampler).__name__} has no length: iterations are computed from the number of batches"
+                f"{kind_text(batch_sampler)} has no length: iterations are computed from the number of batches"
             )
         self.batch_sampler = batch_sampler
         self.num_iterations = num_iterations

@@ -24,7 +24,7 @@ from penstock.plan.exclusion import check_excluded
 from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import SampleLengths, lengths_of
-from penstock.wording import counted
+from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
@@ -114,7 +114,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         super().__init__()
         if holds_a_share(data_source):
             raise PartitionError(
-                f"batches are formed from the samples of the whole job, but a {type(data_source).__name__} has only "
+                f"batches are formed from the samples of the whole job, but {kind_text(data_source)} has only "
                 "one rank's share: make the sampler over its manifest"
             )
         if longest not in _LONGEST:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ShardError
+from penstock.wording import kind_text
 
 __all__ = ["Encoder", "encode_sample", "make_encoder"]
 
@@ -131,13 +132,13 @@ def _encode(name: str, value: Any, encoders: Mapping[str, Callable[[Any], bytes]
     except ImportError as error:
         package = {"PIL": "pillow"}.get(error.name or "", error.name)
         raise ShardError(
-            f"{name}: a {type(value).__name__} cannot be written as {extension} without {package}: pip install "
+            f"{name}: {kind_text(value)} cannot be written as {extension} without {package}: pip install "
             f"{package}, or give the bytes of the file"
         ) from error
     except ShardError:
         raise
     except (TypeError, ValueError, AttributeError) as error:
-        raise ShardError(f"{name}: a {type(value).__name__} cannot be written as {extension}: {error}") from error
+        raise ShardError(f"{name}: {kind_text(value)} cannot be written as {extension}: {error}") from error
 
 
 def make_encoder(spec: bool | Mapping[str, Callable[[Any], bytes]] | Encoder) -> Encoder:

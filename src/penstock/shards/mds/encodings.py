@@ -116,7 +116,7 @@ def _integer(size: int, data: bytes) -> int:
 
 def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
     if len(data) != dtype.itemsize:
-        raise ValueError(f"a {dtype.name} has {dtype.itemsize} bytes, not {len(data)}")
+        raise ValueError(f"a value of {dtype.name} has {dtype.itemsize} bytes, not {len(data)}")
     return np.frombuffer(data, dtype)[0]
 
 

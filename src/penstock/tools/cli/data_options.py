@@ -14,7 +14,7 @@ import typer
 
 from penstock.errors import ConfigError
 from penstock.tools.cli.quantities import count
-from penstock.wording import counted
+from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
@@ -139,7 +139,7 @@ def as_loader(target: str, batch_size: int) -> DataLoader[Any]:
         return found
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise ConfigError(
-            f"{target} is a {type(found).__name__}: name a map-style dataset, a penstock.DataLoader, or a function "
+            f"{target} is {kind_text(found)}: name a map-style dataset, a penstock.DataLoader, or a function "
             "without arguments that returns one"
         )
     return DataLoader(found, batch_size=batch_size)

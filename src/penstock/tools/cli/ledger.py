@@ -14,6 +14,7 @@ import typer
 
 from penstock.errors import ConfigError, StateError
 from penstock.tools.cli.manifest_options import Json, console, pairs, print_json, shown
+from penstock.wording import kind_text
 
 if TYPE_CHECKING:
     from penstock.loader.ledger import Ledger
@@ -64,7 +65,7 @@ def command(
         )
     loader = load(target)
     if not isinstance(loader, DataLoader):
-        raise ConfigError(f"{target} is a {type(loader).__name__}, but a ledger needs a penstock.DataLoader")
+        raise ConfigError(f"{target} is {kind_text(loader)}, but a ledger needs a penstock.DataLoader")
     ledger = Ledger(loader, state=None if state is None else _read_state(state), world_size=world_size)
     answer = _step(ledger, step, rank) if step is not None else _row(ledger, row, _source(source), epoch, until)
     if as_json:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.wording import counted
+from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
@@ -41,7 +41,7 @@ def load(target: str) -> TorchDataLoader[Any]:
     found = load_object(target)
     if not isinstance(found, TorchDataLoader):
         raise ConfigError(
-            f"{target} is a {type(found).__name__}: name a torch.utils.data.DataLoader, a penstock.DataLoader, or a "
+            f"{target} is {kind_text(found)}: name a torch.utils.data.DataLoader, a penstock.DataLoader, or a "
             "function without arguments that returns one"
         )
     return found

@@ -31,6 +31,7 @@ from penstock.loader.dataloader import DataLoader
 from penstock.loader.ledger import Ledger
 from penstock.order.mixture import BlockMixture
 from penstock.order.stages import StagedMixture, WeightStage, WeightStages, boundary, counts_before
+from penstock.wording import kind_text
 
 __all__ = ["DataPlan", "SourcePlan", "StagePlan", "data_plan"]
 
@@ -146,7 +147,7 @@ def data_plan(loader: DataLoader[Any], *, epochs: int = 3, ranks: int | None = N
     dataset = with_an_order(ledger.dataset)
     if dataset is None:
         raise ConfigError(
-            f"a {type(ledger.dataset).__name__} has no order of its own, so each epoch uses every sample once, and "
+            f"{kind_text(ledger.dataset)} has no order of its own, so each epoch uses every sample once, and "
             "there is nothing to plan: use a Mixture, packs, a RankDataset, a TableDataset, ..., or filters of these"
         )
     if not dataset.plan.samples or not ledger.steps_per_epoch:
