@@ -73,6 +73,18 @@ def at(state: Any, batches: int) -> Any:
     return {**json.loads(json.dumps(state)), "sampler": sampler}
 
 
+def test_a_state_and_an_epochs_start_take_few_calls() -> None:
+    """Some programs take a state after every step."""
+    loader = DataLoader(range(HUGE), 256, shuffle="global", seed=0)
+    iter(loader)
+    assert calls(lambda: iter(loader)) <= 216
+    iterator = iter(loader)
+    next(iterator)
+    loader.state_dict()
+    assert calls(loader.state_dict) <= 62
+    del iterator
+
+
 @full_only("workers for each", but=["inline", "thread", "chunk"])
 @pytest.mark.parametrize(("how", "shuffle"), CASES)
 def test_it_does_not_grow_with_the_position(how: str, shuffle: str | None) -> None:

@@ -495,7 +495,7 @@ class DataLoader(TorchDataLoader[T_co]):
         With ``in_order=False``, while some batches were delivered ahead of earlier ones, the state is valid for this
         rank only.
         """
-        if not self.pipeline.position.running and not self.pipeline.position.seeded:
+        if not self.pipeline.position.seeded and not self.pipeline.position.running:
             # The next iter() would draw the same seed, so asking for a state changes nothing.
             self.pipeline.position.base_seed(self._draw_base_seed)
         return self.pipeline.position.state_dict()

@@ -84,6 +84,8 @@ class History:
 
     def passed_before(self, step: int) -> Ranges:
         """Return the skipped steps before a step."""
+        if not self.passed and not self.skip:
+            return ()
         begin = step if self.origin is None else self.origin
         return merged([*within(self.passed, 0, step), *within(self.skip, begin, step)])
 

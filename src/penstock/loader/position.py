@@ -326,12 +326,12 @@ class Position:
 
     def _present(self) -> tuple[Progress, History | None]:
         """Return the progress of the running or else the next iterator, and the job's history."""
-        progress = self._progress
+        progress, running = self._progress, self.running
         if self._history is None and self._counts:
             self._history = self._new_history()
-            if self.running and progress is not None and progress.run is not None:
+            if running and progress is not None and progress.run is not None:
                 self._history = self._history.followed(_whole(progress.run))
-        if self.running and progress is not None and progress.run is not None:
+        if running and progress is not None and progress.run is not None:
             return progress, self._history
         assert self._reader is not None
         return self._beginning(self._reader.peek())
@@ -429,11 +429,12 @@ class Position:
 
     def state_dict(self) -> State:
         """See `DataLoader.state_dict`."""
-        progress, running, left = self._progress, self.running, False
+        progress, left = self._progress, False
         state: State = {"version": STATE_VERSION, **self._identity()}
         if self._reader is None:
             state.update(self._layout)
             if self._stream is not None:
+                running = self.running
                 opening = self._stream.run if running and self._stream.run is not None else self._stream.peek()
                 state["stream"] = opening.state()
                 left = not running and not self._stream.resumes
@@ -452,9 +453,10 @@ class Position:
                 state.update(history.state(at))
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
-        base_seed = progress.base_seed if progress is not None and running else self._base_seed
-        if base_seed is not None and not self.seeded:
-            state["base_seed"] = base_seed
+        if not self.seeded:
+            base_seed = progress.base_seed if progress is not None and self.running else self._base_seed
+            if base_seed is not None:
+                state["base_seed"] = base_seed
         if (workers := self.states.state(left=left)) is not None:
             state["workers"] = workers
         return state

@@ -99,8 +99,10 @@ class Window:
         self._waits_for_first_states = executor.tells_begin
         self.first_states: dict[int, Snapshot] = {}
         self.ready_on_request = 0
+        # Whether batches are made ahead of their request. The depth itself changes, and costs more to compute.
+        self._ahead = executor.depth > 0
         with executor.turn():
-            if executor.depth:
+            if self._ahead:
                 self._fill()
             else:
                 # An inline executor has already started its epoch.
@@ -125,7 +127,7 @@ class Window:
         if (error := self.executor.check()) is not None:
             raise error
         try:
-            answer = self._advance() if self.executor.depth else self._make_next()
+            answer = self._advance() if self._ahead else self._make_next()
             if isinstance(answer, BatchResult):
                 return answer
         # An exception of a signal handler, or an unexpected failure.
@@ -142,7 +144,7 @@ class Window:
 
     def poll(self) -> bool:
         """Return whether `next` would return at once. False if batches are made on request."""
-        if self._why is not None or self._over or not self.executor.depth or self.executor.check() is not None:
+        if self._why is not None or self._over or not self._ahead or self.executor.check() is not None:
             return False
         try:
             with self.executor.turn():

@@ -69,8 +69,13 @@ class Cursor:
 
     def state(self) -> State:
         """Return the cursor as a JSON-serialisable dict, which `read` accepts."""
-        state: State = {"version": STATE_VERSION, **self.plan, "unit": self.unit}
-        state |= {"epoch": self.epoch, "consumed": self.consumed}
+        state: State = {
+            "version": STATE_VERSION,
+            **self.plan,
+            "unit": self.unit,
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+        }
         if self.entropy:
             state["entropy"] = dict(self.entropy)
         if self.sampler is not None:

@@ -54,13 +54,14 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     def inner(self) -> EpochSampler | ExternalSampler:
         """The plan of the sampler, or of its batches for a sampler of another library."""
         # A program may have assigned another sampler.
-        if self._plan.source is not self.sampler:
+        if self._sampler_read is not self.sampler:
             self._plan = self._read_sampler()
         return self._plan
 
     def _read_sampler(self) -> EpochSampler | ExternalSampler:
-        plan = plan_of(self.sampler)
-        return ExternalSampler(self.sampler, self.batch_size, self.drop_last) if plan is None else plan
+        self._sampler_read = sampler = self.sampler
+        plan = plan_of(sampler)
+        return ExternalSampler(sampler, self.batch_size, self.drop_last) if plan is None else plan
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler."""
@@ -137,6 +138,8 @@ class _Batches(BatchEpochPlan):
         self._drop_last = drop_last
         self.seed, self.epoch = samples.seed, samples.epoch
         self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
+        # Few plans need the count, which is reported before each batch.
+        self._counts_delivered = type(samples).delivered is not EpochPlan.delivered
 
     @property
     def place(self) -> Any:
@@ -210,7 +213,8 @@ class _Batches(BatchEpochPlan):
         self.samples.exhaust()
 
     def delivered(self, count: int) -> None:
-        self.samples.delivered(min(count * self._batch_size, length_of(self.samples)))
+        if self._counts_delivered:
+            self.samples.delivered(min(count * self._batch_size, length_of(self.samples)))
 
     def _length(self) -> int | None:
         length = length_of(self.samples)

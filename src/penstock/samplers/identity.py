@@ -80,7 +80,7 @@ def data_of(sampler: Any) -> Any:
 def own_order(data: Any) -> Plan[EpochPlan] | None:
     """Return the plan of a dataset with its own order, such as a `RankDataset`; None for others."""
     plan = getattr(data, "plan", None)
-    return plan if isinstance(plan, Plan) else None
+    return plan if plan is not None and isinstance(plan, Plan) else None
 
 
 def parts_of(data: Any) -> Iterator[Any]:

@@ -132,8 +132,10 @@ class Assembly:
 
     def fits_together(self, batch: ProcessBatch) -> bool:
         """Return whether the answers can be assembled into a batch; if not, one worker must make it."""
+        if len(batch.parts) == 1 and batch.parts[0].end < 0:
+            return True
         kinds = {part.answer[0] for part in batch.parts if part.answer is not None}
-        if "error" in kinds or (len(batch.parts) == 1 and batch.parts[0].end < 0) or kinds == {"rows"}:
+        if "error" in kinds or kinds == {"rows"}:
             return True
         if kinds == {"batch"}:  # chunks sent through the pipe
             try:

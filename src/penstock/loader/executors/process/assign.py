@@ -70,9 +70,12 @@ class Assigner:
 
     def _hand_out_one(self, batch: ProcessBatch, worker: int) -> None:
         size = len(batch.request.indices)
+        if not self._plan.chunks or not size:
+            self.give_whole(batch, worker)
+            return
         chunks = self._chunks(size)
         known = batch.slot is not None and self._assembly.fits(size, batch.slot)
-        if not self._plan.chunks or not size or (chunks < 2 and not known) or (batch.slot is not None and not known):
+        if (chunks < 2 and not known) or (batch.slot is not None and not known):
             self.give_whole(batch, worker)
             return
         load = list(self._pool.load)
@@ -85,8 +88,6 @@ class Assigner:
 
     def _chunks(self, size: int) -> int:
         plan, config = self._plan, self._pool.config
-        if not plan.chunks:
-            return 1
         most = min(size, config.workers * config.threads)
         if plan.eager or not plan.sample_seconds:
             return most  # costs are unknown, and the consumer waits for the first batch
