@@ -64,6 +64,25 @@ def test_what_was_had_is_counted(executor: str) -> None:
     assert 0 < stats["cpu_seconds"] < 2 * elapsed
 
 
+class Slow(torch.utils.data.Dataset[int]):
+    """Three milliseconds of CPU time for a sample."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        until = time.thread_time() + 0.003
+        while time.thread_time() < until:
+            pass
+        return index
+
+
+def test_a_few_slow_batches_have_their_own_cpu_time() -> None:
+    loader = ps.DataLoader(Slow())
+    assert len(list(loader)) == 6
+    assert 6 * 0.003 <= loader.stats()["cpu_seconds"] < 9 * 0.003
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_pass_left_early_and_the_next_one(executor: str) -> None:
     with make(executor, Staged(95)) as loader:

@@ -44,8 +44,9 @@ _AS_GOOD = 0.95
 _UNSURE = 0.9
 # Workers of all ranks of a machine with fewer cores, for datasets that wait for storage.
 _MOST = 64
-# Batches needed to decide whether a dataset computes or waits. One in 16 is measured.
-_TELLING = 64
+# Batches, or seconds of fetching, needed to decide whether a dataset computes or waits. One in 16 quick batches is
+# measured, and each that takes a millisecond or more.
+_TELLING, _TELLING_SECONDS = 64, 0.1
 # A dataset that uses the CPU for this share of its time computes.
 _COMPUTES = 0.5
 # Measurement time of a setting, in seconds.
@@ -183,7 +184,8 @@ class Autotuner:
         """Return whether the dataset is known to use the CPU, measured with at most one worker."""
         works = [one.found for one in (*self._earlier, *self._tried) if one.setting.workers <= 1 and not one.estimated]
         fetch, cpu = (sum(getattr(found.metrics, name) for found in works) for name in ("fetch", "cpu"))
-        return sum(found.batches for found in works) >= _TELLING and cpu >= _COMPUTES * fetch
+        telling = fetch >= _TELLING_SECONDS or sum(found.batches for found in works) >= _TELLING
+        return telling and cpu >= _COMPUTES * fetch
 
     def _estimate(self, one: TriedSetting) -> TriedSetting:
         """Return the estimated throughput of inline batches, from the work of one worker."""

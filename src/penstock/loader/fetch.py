@@ -35,8 +35,10 @@ from penstock.stages import collect
 __all__ = ["Fetch", "Fetcher", "preserved_generators"]
 
 
-# The dataset's CPU time is measured in one of this many calls.
+# The CPU time of a dataset is measured in one of this many quick calls, since that system call is slow on some machines,
+# and in each call after one of at least _LONG seconds, because few of those are made while "auto" tries a setting.
 _CPU_EVERY = 16
+_LONG = 1e-3
 
 # Turns the first sample's key into the key of the collation. Keys are well mixed, so a fixed difference is enough.
 _COLLATION = 0xD1B54A32D192ED03
@@ -107,6 +109,7 @@ class Fetch:
         self._owns_generators = owns_generators
         self._generators: WorkerGenerators | None = None
         self._calls = 0
+        self._last_was_long = True
 
     def __getstate__(self) -> dict[str, Any]:
         # Seeding refers to the generators of one process.
@@ -224,15 +227,17 @@ class Fetch:
         collect()
         # Threads may lose a count, which only moves the next measurement.
         self._calls = calls = self._calls + 1
-        # Not measured in every call, since this system call is slow on some machines.
-        cpu = time.thread_time() if calls % _CPU_EVERY == 1 else None
+        each = self._last_was_long
+        cpu = time.thread_time() if each or calls % _CPU_EVERY == 2 else None
         start = time.perf_counter()
         try:
             return job(request, metrics)
         finally:
-            metrics.fetch += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            metrics.fetch += seconds
+            self._last_was_long = seconds >= _LONG
             if cpu is not None:
-                metrics.cpu += (time.thread_time() - cpu) * _CPU_EVERY
+                metrics.cpu += (time.thread_time() - cpu) * (1 if each else _CPU_EVERY)
             metrics.samples += len(request.indices)
             for name, seconds in collect().items():
                 metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
