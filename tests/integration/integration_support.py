@@ -107,6 +107,43 @@ def deal_again(rank: int, world: int, path: str, kind: str) -> list[int]:
     return seen
 
 
+def gather(rank: int, world: int, path: str) -> dict[str, Any]:
+    """Of loaders that split by themselves: the rows that `gather_for_metrics` returns in an epoch, or an error."""
+    accelerate, n = accelerator(rank, world), 76
+    rows = ps.RankDataset(path, seed=1, load=_row)
+    groups = ps.GroupedBatchSampler(ps.RandomSampler(range(n), shuffle="global", seed=1), [0] * n, 7)
+    loaders: dict[str, Any] = {
+        "dataset": ps.DataLoader(rows, 4),
+        "dataset, in order": ps.DataLoader(rows, 4, shuffle=False),
+        "loader": ps.DataLoader(Range(n), 4, shuffle=True, seed=1, split=True),
+        "loader, in order": ps.DataLoader(Range(n), 4, split=True),
+        "loader, drop_last": ps.DataLoader(Range(n), 4, split=True, drop_last=True),
+        "sampler": ps.DataLoader(Range(n), 4, sampler=ps.DistributedSampler(Range(n), seed=1)),
+        "torch's sampler": ps.DataLoader(Range(n), 4, sampler=torch.utils.data.DistributedSampler(Range(n), seed=1)),
+        "unequal": ps.DataLoader(Range(73), 4, split=True),
+        "sampler over a dataset": ps.DataLoader(rows, 4, sampler=ps.RandomSampler(rows)),
+        "groups": ps.DataLoader(Range(n), batch_sampler=groups),
+        "nobody": ps.DataLoader(Range(n), 4, shuffle=True, seed=1),
+    }
+    found: dict[str, Any] = {}
+    for name, loader in loaders.items():
+        tensors, objects = [], []
+        try:
+            for batch in accelerate.prepare(loader):
+                tensors += accelerate.gather_for_metrics({"rows": batch})["rows"].tolist()
+                objects += accelerate.gather_for_metrics([str(row) for row in batch.tolist()], use_gather_object=True)
+        except ps.errors.ConfigError as error:
+            found[name] = str(error)
+            continue
+        assert [int(text) for text in objects] == tensors
+        found[name] = sorted(tensors)
+    return found
+
+
+def _row(record: Any) -> int:
+    return int(record.row)
+
+
 def leave_to_accelerate(rank: int, world: int, kind: str) -> Any:
     """Two epochs, and whether a loader of ours made them. The ranks' global generators differ."""
     torch.manual_seed(100 + rank)

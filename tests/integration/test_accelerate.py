@@ -12,7 +12,7 @@ import torch
 from busy_support import HANG
 from full_run import full_only
 from gloo_support import start_ranks, write_rows
-from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, leave_to_accelerate
+from integration_support import SIZES, Noisy, begin, deal, deal_again, gather, go_on, leave_to_accelerate
 from interpreter_support import run
 from loader_support import Range, Stream
 from pairwise import each_value
@@ -310,6 +310,21 @@ def test_two_ranks_resume_what_three_began() -> None:
 def test_loaders_that_are_dealt_already_are_not_dealt_again(tmp_path: Path, kind: str) -> None:
     found = start_ranks(2, deal_again, 2, str(write_rows(tmp_path, 20)), kind)
     assert sorted(index for rank in found for index in rank) == list(range(20))
+
+
+def test_metrics_have_each_sample_once_whoever_splits(tmp_path: Path) -> None:
+    """Of 76 samples on three ranks, two repeat their last one, and these are not the last of those gathered."""
+    ranks = start_ranks(3, gather, 3, str(write_rows(tmp_path, 76)))
+    assert ranks[0] == ranks[1] == ranks[2]
+    for name, found in ranks[0].items():
+        if name == "unequal":
+            assert "equally many batches on all ranks, but some have 7 and others 6" in found
+        elif name in ("sampler over a dataset", "groups"):
+            assert "gather_for_metrics cannot tell which samples" in found
+        elif name == "loader, drop_last":
+            assert len(found) == len(set(found)) == 72
+        else:
+            assert found == list(range(76)), name
 
 
 @full_only("two ranks for each", but=["generator", "stream"])

@@ -28,17 +28,24 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
 from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.ranks import splits_by_rank
+from penstock.loader.source import sampler_of
+from penstock.order import Partition
+from penstock.plan.epoch import RankPartition
+from penstock.plan.share import SharePlan
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of
+from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.sequential import SequentialSampler
 
 __all__ = ["Accelerator", "PreparedLoader", "skip_first_batches"]
@@ -80,6 +87,27 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Return a prepared loader without the first batches of each epoch, see `skip_first_batches`."""
         return skip_first_batches(dataloader, num_batches)
 
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather a batch's values from all ranks, without those of samples that the end of an epoch repeats.
+
+        Raises:
+            ConfigError: the loader splits its data by itself, and the ranks have different numbers of batches, or
+                repeat samples in an unknown way.
+        """
+        active = self.gradient_state.active_dataloader
+        ends = active.last_batches(self) if isinstance(active, PreparedLoader) and active.splits_itself else None
+        ended = ends is not None and self.gradient_state.end_of_dataloader
+        if ends is None or not ended or (len(set(ends)) == 1 and not ends[0].repeated):
+            return super().gather_for_metrics(input_data, use_gather_object)
+        if use_gather_object or not _holds_tensors(input_data):
+            values = iter(super().gather_for_metrics(input_data, True))
+            parts = [list(itertools.islice(values, end.samples)) for end in ends]
+            return [value for end, part in zip(ends, parts, strict=True) for value in part[: end.kept]]
+        if len({end.samples for end in ends}) > 1:
+            input_data = self.pad_across_processes(input_data)
+        gathered = super().gather_for_metrics(input_data)
+        return accelerate.utils.recursively_apply(lambda values: _kept(values, ends), gathered)
+
     def _options(self, **options: Any) -> dict[str, Any]:
         """Return the arguments that ``accelerate.Accelerator`` passes to its ``prepare_data_loader``, by name."""
         mesh = getattr(self.state, "ds_device_mesh", None)  # DeepSpeed's
@@ -99,6 +127,80 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         }
         known = inspect.signature(_data_loader.prepare_data_loader).parameters  # older versions have fewer
         return {name: value for name, value in options.items() if name in known}
+
+
+class _End(NamedTuple):
+    """The last batch of a rank.
+
+    Attributes:
+        samples: number of its samples.
+        repeated: how many of them, at its end, the epoch had before.
+    """
+
+    samples: int
+    repeated: int
+
+    @property
+    def kept(self) -> int:
+        return self.samples - self.repeated
+
+
+def _holds_tensors(data: Any) -> bool:
+    try:
+        accelerate.utils.recursively_apply(lambda values: values, data, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
+
+
+def _kept(values: torch.Tensor, ends: list[_End]) -> torch.Tensor:
+    """Return the values of all ranks' samples without repeated and padded ones."""
+    parts = torch.split(values, len(values) // len(ends))
+    return torch.cat([part[: end.kept] for part, end in zip(parts, ends, strict=True)])
+
+
+def _share_of(loader: DataLoader[Any]) -> RankPartition | None:
+    """Return the partition of a running loader's samples among the ranks; None if it cannot be computed."""
+    position = loader.pipeline.position
+    # An order of batches has no position for each sample, and a sampler over a share moves the padding.
+    if position.plan is None or sampler_of(position.plan) is position.plan:
+        return None
+    return position.peek().rank_partition
+
+
+def _ends(share: RankPartition) -> list[_End]:
+    """Return the last batch of each rank.
+
+    Raises:
+        ConfigError: the ranks have different numbers of batches.
+    """
+    found, counts, mine = [], set(), share.partition
+    for rank in range(mine.world_size):
+        partition = Partition(
+            mine.n,
+            mine.world_size,
+            rank,
+            mini_epochs=mine.mini_epochs,
+            mini_epoch=mine.mini_epoch,
+            remainder=mine.remainder,
+            layout=mine.layout,
+            consumed=mine.consumed,
+        )
+        left = max(0, len(partition) - share.skip)
+        full, rest = divmod(left, share.batch_size)
+        rest = 0 if share.drop_last else rest
+        samples = rest or min(left, share.batch_size)
+        end = share.skip + full * share.batch_size + rest
+        repeated = int((partition.positions(end - samples, end) >= mine.n).sum())
+        counts.add(full + bool(rest))
+        found.append(_End(samples, repeated))
+    if len(counts) > 1:
+        raise ConfigError(
+            f"gather_for_metrics needs equally many batches on all ranks, but some have {max(counts)} and others "
+            f"{min(counts)}: let Accelerate split the data (split=False in the DataLoader); or use a dataset or a "
+            "sampler with remainder='pad', whose repeated samples are removed here"
+        )
+    return found
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
@@ -134,15 +236,18 @@ class PreparedLoader:
         base_dataloader: the Penstock loader.
         may_be_remade: whether Accelerate may build a torch loader from this one, because nobody will read it.
         stands: whether a loaded state is already past the batches that the Trainer is about to skip.
+        splits_itself: whether the loader splits its data among several ranks.
     """
 
     _is_accelerate_prepared = True
     may_be_remade = False
     stands = False
+    splits_itself = False
     base_dataloader: Any
     end_of_dataloader: bool
     iteration: int
     dl_state_dict: Mapping[str, Any] | None
+    _share: RankPartition | None
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -167,6 +272,33 @@ class PreparedLoader:
         if not isinstance(dataset, IterableDataset) or hasattr(dataset, "set_epoch"):
             self.base_dataloader.set_epoch(epoch)
 
+    def begin(self) -> None:
+        """Begin a pass."""
+        theirs: Any = super()
+        theirs.begin()
+        self._share, self._had = None, self.base_dataloader.stats()["samples"] if self.splits_itself else 0
+
+    def last_batches(self, accelerator: Any) -> list[_End] | None:
+        """Return the last batch of each rank in this pass; None if no sample is repeated.
+
+        Raises:
+            ConfigError: see `Accelerator.gather_for_metrics`.
+        """
+        if self._share is not None and self._share.partition.world_size == accelerator.num_processes:
+            return _ends(self._share)
+        if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.pipeline.position.plan is not None:
+            had = torch.tensor(self.base_dataloader.stats()["samples"] - self._had, device=accelerator.device)
+            data = self.base_dataloader.dataset
+            order = own_order(data)
+            samples = order.samples if isinstance(order, SharePlan) else 0 if holds_a_share(data) else len(data)
+            if int(accelerator.reduce(had)) > samples:
+                raise ConfigError(
+                    f"gather_for_metrics cannot tell which samples of this {type(data).__name__} the end of the epoch "
+                    "repeats: evaluate with a DataLoader that has neither a sampler nor one rank's share, which "
+                    "Accelerate splits"
+                )
+        return None
+
     def state_dict(self) -> Mapping[str, Any]:
         """Return the position of this loader's consumer."""
         return self.base_dataloader.state_dict() if self.dl_state_dict is None else self.dl_state_dict
@@ -182,6 +314,8 @@ class PreparedLoader:
         At the end of a pass no batch follows, and the loader's state is not read: without a seed that would draw from
         torch's global generator earlier than torch does.
         """
+        if self.splits_itself and self._share is None and not self.end_of_dataloader:
+            self._share = _share_of(self.base_dataloader)
         self.dl_state_dict = None if self.end_of_dataloader else self.base_dataloader.state_dict()
 
 
@@ -264,7 +398,7 @@ def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
     }
     batches = _seeded_batches(loader)
     if splits_by_rank(loader, ranks=world):
-        return _over(prepare(loader, **alone), loader, stateful, trimmed=world > 1)
+        return _over(prepare(loader, **alone), loader, stateful, splits_itself=world > 1)
     if world > 1 and batches is not None and not options.get("dispatch_batches") and not _has_mesh(options):
         mine = DispatchedBatches(
             batches, rank, world, split=options.get("split_batches", False), even=options.get("even_batches", True)
@@ -284,13 +418,13 @@ def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
     return _over(prepared, loader, stateful)
 
 
-def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, trimmed: bool = False) -> Any:
+def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, splits_itself: bool = False) -> Any:
     """Return what Accelerate prepared, reading from a Penstock loader instead of torch's.
 
     Args:
         stateful: ``save_state`` and ``load_state`` include the position.
-        trimmed: the loader splits its data across ranks itself, so Accelerate cannot know which samples of the last
-            batch repeat: ``gather_for_metrics`` must not cut any off.
+        splits_itself: the loader splits its data across ranks itself, so Accelerate cannot know which samples of the
+            last batch repeat, and must not cut any off: `Accelerator.gather_for_metrics` does.
 
     Raises:
         ConfigError: ``stateful`` with rank 0 reading for all ranks.
@@ -309,7 +443,8 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, trimmed: bo
         base_dataloader=loader,
         dl_state_dict=None,
         use_stateful_dataloader=stateful,
-        _drop_last=prepared._drop_last or trimmed,
+        splits_itself=splits_itself,
+        _drop_last=prepared._drop_last or splits_itself,
     )
     return over
 

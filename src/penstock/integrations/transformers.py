@@ -26,6 +26,7 @@ This module imports transformers; no other module of Penstock imports this one.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -189,6 +190,10 @@ class TrainerLoaders:
         base.create_accelerator_and_postprocess()
         trainer: Any = self
         trainer.accelerator = _TrainersAccelerator.like(trainer.accelerator)
+        # The Trainer has kept the method of the accelerator that is replaced here.
+        trainer.gather_function = functools.partial(
+            trainer.accelerator.gather_for_metrics, use_gather_object=trainer.args.eval_use_gather_object
+        )
 
     def get_train_dataloader(self) -> Any:
         """Return the prepared ``train_loader``; without one, the trainer's own loader."""
