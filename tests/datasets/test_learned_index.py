@@ -286,7 +286,7 @@ def test_a_full_disk_is_said_once(manifest: Manifest, tmp_path: Path) -> None:
 
 
 def test_open_takes_it(manifest: Manifest, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"root": tmp_path, "cache_dir": tmp_path / "cache", "index": "learn"}
+    how: dict[str, Any] = {"root": tmp_path, "cache_dir": tmp_path / "cache", "index": "learn", "seed": 5}
     data = ps.open(tmp_path / "train.txt", transform=[RandomResizedCrop(32)], **how)
     epoch(data)
     assert len(known(manifest)) > N // 2

@@ -229,7 +229,8 @@ class TestRefusals:
                 DataLoader(data, **sampler)
         with pytest.raises(ValueError, match="already one rank's share"):
             DistributedSampler(data, 2, 0)
-        DataLoader(RankDataset(manifest), sampler=ps.SequentialSampler(RankDataset(manifest)))
+        rows = RankDataset(manifest, shuffle="none")
+        DataLoader(rows, sampler=ps.SequentialSampler(rows))
 
     def test_shuffling_twice(self, write_manifest: Callable[..., Path]) -> None:
         data = RankDataset(write_manifest(20))

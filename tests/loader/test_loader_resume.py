@@ -410,14 +410,25 @@ def test_out_of_order_resumes_what_was_not_had() -> None:
         DataLoader(Slow(40, {}), **options).load_state_dict(other)
 
 
-@pytest.mark.parametrize("wrap", [lambda data: Subset(data, range(20)), lambda data: ConcatDataset([data, data])])
-@pytest.mark.parametrize("other", [{"seed": 7}, {"world_size": 3}, {"shuffle": "none"}])
-def test_a_state_over_a_wrapped_share_is_of_that_share(tmp_path: Path, wrap: Any, other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrap", "shuffle", "other"),
+    [
+        *((lambda data: Subset(data, range(20)), "none", other) for other in ({"seed": 7}, {"world_size": 3})),
+        *(
+            (lambda data: ConcatDataset([data, data]), "global", other)
+            for other in ({"seed": 7}, {"world_size": 3}, {"shuffle": "none"})
+        ),
+    ],
+)
+def test_a_state_over_a_wrapped_share_is_of_that_share(
+    tmp_path: Path, wrap: Any, shuffle: str, other: dict[str, Any]
+) -> None:
     """Positions would mean other rows."""
     (tmp_path / "rows.txt").write_text("".join(f"a/{i}.jpg {i}\n" for i in range(60)))
+    usual: dict[str, Any] = {"rank": 0, "world_size": 2, "shuffle": shuffle, "remainder": "uneven"}
 
     def loader_over(**options: Any) -> DataLoader[Any]:
-        share = RankDataset(str(tmp_path / "rows.txt"), **{"rank": 0, "world_size": 2, **options})
+        share = RankDataset(str(tmp_path / "rows.txt"), **{**usual, **options})
         return DataLoader(wrap(share), batch_size=4, shuffle=True, seed=1)
 
     loader = loader_over()

@@ -151,7 +151,7 @@ def is_silent() -> Iterator[None]:
 
 @full_only("many ranks for each", but=["1", "2"])
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": "global"}, {"split": True}, {"shuffle": False}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": "global"}, {"split": True}, {"seed": 5}])
 @pytest.mark.parametrize("name", SHARES)
 def test_a_share_keeps_its_own_order(name: str, options: Any, ranks: int, tmp_path: Path, job: Any) -> None:
     def read(**options: Any) -> Any:
@@ -181,7 +181,116 @@ def test_a_share_in_order_refuses_a_shuffle(tmp_path: Path) -> None:
     loader_over(share(tmp_path, shuffle="none"), shuffle="none")
     with pytest.raises(ConfigError, match="not shuffle='none': choose the order there"):
         loader_over(share(tmp_path), shuffle="none")
-    loader_over(share(tmp_path), shuffle=False)  # which frameworks say, too, where nobody has asked
+
+
+def images_of(folder: Path, **options: Any) -> Any:
+    return ps.ImageDataset(ps.RankDataset(manifest(folder), **options))
+
+
+@full_only("many ranks for each", but=["rows-1", "rows-2", "table-2"])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("name", ["rows", "table"])
+def test_a_share_is_read_in_order_for_shuffle_false(name: str, ranks: int, tmp_path: Path, job: Any) -> None:
+    def read() -> Any:
+        data = SHARES[name](tmp_path, seed=5)
+        loader = loader_over(data, shuffle=False)
+        had = epochs(loader)
+        again = loader_over(data, shuffle=False)
+        next(iter(again))
+        rest = loader_over(SHARES[name](tmp_path, seed=5), shuffle=False)
+        rest.load_state_dict(again.state_dict())
+        assert epochs(rest, 1)[0] == had[0][4:]
+        assert loader.splits == "the dataset"
+        return [*had, epochs(loader_over(data), 1)[0]]
+
+    found = job(ranks, read)
+    for rank, (first, second, own) in enumerate(found):
+        assert first == second == [*range(rank, N, ranks)]
+        assert own != first  # the dataset keeps its own order for others
+    assert together(found, 0) == [*range(N)]
+
+
+def test_images_are_read_in_order_for_shuffle_false(tmp_path: Path) -> None:
+    loader: Any = ps.DataLoader(images_of(tmp_path, shuffle="block", block_size=4), 4, shuffle=False)
+    assert [record.row for record in loader.dataset.source.records(range(N))] == [*range(N)]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (mixture, "this Mixture determines its own order, and shuffle=False cannot change it"),
+        (lambda folder: share(folder, mini_epochs=2), "this RankDataset determines its own order"),
+        (lambda folder: ps.MPDataset(manifest(folder), batch_size=4), "this MPDataset determines its own order"),
+        (lambda folder: ConcatDataset([share(folder), share(folder)]), "the RankDataset inside is shuffled"),
+    ],
+)
+def test_shuffle_false_is_refused_where_there_is_no_order_of_rows(make: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        loader_over(make(tmp_path), shuffle=False)
+    assert len(loader_over(make(tmp_path))) > 0
+
+
+def test_the_order_of_a_share_follows_from_its_own_seed(tmp_path: Path) -> None:
+    for data in (share(tmp_path, seed=5), mixture(tmp_path, seed=5), images_of(tmp_path, seed=5)):
+        loader_over(data, seed=5)
+        with pytest.raises(ConfigError, match=r"follows from its own seed=5, not from seed=3 of the DataLoader"):
+            loader_over(data, seed=3)
+        with pytest.raises(ConfigError, match="not from a generator"):
+            loader_over(data, shuffle=True, generator=torch.Generator())
+    loader_over(share(tmp_path, shuffle="none"), seed=3)  # for the draws, since the order has no seed
+
+
+SELECTING: dict[str, Callable[[Any], Any]] = {
+    "torch's sequential": torch.utils.data.SequentialSampler,
+    "sequential": ps.SequentialSampler,
+    "subset": lambda data: torch.utils.data.SubsetRandomSampler(range(N // 2)),
+    "weighted": lambda data: torch.utils.data.WeightedRandomSampler([1.0] * N, N),
+    "list": lambda data: [0, 1],
+}
+
+
+@pytest.mark.parametrize("name", SELECTING)
+@pytest.mark.parametrize("make", [share, images_of, mixture])
+def test_samplers_of_rows_over_positions_are_refused(make: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"are rows, but an index of this .* is a position in its own order"):
+        data = make(tmp_path)
+        loader_over(data, sampler=SELECTING[name](data))
+    with pytest.raises(ConfigError, match="are rows"):
+        loader_over(ConcatDataset([data]), sampler=SELECTING[name](data))
+    loader_over(data, sampler=torch.utils.data.RandomSampler(data))
+    rows = share(tmp_path, shuffle="none")
+    assert epochs(loader_over(rows, sampler=torch.utils.data.SequentialSampler(rows)), 1)[0] == [*range(N)]
+
+
+@pytest.mark.parametrize("kind", [ps.DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: ConcatDataset([data])])
+@pytest.mark.parametrize("make", [share, table, mixture])
+def test_indices_of_torchs_subset_are_rows_or_refused(kind: Any, wrap: Any, make: Any, tmp_path: Path) -> None:
+    data = make(tmp_path)
+    for part in random_split(wrap(data), [0.75, 0.25]):
+        with pytest.raises(ConfigError, match=r"penstock.Subset\(dataset, rows\)"):
+            next(iter(kind(part, 4, collate_fn=numbers)))
+    assert len(list(kind(data, 4, collate_fn=numbers))) == -(-len(data) // 4)
+    if make is mixture:
+        return
+    data = make(tmp_path, shuffle="none")
+    parts = random_split(wrap(data), [0.75, 0.25])
+    rows: list[set[int]] = [set(), set()]
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        for mine, part in zip(rows, parts, strict=True):
+            mine.update(itertools.chain.from_iterable(kind(part, 4, collate_fn=numbers, shuffle=True)))
+    assert not rows[0] & rows[1]
+    assert sorted(rows[0] | rows[1]) == [*range(N)]
+
+
+def test_a_subset_of_padded_rows_is_refused(tmp_path: Path, job: Any) -> None:
+    def read(**options: Any) -> list[int]:
+        return numbers(list(Subset(share(tmp_path, shuffle="none", **options), range(3))))
+
+    with pytest.raises(ConfigError, match="on another rank"):
+        job(2, read)
+    assert job(2, lambda: read(remainder="uneven")) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_an_image_data_set_is_as_its_records(tmp_path: Path) -> None:
@@ -195,10 +304,10 @@ def test_an_image_data_set_is_as_its_records(tmp_path: Path) -> None:
 def test_a_share_cannot_be_made_whole(wrap: Callable[[Any], Any], tmp_path: Path, job: Any) -> None:
     def refuse() -> None:
         with pytest.raises(ConfigError, match="open it with rank=0, world_size=1"):
-            loader_over(wrap(share(tmp_path)), split=False)
+            loader_over(wrap(share(tmp_path, shuffle="none")), split=False)
 
     job(2, refuse)
-    job(1, lambda: loader_over(wrap(share(tmp_path)), split=False))
+    job(1, lambda: loader_over(wrap(share(tmp_path, shuffle="none")), split=False))
 
 
 def test_the_whole_on_every_rank_is_said_where_it_is_opened(tmp_path: Path, job: Any) -> None:
@@ -416,7 +525,7 @@ def test_a_share_may_be_opened_in_a_world_that_is_half_known(tmp_path: Path, mon
     manifest(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    share = ps.RankDataset(str(tmp_path / "rows.txt"))
+    share = ps.RankDataset(str(tmp_path / "rows.txt"), shuffle="none")
     for dataset in (share, Subset(share, range(4))):
         assert isinstance(loader_over(dataset).sampler, DistributedSampler)
 
@@ -520,7 +629,7 @@ def test_a_share_beside_whole_data_is_refused(rest: Any, options: Any, tmp_path:
     """Each rank would read all of one part, and a share of the other."""
 
     def mixed() -> Any:
-        return ConcatDataset([Subset(share(tmp_path), range(4)), rest(tmp_path)])
+        return ConcatDataset([Subset(share(tmp_path, shuffle="none"), range(4)), rest(tmp_path)])
 
     def refuse() -> None:
         with pytest.raises(ConfigError, match=r"one rank's share of a RankDataset.*read on each of the 2 ranks"):
@@ -612,7 +721,7 @@ def test_who_splits_is_said(tmp_path: Path, job: Any) -> None:
         assert loader_over(data, sampler=ps.DistributedSampler(data)).splits == "a sampler"
         assert loader_over(data, sampler=ps.RandomSampler(data)).splits == "nobody"
         assert loader_over(data).splits == "nobody"
-        assert loader_over(Subset(share(tmp_path), range(4)), shuffle=True).splits == "the dataset"
+        assert loader_over(Subset(share(tmp_path, shuffle="none"), range(4)), shuffle=True).splits == "the dataset"
         stream = ps.MPDataset(manifest(tmp_path), batch_size=4)
         assert loader_over(stream).splits == "the dataset"
 

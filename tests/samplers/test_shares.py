@@ -287,7 +287,8 @@ def test_a_data_set_that_is_a_share_takes_no_sampler_that_deals(tmp_path: Any) -
     grouped = GroupedBatchSampler(range(10), [0] * 10, 2, world_size=2, rank=0)
     with pytest.raises(PartitionError, match="GroupedBatchSampler would split it"):
         ps.DataLoader(dataset, batch_sampler=grouped)
-    assert len(ps.DataLoader(dataset, 2, sampler=Share(range(10), 1, 0))) == 5
+    rows = ps.RankDataset(path, rank=0, world_size=2, shuffle="none")
+    assert len(ps.DataLoader(rows, 2, sampler=Share(range(10), 1, 0))) == 5
 
 
 def test_who_deals() -> None:

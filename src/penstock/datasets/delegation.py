@@ -20,6 +20,10 @@ class SourceWrapper:
         made.source = source
         return made
 
+    def in_order(self) -> Self:
+        """Return the same dataset over its source in order, see `SourceDataset.in_order`."""
+        return self.with_source(self.source.in_order())
+
 
 FORWARDED_ATTRIBUTES = frozenset(
     {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch"}

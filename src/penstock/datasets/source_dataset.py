@@ -116,6 +116,12 @@ class SourceDataset(BatchedDataset):
         made.plan.keep(kept_rows(keep, Filterable.of(self.source, self.fingerprint, self.plan.samples, self.plan.kept)))
         return made
 
+    def in_order(self) -> Self:
+        """Return a dataset of the same rows in the order of the source, in which no rank repeats a row."""
+        made = copy.copy(self)
+        made.plan.unshuffle()
+        return made
+
     # Identity and position.
 
     def __repr__(self) -> str:

@@ -55,6 +55,7 @@ from penstock.loader.splits import (
     check_split,
     choose_sampler,
     epoch_of_other_world,
+    in_requested_order,
     splitter_of,
 )
 from penstock.loader.statistics import Statistics
@@ -95,7 +96,9 @@ class DataLoader(TorchDataLoader[T_co]):
 
     Args:
         shuffle: True or False as in torch; ``"global"`` or ``"block"`` for Penstock's orders, which need O(1) memory
-            (seed 0 unless ``seed`` is set).
+            (seed 0 unless ``seed`` is set). None, the default, is False, but leaves a dataset with its own order
+            (`RankDataset`, ...) that order. There False reads a copy of the dataset in order, with no row repeated on
+            any rank, and True accepts the dataset's order.
         num_workers: a number, or ``"auto"``: the loader tries a few executors and numbers of workers on the first
             batches of the run and keeps the best. The batches stay the same. Afterwards ``loader.num_workers`` is the
             number chosen, and `report` lists the settings tried. Needs a seed or a ``pure`` dataset.
@@ -114,7 +117,8 @@ class DataLoader(TorchDataLoader[T_co]):
         seed: fixes the order and each sample's `penstock.generator`: both are functions of (seed, epoch, position), in
             every executor. If the dataset does not declare itself ``pure``, inline and process workers also seed the
             global generators of Python, NumPy and torch for each sample, and restore the caller's. Defaults to the
-            seed of a Penstock sampler or dataset; without one, torch's rules hold.
+            seed of a Penstock sampler or dataset; without one, torch's rules hold. The order of a dataset with its own
+            shuffled order follows from the dataset's seed, so another one is refused.
         split: whether the loader splits the dataset among the ranks (of ``torch.distributed``, else RANK and
             WORLD_SIZE) if neither ``sampler`` nor ``batch_sampler`` does. A `RankDataset` or another dataset that is
             already one rank's share is never split again; ``shuffle=True`` keeps its own order.
@@ -141,7 +145,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     Raises:
         ValueError: an argument that torch refuses, with torch's message, or an option that the executor does not have.
-        ConfigError: ``skip=`` with an order that `Ledger` cannot compute (here or at ``iter()``).
+        ConfigError: ``skip=`` with an order that `Ledger` cannot compute (here or at ``iter()``); ``shuffle``,
+            ``seed``, ``generator`` or a sampler over a dataset whose own order is another one.
         PartitionError: both the dataset and the sampler split the samples among ranks; or, at ``iter()``, the process
             group was created after a loader that would have split its dataset.
 
@@ -230,7 +235,10 @@ class DataLoader(TorchDataLoader[T_co]):
             **declarations(dataset),
         )
         check(config)
-        convert_positional_arguments(self)
+        orders = config.seed, config.generator, config.drop_last, config.split
+        requested = OrderArguments(shuffle, sampler, batch_sampler, *orders)
+        dataset = in_requested_order(dataset, requested)
+        convert_positional_arguments(self, dataset)
         self._config = config
         self._tuner: Autotuner | None = None
         self.executor = config.executor
@@ -244,14 +252,14 @@ class DataLoader(TorchDataLoader[T_co]):
         self.output = config.output
         self.device = config.device
         self.progress = config.progress
-        self._begin_as_torch(dataset, sampler, batch_sampler)
+        self._begin_as_torch(dataset, requested)
         self._set_up()
 
-    def _begin_as_torch(self, dataset: Any, sampler: Any, batch_sampler: Any) -> None:
+    def _begin_as_torch(self, dataset: Any, requested: OrderArguments) -> None:
         """Call torch's constructor, with a Penstock sampler if the user passed none."""
         config, shuffle = self._config, self._config.shuffle
-        orders = config.seed, config.generator, config.drop_last, config.split
-        found = choose_sampler(dataset, OrderArguments(shuffle, sampler, batch_sampler, *orders))
+        sampler, batch_sampler = requested.sampler, requested.batch_sampler
+        found = choose_sampler(dataset, requested)
         self._has_chosen_sampler = found is not sampler
         if self._has_chosen_sampler:
             sampler, shuffle = found, None

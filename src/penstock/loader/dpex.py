@@ -47,7 +47,7 @@ class DpexDataLoader(DataLoader[T_co]):
         distribute_mode: bool = False,
         head_address: str = "auto",
         batch_size: int | None = 1,
-        shuffle: bool = False,
+        shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,

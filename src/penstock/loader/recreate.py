@@ -81,12 +81,12 @@ def drop_base_record(loader: Any) -> Iterator[None]:
             del vars(loader)[name]
 
 
-def convert_positional_arguments(loader: Any) -> None:
+def convert_positional_arguments(loader: Any, dataset: Any) -> None:
     """Convert positional arguments in Lightning's record to keyword arguments, since it adds others by keyword.
 
     Positional-only arguments and ``*args`` of a subclass stay. ``split`` is removed, because Lightning's sampler
     replaces it, and so is ``skip``, because Lightning's sampler has no step numbers: the new loader takes it from the
-    old one, together with the order.
+    old one, together with the order. ``dataset`` is the one that the loader reads.
     """
     record = vars(loader)
     if _ARGS not in record:
@@ -99,6 +99,8 @@ def convert_positional_arguments(loader: Any) -> None:
     if isinstance(kwargs.get("split"), bool | None):
         kwargs.pop("split", None)
     kwargs.pop("skip", None)
+    if "dataset" in kwargs:
+        kwargs["dataset"] = dataset
     record[_KWARGS] = kwargs
 
 

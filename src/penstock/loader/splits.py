@@ -4,7 +4,8 @@ For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more 
 
     dataset                       split=  shuffle=True or a name          no shuffle, or "none"
     ----------------------------  ------  ------------------------------  --------------------------------------
-    one rank's share already      None    its own order, if they agree    its own order; "none" has to agree
+    one rank's share already      None    its own order, if they agree    its own order; "none" has to agree; False
+                                                                          reads in order, no sample twice
                                   True    the same                        the same
                                   False   ConfigError                     ConfigError
     Penstock, unsplit             None    the loader splits               every rank reads all, and a warning
@@ -15,7 +16,8 @@ For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more 
                                   True    the loader splits               the loader splits, no sample twice
                                   False   every rank reads all            every rank reads all
 
-torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of their parts. If the parts differ:
+torch's ``ConcatDataset`` and ``StackDataset`` follow the rule of their parts. So does ``Subset``, but it is a
+ConfigError if its indices would be other rows of a share in each epoch. If the parts differ:
 
     shares and unsplit data            any   ConfigError                  ConfigError
     Penstock unsplit, and others       None  ConfigError                  every rank reads all, and a warning
@@ -23,6 +25,8 @@ torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of th
 
 With one rank nothing is split, but ``split=True`` yields the same order as with several ranks. A sampler splits
 or not according to its own arguments, and so does an iterable dataset: with these, ``split=`` is a ConfigError.
+
+A share determines its order: a sampler whose indices name rows, or another seed, is a ConfigError if it is shuffled.
 """
 
 from __future__ import annotations
@@ -44,15 +48,23 @@ from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of
+from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of, subset_parts
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamplerOfShare
-from penstock.samplers.shares import rank_splitter
-from penstock.sources.batched import BatchedDataset
+from penstock.samplers.shares import layers, rank_splitter
+from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.wording import kind_text
 
-__all__ = ["OrderArguments", "Splitter", "check_split", "choose_sampler", "epoch_of_other_world", "splitter_of"]
+__all__ = [
+    "OrderArguments",
+    "Splitter",
+    "check_split",
+    "choose_sampler",
+    "epoch_of_other_world",
+    "in_requested_order",
+    "splitter_of",
+]
 
 Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
 
@@ -75,6 +87,16 @@ class OrderArguments(NamedTuple):
     def shuffles(self) -> bool:
         """Whether the user requests another order than the dataset's."""
         return bool(self.shuffle) and self.shuffle != "none"
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the user passes ``shuffle=False``. None is not False: it leaves a dataset its own order."""
+        return self.shuffle is not None and not isinstance(self.shuffle, str) and not self.shuffle
+
+    @property
+    def given(self) -> Any:
+        """The user's sampler or batch sampler; None without one."""
+        return self.sampler if self.sampler is not None else self.batch_sampler
 
 
 class DatasetParts(NamedTuple):
@@ -99,6 +121,24 @@ class DatasetParts(NamedTuple):
         return found
 
 
+def in_requested_order(dataset: Any, requested: OrderArguments) -> Any:
+    """Return the dataset that a loader reads: for ``shuffle=False``, a share in its own order as a copy in order.
+
+    Raises:
+        ConfigError: the share has no order of rows, or is read in mini-epochs.
+    """
+    plan = _plan_inside(dataset)
+    if not requested.in_order or requested.given is not None or plan is None or plan.agrees_with(False):
+        return dataset
+    # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order.
+    if plan.shuffle == "none" or plan.mini_epochs > 1 or not hasattr(dataset, "in_order"):
+        raise ConfigError(
+            f"this {type(dataset).__name__} determines its own order, and shuffle=False cannot change it: choose the "
+            "order there, and omit shuffle here"
+        )
+    return dataset.in_order()
+
+
 def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | Iterable[Any] | None:
     """Return the sampler for a loader: the user's, or one chosen by the rule of this module.
 
@@ -108,19 +148,23 @@ def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | It
     """
     if not isinstance(requested.split, bool | None):
         raise ConfigError(f"split takes True, False or None, got {requested.split!r}")
-    given = requested.sampler if requested.sampler is not None else requested.batch_sampler
-    parts = DatasetParts.of(dataset)
+    given, parts = requested.given, DatasetParts.of(dataset)
     _check_mixed_shares(dataset, parts, told=requested.split is False or given is not None)
     if given is not None or isinstance(dataset, IterableDataset):
         _refuse_split(dataset, requested, given)
         _refuse_double_split(dataset, given)
+        _check_rows(dataset, parts.shares, given)
+        if given is None:
+            _check_seeds(parts.shares, requested)
         return requested.sampler
     _check_shuffle(requested.shuffle)
     if own_order(dataset) is not None:
         _check_share(dataset, requested)
+        _check_seeds([dataset], requested)
         return _in_order(dataset)
     if parts.shares:
         _check_inner_shares(parts.shares, requested)
+        _check_rows(dataset, parts.shares, None)
     elif requested.split:
         return _splitting_sampler(dataset, requested)
     elif requested.split is None and requested.shuffles and parts.whole and _ranks() > 1:
@@ -277,10 +321,9 @@ def _check_share(dataset: Any, requested: OrderArguments) -> None:
     # Checked only with split=, since the world may not be known yet.
     if requested.split is not None:
         _check_world(name, plan.peek_world().world_size, requested)
-    # Frameworks pass shuffle=False even if the user requests nothing.
-    asks = requested.shuffles or isinstance(requested.shuffle, str)
-    if asks and not plan.agrees_with(requested.shuffle or False):
-        if requested.shuffle is True:
+    shuffle = requested.shuffle if isinstance(requested.shuffle, str | None) else bool(requested.shuffle)
+    if shuffle is not None and not plan.agrees_with(shuffle):
+        if shuffle is True:
             raise ConfigError(
                 f"this {name} was created with shuffle='none' and determines its own order: open it with "
                 "shuffle='global', or omit shuffle=True here"
@@ -292,12 +335,60 @@ def _check_share(dataset: Any, requested: OrderArguments) -> None:
 
 
 def _check_inner_shares(shares: list[Any], requested: OrderArguments) -> None:
-    """Raise if shares inside of torch's wrappers contradict ``split=``."""
-    # Without split= nothing is checked, since the world may not be known yet.
-    if requested.split is None:
+    """Raise if shares inside of torch's wrappers contradict ``split=`` or ``shuffle=False``."""
+    for share in shares:
+        plan, name = _plan_inside(share), type(share).__name__
+        # Checked only with split=, since the world may not be known yet.
+        if requested.split is not None:
+            _check_world(name, _ranks_of(share), requested)
+        if requested.in_order and plan is not None and not plan.agrees_with(False):
+            raise ConfigError(f"shuffle=False, but the {name} inside is shuffled: open it with shuffle='none'")
+    if not requested.shuffles:
+        _check_seeds(shares, requested)
+
+
+def _check_seeds(shares: list[Any], requested: OrderArguments) -> None:
+    """Raise if ``seed=`` or ``generator=`` is for an order that follows from the seed of a share."""
+    for share in shares:
+        plan, name = _plan_inside(share), type(share).__name__
+        if plan is None or plan.agrees_with(False):
+            continue
+        if requested.seed is not None and requested.seed != plan.seed:
+            raise ConfigError(
+                f"the order of this {name} follows from its own seed={plan.seed}, not from seed={requested.seed} of "
+                f"the DataLoader: pass seed={requested.seed} there, and omit it here"
+            )
+        if requested.generator is not None and requested.shuffles:
+            raise ConfigError(
+                f"the order of this {name} follows from its own seed={plan.seed}, not from a generator: pass seed= "
+                "there, and omit generator= here"
+            )
+
+
+def _check_rows(dataset: Any, shares: list[Any], given: Any) -> None:
+    """Raise if a torch ``Subset`` or a user's sampler takes an index of a share for a row.
+
+    It is a position in the share's own order. A random order of positions is a random order of rows.
+    """
+    for share in subset_parts(dataset):
+        if (plan := _plan_inside(share)) is not None:
+            plan.check_torch_subset()
+    *_, innermost = [None, *layers(given)]
+    if given is None or isinstance(innermost, SequentialSamplerOfShare | torch.utils.data.RandomSampler):
         return
     for share in shares:
-        _check_world(type(share).__name__, _ranks_of(share), requested)
+        if (plan := _plan_inside(share)) is not None and not plan.keeps_rows:
+            raise ConfigError(
+                f"the indices of a {type(innermost).__name__} are rows, but an index of this {type(share).__name__} is "
+                "a position in its own order, which differs in each epoch: omit the sampler (shuffle=False reads in "
+                "order), or open the dataset with shuffle='none', remainder='uneven'"
+            )
+
+
+def _plan_inside(dataset: Any) -> SharePlan | None:
+    """Return the plan of a share, also of the samples of an iterable one."""
+    plan = own_order(dataset.samples if isinstance(dataset, StreamDataset) else dataset)
+    return plan if isinstance(plan, SharePlan) else None
 
 
 def _check_mixed_shares(dataset: Any, parts: DatasetParts, *, told: bool) -> None:

@@ -9,6 +9,7 @@ a share does not depend on the length of the source.
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 import torch.distributed as dist
 import xxhash
+from torch.utils.data import Subset
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
@@ -42,6 +44,8 @@ __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCur
 
 _KEPT_VIEWS = 4
 """Views in the cache: one for each of several loaders."""
+
+_SUBSET_READS = (Subset.__getitem__.__code__, Subset.__getitems__.__code__)
 
 
 class Rows(Protocol):
@@ -417,8 +421,28 @@ class SharePlan(Plan[ShareEpoch]):
         return self._world.peek()
 
     def agrees_with(self, shuffle: bool | str) -> bool:
-        """Return whether the order matches a loader's ``shuffle=``; ``shuffle=True`` matches any shuffle."""
-        return self.shuffle != "none" if shuffle is True else self.shuffle == shuffle
+        """Return whether the order matches a loader's ``shuffle=``: True is any shuffle, False the order of rows."""
+        return (self.shuffle != "none") is shuffle if isinstance(shuffle, bool) else self.shuffle == shuffle
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether an index is the same row in every epoch and mini-epoch."""
+        return self.mini_epochs == 1 and self.excluded is None and self.agrees_with(False)
+
+    def check_torch_subset(self) -> None:
+        """Raise if the rows of a torch ``Subset`` would be others in another epoch.
+
+        Raises:
+            ConfigError: the parts of a ``random_split`` would share rows.
+        """
+        if not self.keeps_rows:
+            raise _not_rows()
+
+    def unshuffle(self) -> None:
+        """Take the order of the source, in which no rank repeats a row, and begin at the start of the epoch."""
+        self.shuffle, self.block, self.locality, self._views = "none", {}, None, {}
+        self.remainder = "uneven" if self.remainder == "pad" else self.remainder
+        self.request_start(MiniEpoch(self.shown.epoch, 0, self.samples))
 
     # Views.
 
@@ -427,7 +451,7 @@ class SharePlan(Plan[ShareEpoch]):
 
         Recent views are cached, for several loaders that are read alternately.
         """
-        place = self.shown if place is None else place
+        place = self._shown_to_caller() if place is None else place
         views = self._views
         found = views.get(place)
         if found is None:
@@ -435,6 +459,21 @@ class SharePlan(Plan[ShareEpoch]):
             # A new dict, because another thread may be reading the old one.
             self._views = dict([*views.items()][1 - _KEPT_VIEWS :]) | {place: found}
         return found
+
+    def _shown_to_caller(self) -> MiniEpoch:
+        """Return `shown` for a program that reads by index.
+
+        Raises:
+            ConfigError: torch's ``Subset`` reads. It calls nothing when it is created, so in torch's loader it can be
+                recognised only here.
+        """
+        fixed = self.keeps_rows and (self.remainder != "pad" or self.world.world_size == 1)
+        frame = None if fixed else sys._getframe(1)
+        while frame is not None:
+            if frame.f_code in _SUBSET_READS:
+                raise _not_rows()
+            frame = frame.f_back
+        return self.shown
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return a new view at a place, without caching it."""
@@ -706,6 +745,14 @@ class SharePlan(Plan[ShareEpoch]):
         if state.get("world_size") != self.world.world_size:
             done, base, skip = mini_epoch + 1 if state.get("finished") else mini_epoch, consumed, 0
         return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, nodes, ranks, changes))
+
+
+def _not_rows() -> ConfigError:
+    return ConfigError(
+        "torch's Subset and random_split take an index for a row, but an index of this dataset is a position in its "
+        "own order: in another epoch, or on another rank, the parts would share rows. Use penstock.Subset(dataset, "
+        "rows), which takes rows of the source, or open the dataset with shuffle='none', remainder='uneven'"
+    )
 
 
 def _excluded(rows: Any, of: int) -> ExcludedRows:

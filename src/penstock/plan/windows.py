@@ -496,7 +496,7 @@ class WindowPlan(SharePlan):
 
         In an epoch in windows, a view only reads rows, and has no length until all shards are counted.
         """
-        place = self.shown if place is None else place
+        place = self._shown_to_caller() if place is None else place
         if isinstance(place, ShardSamples):
             return WindowView(self.seed, place)
         if place.samples != UNKNOWN:

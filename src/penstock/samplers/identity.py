@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import xxhash
@@ -23,6 +23,7 @@ __all__ = [
     "own_order",
     "parts_of",
     "shares_in",
+    "subset_parts",
 ]
 
 _TORCHS = (Subset, ConcatDataset, StackDataset)
@@ -92,11 +93,24 @@ def parts_of(data: Any) -> Iterator[Any]:
     if isinstance(data, Subset):
         yield from parts_of(data.dataset)
     elif isinstance(data, ConcatDataset | StackDataset):
-        inner: Any = data.datasets
-        for one in inner.values() if isinstance(inner, Mapping) else inner:
+        for one in _inside(data):
             yield from parts_of(one)
     else:
         yield data
+
+
+def _inside(data: Any) -> Iterable[Any]:
+    inner: Any = data.datasets
+    return inner.values() if isinstance(inner, Mapping) else inner
+
+
+def subset_parts(data: Any) -> Iterator[Any]:
+    """Yield the datasets inside torch's `Subset`, wherever it is inside torch's datasets."""
+    if isinstance(data, Subset):
+        yield from parts_of(data)
+    elif isinstance(data, ConcatDataset | StackDataset):
+        for one in _inside(data):
+            yield from subset_parts(one)
 
 
 def shares_in(data: Any) -> Iterator[Any]:

@@ -22,7 +22,8 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
 
     Args:
         data_source: anything with a length (read again for every epoch). A dataset with its own order, such as
-            `RankDataset`, also has its own epochs and states, and the sampler uses these.
+            `RankDataset`, also has its own epochs and states, and the sampler uses these. A Penstock loader refuses
+            the sampler if that order is shuffled: there, omit it, or pass ``shuffle=False``.
 
     The state over a plain dataset is the number of samples consumed: O(1).
 

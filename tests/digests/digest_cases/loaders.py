@@ -216,7 +216,6 @@ def _shares(sources: Sources) -> dict[str, Loader]:
         "group=5": ({"group": 5}, {}),
         "block": ({"shuffle": "block", "block_size": 8, "window": 2}, {}),
         "none uneven": ({"shuffle": "none", "remainder": "uneven"}, {}),
-        "loader's seed": ({}, {"seed": 8}),
     }
     for name, (options, loader) in rank.items():
         found[f"rank {name}"] = Loader(partial(share, families["rank"], options, loader), elastic=True)
