@@ -2,7 +2,8 @@
 
 Rank and world size come from the arguments, else from an initialised ``torch.distributed`` process group, else from
 the environment variables RANK and WORLD_SIZE (set by torchrun), else they are 0 and 1. They are resolved in the main
-process and sent as plain numbers to workers, which have no process group.
+process and sent as plain numbers to workers, which have no process group. Another process that gets a pickled object,
+such as a rank that the program starts, resolves them by itself.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as _torch_worker
 
 from penstock.errors import ConfigError, PartitionError
 
-__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "node_count", "worker"]
+__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "node_count", "ranks", "worker"]
 
 
 class World(NamedTuple):
@@ -59,17 +61,28 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
         if dist.get_rank(group) < 0:
             raise PartitionError("this process is not in process_group: create the dataset only in ranks of the group")
         return World(dist.get_rank(group), dist.get_world_size(group))
-    if dist.is_available() and dist.is_initialized():
+    if _has_group():
         return World(dist.get_rank(), dist.get_world_size())
     return _from_environment()
 
 
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _variables() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+
+
 def _from_environment() -> World:
-    given = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    given = _variables()
     if not given:
         return World(0, 1)
     if len(given) == 1:
-        raise PartitionError(f"only {next(iter(given))} is set of RANK and WORLD_SIZE: set both or neither")
+        raise PartitionError(
+            f"only {next(iter(given))} is set of RANK and WORLD_SIZE: set both or neither, "
+            "or initialise torch.distributed first"
+        )
     try:
         rank, world_size = int(given["RANK"]), int(given["WORLD_SIZE"])
     except ValueError:
@@ -79,17 +92,28 @@ def _from_environment() -> World:
     return _checked(rank, world_size, " (from the environment variables RANK and WORLD_SIZE)")
 
 
+def ranks() -> int:
+    """Return the number of ranks, also where this process does not know its own rank yet.
+
+    Child processes of Lightning have WORLD_SIZE without RANK until the process group exists.
+
+    Raises:
+        PartitionError: WORLD_SIZE is not a positive integer.
+    """
+    return dist.get_world_size() if _has_group() else _from_variable("WORLD_SIZE") or 1
+
+
 def local_ranks() -> int:
     """Return how many ranks of the job run on this machine: LOCAL_WORLD_SIZE, which torchrun sets.
 
     Without it all ranks count as local, so a rank may use too little of the machine, but never too much.
 
     Raises:
-        PartitionError: LOCAL_WORLD_SIZE is not a positive integer, or `current` raises.
+        PartitionError: LOCAL_WORLD_SIZE or WORLD_SIZE is not a positive integer.
     """
-    ranks = current().world_size
-    local = None if ranks == 1 else _from_variable("LOCAL_WORLD_SIZE")
-    return ranks if local is None else min(ranks, local)
+    count = ranks()
+    local = None if count == 1 else _from_variable("LOCAL_WORLD_SIZE")
+    return count if local is None else min(count, local)
 
 
 def node_count(world: World) -> int:
@@ -148,6 +172,9 @@ def worker() -> Worker:
 class LateWorld:
     """Rank and world size of an object that may be created before the process group: resolved at first use, then fixed.
 
+    A pickle contains what the process that wrote it knew. A worker process uses that, since it has no process group.
+    Any other process does only if neither a process group nor RANK and WORLD_SIZE say more there.
+
     Args:
         rank, world_size: used unchanged. A missing one is determined at first use.
         process_group: as in `current`. It is read immediately and not stored, since it cannot be pickled.
@@ -174,19 +201,33 @@ class LateWorld:
         if given or (not each and (rank is not None or world_size is not None)):
             current(rank, world_size, process_group=process_group)
         self._fixed = given or process_group is not None
+        # From the process that pickled this object.
+        self._sent: World | None = None
         self._world = self._find(process_group) if self._fixed else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers on other machines have no process group, so the resolved rank is pickled.
-        return {**self.__dict__, "_world": self.get()}
+        return {**self.__dict__, "_world": self._world if self._fixed else None, "_sent": self.known()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LateWorld:
         # Copies in this process have the same rank. Copying must not resolve it.
         return self
 
-    def peek(self) -> World:
-        """Return rank and world size as of now, without fixing them."""
-        return self._find(None) if self._world is None else self._world
+    def __str__(self) -> str:
+        world = self.known()
+        return f"rank not known yet, of {self.ranks}" if world is None else f"rank {world.rank} of {world.world_size}"
+
+    @property
+    def ranks(self) -> int:
+        """The world size as of now, without fixing it, also where the rank is not known yet."""
+        world = self.known()
+        return world.world_size if world is not None else self._world_size or ranks()
+
+    def known(self) -> World | None:
+        """Return rank and world size as of now, without fixing them; None if only one of RANK and WORLD_SIZE is set."""
+        if self._world is not None:
+            return self._world
+        half = not self._uses_sent and not _has_group() and len(_variables()) == 1
+        return None if half else self._find(None)
 
     def get(self) -> World:
         """Return rank and world size, and fix them.
@@ -196,7 +237,7 @@ class LateWorld:
         """
         if self._world is None:
             self._world = self._find(None)
-        elif not self._fixed and dist.is_available() and dist.is_initialized():
+        elif not self._fixed and _has_group():
             found = self._find(None)
             if found != self._world:
                 raise PartitionError(
@@ -206,10 +247,16 @@ class LateWorld:
                 )
         return self._world
 
+    @property
+    def _uses_sent(self) -> bool:
+        # torch's variable is set in worker processes, also of torch's loader, but not in threads.
+        in_worker = getattr(_torch_worker, "_worker_info", None) is not None
+        return self._sent is not None and (in_worker or not (_has_group() or _variables()))
+
     def _find(self, process_group: Any) -> World:
         rank, world_size = self._rank, self._world_size
         if rank is None or world_size is None:
-            found = current(process_group=process_group)
+            found = self._sent if self._sent is not None and self._uses_sent else current(process_group=process_group)
             rank = found.rank if rank is None else rank
             world_size = found.world_size if world_size is None else world_size
         return _checked(rank, world_size, "")

@@ -103,6 +103,13 @@ def test_a_state_loads_on_other_nodes(
     assert sum(found.values()) - 57 <= (0 if remainder == "uneven" else most - 1)
 
 
+def test_nodes_are_those_of_the_process_that_reads_a_pickle(rows: ps.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = pickle.dumps(make(rows, None, None, None))
+    for name, value in {"RANK": "3", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert had(pickle.loads(early)) == had(make(rows, 3, 6, 3))
+
+
 def test_nodes_are_those_of_the_job(rows: ps.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

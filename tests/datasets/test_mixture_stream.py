@@ -141,3 +141,8 @@ def test_each_epoch_and_each_rank_has_an_order_of_its_own(monkeypatch: pytest.Mo
         shares.append([number for _, number in make(tag=True, stop=80)])
     assert shares[0] != shares[1]
     assert Counter(shares[0]) == Counter(shares[1])
+    # A worker that is not forked has no process group, and perhaps no environment either.
+    payload = pickle.dumps(make(tag=True, stop=80))
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert [number for _, number in pickle.loads(payload)] == shares[1]

@@ -520,6 +520,28 @@ def test_a_world_that_is_half_known_is_left_to_the_framework(monkeypatch: pytest
         iter(loader)
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_loader_says_what_it_is_in_a_world_that_is_half_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    manifest(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv(name, "2")
+    share = ps.RankDataset(str(tmp_path / "rows.txt"))
+    assert f"share: rank not known yet, of {2 if name == 'WORLD_SIZE' else 1}" in repr(share)
+    sampler = ps.RandomSampler(range(N), shuffle="global", seed=0)
+    batches = ps.GroupedBatchSampler(sampler, [0] * N, 2)
+    for loader, owner in (
+        (loader_over(Range(N), num_workers="auto", seed=0), "nobody"),
+        (loader_over(share), "the dataset"),
+        (ps.DataLoader(Range(N), batch_sampler=batches), "a sampler" if name == "WORLD_SIZE" else "nobody"),
+    ):
+        assert (loader.splits, loader.stats()["split_by"]) == (owner, owner)
+        assert "samples/s" in loader.summary()
+        assert f"split by {owner}" in repr(loader)
+
+
 def test_a_share_may_be_opened_in_a_world_that_is_half_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says to frameworks that it is dealt."""
     manifest(tmp_path)

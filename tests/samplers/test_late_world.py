@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from penstock.errors import PartitionError
@@ -96,6 +97,47 @@ def test_the_rank_travels(make: Make, init: Callable[[int, int], None], monkeypa
     monkeypatch.setattr(dist, "is_initialized", lambda: False)  # as in a worker on another machine
     assert pickle.loads(payload).rank == 1
     assert take(pickle.loads(payload)) == take(make(1, 2))
+
+
+@pytest.mark.parametrize("use", [lambda s: None, take], ids=["unused", "used"])
+def test_the_process_that_reads_a_pickle_knows_better(make: Make, monkeypatch: pytest.MonkeyPatch, use: Any) -> None:
+    """A program pickles before it starts its ranks, which set RANK and WORLD_SIZE, or make a process group."""
+    sampler = make()
+    use(sampler)
+    payload = pickle.dumps(sampler)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert take(pickle.loads(payload)) == take(make(1, 2)) != take(make(0, 1))
+    assert take(pickle.loads(pickle.dumps(pickle.loads(payload)))) == take(make(1, 2))
+    assert take(pickle.loads(pickle.dumps(make(0, 3)))) == take(make(0, 3))
+    assert sampler.rank == (0 if use is take else 1), "pickling fixes nothing"
+
+
+def test_a_worker_has_the_rank_of_the_process_that_started_it(
+    make: Make, init: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the environment says, which the group of that process overrides."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    init(1, 2)
+    payload = pickle.dumps(make())
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", object())  # as torch and our workers do
+    assert take(pickle.loads(payload)) == take(make(1, 2))
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_sampler_can_be_made_and_pickled_in_a_world_that_is_half_known(
+    make: Make, init: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    sampler = make()
+    payload = pickle.dumps(sampler)
+    for one in (sampler, pickle.loads(payload)):
+        with pytest.raises(PartitionError, match=f"only {name} is set .* or initialise torch.distributed first"):
+            take(one)
+    init(1, 2)
+    assert take(sampler) == take(pickle.loads(payload)) == take(make(1, 2))
 
 
 def test_one_of_the_two_is_enough_for_a_distributed_sampler_alone(init: Callable[[int, int], None]) -> None:

@@ -74,8 +74,9 @@ class MixtureStream(ResumableDataset):
         sizes = [_size(source) for source in self.sources]
         self._proportions = make_proportions(weights, sizes, mode, stop)
         # Raise for invalid weights here, not at the first sample.
-        self._order(None, 0)
+        self._proportions.order(0, None)
         self.tag = tag
+        self._world = distributed.LateWorld(of="mixture")
 
     def __repr__(self) -> str:
         sources = f"<{counted(len(self.sources), 'source')}: {', '.join(map(str, self.names))}>"
@@ -93,7 +94,7 @@ class MixtureStream(ResumableDataset):
         Each worker of each rank has its own order, so that a step of the job sees sources in proportion to their
         weights.
         """
-        number, _ = _worker_number()
+        number, _ = self._worker_number()
         return self._proportions.order(mix(derive_key(0, epoch, MIXTURE_ORDER), number), limit)
 
     def _limit(self) -> int | None:
@@ -101,8 +102,17 @@ class MixtureStream(ResumableDataset):
         stop = self._proportions.stop
         if isinstance(stop, str):
             return None
-        number, total = _worker_number()
+        number, total = self._worker_number()
         return stop // total + (number < stop % total)
+
+    def _worker_number(self) -> tuple[int, int]:
+        """Return the number of this worker among the workers of all ranks, and their total."""
+        worker, world = distributed.worker(), self._world.known() or self._world.get()
+        return world.rank * worker.total + worker.id, world.world_size * worker.total
+
+    def _where(self) -> list[int]:
+        """Return [rank, ranks, worker, workers] of this process."""
+        return [*self._world.get(), *distributed.worker()]
 
     # State.
 
@@ -123,7 +133,7 @@ class MixtureStream(ResumableDataset):
         check_state(cursor, self._identity(), of=of)
         read_int(cursor, "epoch", of=of)
         # Before the first item, any worker can resume.
-        check_state(cursor, {"world": _world() if read_int(cursor, "yielded", of=of) else None}, of=of)
+        check_state(cursor, {"world": self._where() if read_int(cursor, "yielded", of=of) else None}, of=of)
         entries = cursor.get("sources")
         if not isinstance(entries, list) or len(entries) != len(self.sources):
             raise StateError(
@@ -138,9 +148,9 @@ class MixtureStream(ResumableDataset):
                 )
 
     def open_at(self, cursor: State) -> Stream:
-        limit = self._limit()
+        where, limit = self._where(), self._limit()
         order = self._order(limit, int(cursor["epoch"]))
-        epoch = _MixedEpoch(self.sources, self.names, self._proportions.stop, self.tag, order, limit)
+        epoch = _MixedEpoch(self.sources, self.names, self._proportions.stop, self.tag, order, limit, where)
         return _MixedStream(epoch, cursor)
 
 
@@ -153,6 +163,7 @@ class _MixedEpoch(NamedTuple):
     tag: bool
     order: BlockMixture
     limit: int | None
+    where: list[int]
 
     def source_numbers(self, begin: int) -> Iterator[int]:
         """Yield the source of each position, from position ``begin`` on."""
@@ -174,7 +185,7 @@ class _MixedStream(Stream):
     """
 
     def __init__(self, epoch: _MixedEpoch, cursor: State) -> None:
-        self._epoch, self._cursor, self._world = epoch, cursor, _world()
+        self._epoch, self._cursor = epoch, cursor
         self._yielded = int(cursor["yielded"])
         self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
         """How often each source has started again."""
@@ -219,7 +230,7 @@ class _MixedStream(Stream):
         pairs = zip(self._turns, self._passes, strict=True)
         return {
             **self._cursor,
-            "world": list(self._world) if self._yielded else None,
+            "world": list(self._epoch.where) if self._yielded else None,
             "yielded": self._yielded,
             "sources": [{"turns": turns, **one.cursor()} for turns, one in pairs],
         }
@@ -250,13 +261,3 @@ def _size(source: Any) -> int | None:
         return len(source)
     except (TypeError, NotImplementedError):
         return None
-
-
-def _world() -> list[int]:
-    return [*distributed.current(), *distributed.worker()]
-
-
-def _worker_number() -> tuple[int, int]:
-    """Return the number of this worker among the workers of all ranks, and their total."""
-    worker, world = distributed.worker(), distributed.current()
-    return world.rank * worker.total + worker.id, world.world_size * worker.total

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from penstock.errors import PartitionError
 from penstock.loader.config import LoaderConfig
 from penstock.wording import counted
 
@@ -23,7 +22,7 @@ def describe(loader: Any) -> str:
     return (
         f"{type(loader).__name__} of {_data(loader.dataset)}\n"
         f"  batches: {_batches(config)}, made in {_makers(config)}\n"
-        f"  state: epoch {loader.epoch}, {delivered} delivered{seed}; split by {_splitter(loader)}"
+        f"  state: epoch {loader.epoch}, {delivered} delivered{seed}; split by {loader.splits}"
     )
 
 
@@ -36,14 +35,6 @@ def _data(dataset: Any) -> str:
     if repr(dataset) == object.__repr__(dataset):
         return type(dataset).__name__
     return repr(dataset).partition("\n")[0]
-
-
-def _splitter(loader: Any) -> str:
-    try:
-        return str(loader.splits)
-    except PartitionError:
-        # For example RANK without WORLD_SIZE before the process group exists. The first iter() raises the full error.
-        return "unknown ranks"
 
 
 def _batches(config: LoaderConfig) -> str:

@@ -223,8 +223,9 @@ class Position:
             rest, end = rest - (number - end), number + 1
         skipped.append((end, end + rest))
         end += rest
-        for begin, stop in skipped if history is not None else ():
-            history = history.passing(history.first + begin, stop - begin)
+        if history is not None:
+            for begin, stop in skipped:
+                history = history.passing(history.first + begin, stop - begin)
         cursor = run.cursor(end)
         # The rest is as from a state: users' objects, and the draws of the later batches, do not change.
         if (workers := self.states.state()) is not None:

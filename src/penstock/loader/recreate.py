@@ -147,7 +147,7 @@ def replacement_sampler(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
     own: Any = getattr(other.batch_sampler, "sampler", other.sampler)
     if not isinstance(given, torch.utils.data.DistributedSampler) or own is given:
         return None
-    if splits_by_rank(other, ranks=distributed.current().world_size):
+    if splits_by_rank(other, ranks=distributed.ranks()):
         if batches is not None and type(batches).__iter__ is not torch.utils.data.BatchSampler.__iter__:
             raise PartitionError(
                 f"this {type(own).__name__} already splits by rank, and Lightning would split its share again to "

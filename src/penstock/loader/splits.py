@@ -189,7 +189,7 @@ def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, by_framework: boo
     """
     if holds_a_share(loader.dataset) or isinstance(loader.dataset, IterableDataset):
         return "the dataset"
-    if splits_by_rank(loader, ranks=distributed.current().world_size):
+    if splits_by_rank(loader, ranks=distributed.ranks()):
         return "the loader" if chosen else "a sampler"
     return "a framework" if by_framework else "nobody"
 
@@ -320,7 +320,7 @@ def _check_share(dataset: Any, requested: OrderArguments) -> None:
         return
     # Checked only with split=, since the world may not be known yet.
     if requested.split is not None:
-        _check_world(name, plan.peek_world().world_size, requested)
+        _check_world(name, plan.ranks, requested)
     shuffle = requested.shuffle if isinstance(requested.shuffle, str | None) else bool(requested.shuffle)
     if shuffle is not None and not plan.agrees_with(shuffle):
         if shuffle is True:
@@ -427,7 +427,7 @@ def _name(parts: list[Any]) -> str:
 def _ranks_of(share: Any) -> int:
     """Return the number of ranks among which a share was split."""
     plan = own_order(share)
-    return plan.peek_world().world_size if isinstance(plan, SharePlan) else _ranks()
+    return plan.ranks if isinstance(plan, SharePlan) else _ranks()
 
 
 def _check_world(name: str, ranks: int, requested: OrderArguments) -> None:

@@ -38,6 +38,8 @@ class Locality:
                 "file: use shuffle='block' or 'global', or leave locality= out"
             )
         self._nodes, self._by_shards = nodes, by_shards
+        # From the process that pickled this: a number of ranks, and the number of nodes that they run on.
+        self._noted: Nodes | None = None
         if nodes is not None and (nodes < 1 or (world_size is not None and world_size % nodes)):
             raise _uneven(nodes, world_size)
 
@@ -49,15 +51,17 @@ class Locality:
         """
         if place.nodes:
             return Nodes(place.nodes, place.ranks)
+        if self._nodes is None and self._noted is not None and self._noted.ranks == world.world_size:
+            return self._noted
         nodes = node_count(world) if self._nodes is None else self._nodes
         if world.world_size % nodes:
             raise _uneven(nodes, world.world_size)
         return Nodes(nodes, world.world_size)
 
-    def settle(self, world: World) -> None:
-        """Fix the number of nodes."""
-        if self._nodes is None:
-            self._nodes = node_count(world)
+    def note(self, world: World | None) -> None:
+        """Note the number of nodes, for processes that cannot find it and have as many ranks."""
+        if self._nodes is None and world is not None:
+            self._noted = Nodes(node_count(world), world.world_size)
 
     def order(self, plan: SharePlan, place: MiniEpoch) -> NodeShuffle:
         """Return the order at a place."""

@@ -369,7 +369,7 @@ class SharePlan(Plan[ShareEpoch]):
     def __getstate__(self) -> dict[str, Any]:
         if self.locality is not None:
             # Workers on other machines cannot read the environment that has the number of nodes.
-            self.locality.settle(self.world)
+            self.locality.note(self._world.known())
         return {name: value for name, value in self.__dict__.items() if name not in ("_views", "runs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -416,9 +416,10 @@ class SharePlan(Plan[ShareEpoch]):
         """Rank and world size; see `penstock.distributed.LateWorld`."""
         return self._world.get()
 
-    def peek_world(self) -> distributed.World:
+    @property
+    def ranks(self) -> int:
         """Return the current rank and world size without fixing them."""
-        return self._world.peek()
+        return self._world.ranks
 
     def agrees_with(self, shuffle: bool | str) -> bool:
         """Return whether the order matches a loader's ``shuffle=``: True is any shuffle, False the order of rows."""
@@ -515,12 +516,13 @@ class SharePlan(Plan[ShareEpoch]):
 
     def __repr__(self) -> str:
         """Return a description of the order and the share, without fixing rank and world size."""
-        place, world = self.shown, self._world.peek()
-        left = max(0, len(self._partition(place, world)) - place.skip)
+        place, world = self.shown, self._world.known()
+        rest = None if world is None else max(0, len(self._partition(place, world)) - place.skip)
+        left = "" if rest is None else f", {counted(rest, 'sample')}"
         part = f", mini-epoch {place.mini_epoch} of {self.mini_epochs}" if self.mini_epochs > 1 else ""
         return (
             f"  order: {self._order_in_words()}, seed {self.seed}, epoch {place.epoch}{part}\n"
-            f"  share: rank {world.rank} of {world.world_size}, {counted(left, 'sample')}"
+            f"  share: {self._world}{left}"
         )
 
     def _order_in_words(self) -> str:

@@ -440,10 +440,10 @@ class WindowPlan(SharePlan):
         """Return a description of the order and the share, without fixing rank and world size."""
         if self.shown.samples != UNKNOWN:
             return super().__repr__()
-        world, shards = self.peek_world(), counted(self.window_shards, "shard")
+        shards = counted(self.window_shards, "shard")
         return (
             f"  order: windows of up to {shards} per rank, seed {self.seed}, epoch {self.shown.epoch}\n"
-            f"  share: rank {world.rank} of {world.world_size}, of shards that are counted as they are read"
+            f"  share: {self._world}, of shards that are counted as they are read"
         )
 
     def shard_order(self, epoch: int) -> Order:

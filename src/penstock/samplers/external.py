@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import xxhash
 
-from penstock.distributed import current
+from penstock.distributed import ranks
 from penstock.errors import StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
@@ -214,7 +214,7 @@ class _Drawn(BatchEpochPlan):
         # Batches drawn here, and the units of the epoch consumed with them.
         self._drawn = 0, cursor.consumed
         self._hash: xxhash.xxh3_64 | None = xxhash.xxh3_64()
-        self._rank = rank_of(self._items, ranks=current().world_size)
+        self._rank = rank_of(self._items, ranks=ranks())
 
     def __len__(self) -> int:
         left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)

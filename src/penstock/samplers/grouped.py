@@ -151,7 +151,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         self._told: Any = "nothing"
         self._shown_at: Any = "nothing"
         self._check_size()
-        self._refuse_share(self._world.peek().world_size)
+        self._refuse_share(self._world.ranks)
         if order == "class":
             _refuse_other_orders(sampler)
         elif exclude is not None:
@@ -163,7 +163,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         """Whether the stream is one rank's share, which ``world_size=1`` groups by itself."""
         if self._given != 1:
             return False
-        return is_share(self.sampler, len(self.groups), ranks=distributed.current().world_size) is not False
+        return is_share(self.sampler, len(self.groups), ranks=distributed.ranks()) is not False
 
     @property
     def group_ids(self) -> npt.NDArray[Any]:

@@ -63,7 +63,7 @@ def _part_identity(part: Any) -> State:
     """Return the identity of a dataset inside another; for a share, all that determines a rank's rows."""
     plan = own_order(part)
     if isinstance(plan, SharePlan):
-        return {**plan.identity(), "world_size": plan.peek_world().world_size}
+        return {**plan.identity(), "world_size": plan.ranks}
     return {"samples": len(part) if isinstance(part, Sized) else None, **fingerprint_identity(part)}
 
 

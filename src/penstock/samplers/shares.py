@@ -129,7 +129,7 @@ def _splits(sampler: Any, ranks: int) -> bool:
     world = getattr(sampler, "_world", None)
     # A Penstock sampler: its `rank` and `world_size` properties would fix the world.
     if isinstance(world, LateWorld):
-        return world.peek().world_size > 1
+        return world.ranks > 1
     counts = (getattr(sampler, name, None) for name in _COUNTS)
     count = next((count for count in counts if isinstance(count, Integral)), None)
     if count is None:

@@ -93,12 +93,11 @@ class StreamShards(ResumableDataset):
 
     def __repr__(self) -> str:
         """Return shards, order and share in words. This determines neither rank nor world size."""
-        world = self._world.peek()
         buffer = f", buffer_bytes {self.buffer_bytes:,}" if self.buffer_bytes else ""
         return (
             f"{type(self).__name__} of <{counted(len(self.urls), 'shard')}: {listed(self.urls)}>\n"
             f"  order: {self.shuffle}{buffer}, seed {self.seed}, epoch {self.epoch}\n"
-            f"  share: rank {world.rank} of {world.world_size}"
+            f"  share: {self._world}"
         )
 
     # State.

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
 from penstock.plan.stream import Stream
 from penstock.plan.stream_plan import StreamStart
-from penstock.wds.iterators import Step, choose_epoch, default_context, open_source
+from penstock.wds.iterators import Context, Step, choose_epoch, open_source
 from penstock.wds.stream import EpochDataset, EpochStream
 
 __all__ = ["RandomMix", "RoundRobin"]
@@ -125,7 +126,7 @@ class _Mix(EpochDataset):
     def open_at(self, cursor: State) -> Stream:
         """Return a stream from a checked cursor."""
         epoch = int(cursor["epoch"])
-        context = default_context()._replace(epoch=epoch)
+        context = Context(0, epoch, 0, self._world.get(), distributed.worker())
         pairs = zip(self.datasets, cursor["sources"], strict=True)
         sources = [open_source(source, context, own) for source, own in pairs]
         return _MixStream(sources, self.choice(epoch), self.longest, {**cursor, "where": self._where()})

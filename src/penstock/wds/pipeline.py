@@ -166,7 +166,6 @@ class DataPipeline(EpochDataset, PipelineStage):
         self.nsamples = _ENDLESS
         self._per_rank = False
         self._length: int | None = None
-        self._world = distributed.LateWorld(of="pipeline")
 
     # Stages.
 
@@ -323,9 +322,6 @@ class DataPipeline(EpochDataset, PipelineStage):
             "stages": len(self.pipeline),
             "items": [self.repetitions, self.nsamples, self._per_rank],
         }
-
-    def _where(self) -> list[int]:
-        return [*self._world.get(), *distributed.worker()]
 
     def open_at(self, cursor: State) -> Stream:
         """Return a stream from a checked cursor."""

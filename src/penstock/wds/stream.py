@@ -48,6 +48,10 @@ class EpochStream(Stream):
 class EpochDataset(ResumableDataset):
     """A dataset whose streams are epochs."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._world = distributed.LateWorld(of="pipeline")
+
     @property
     def epoch(self) -> int:
         """The epoch being read, or else the next one."""
@@ -65,4 +69,4 @@ class EpochDataset(ResumableDataset):
 
     def _where(self) -> list[int]:
         """Return [rank, ranks, worker, workers] of this process."""
-        return [*distributed.current(), *distributed.worker()]
+        return [*self._world.get(), *distributed.worker()]
