@@ -16,6 +16,7 @@ import torch
 from busy_support import HANG
 from full_run import full_only
 from interpreter_support import FULL, run
+from state_support import CountingMap
 
 import penstock as ps
 from penstock.errors import ConfigError, PartitionError, StateError
@@ -171,6 +172,29 @@ def test_double_split_is_found_however_deep(write_manifest: Callable[..., Path])
         ps.DataLoader(dataset, batch_sampler=deep)
     with pytest.raises(PartitionError, match="split it again"):
         ps.DataLoader(torch.utils.data.Subset(dataset, range(10)), sampler=inner)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_workers": 1, "threads_per_worker": 4},
+        {"num_workers": 2, "executor": "process", "threads_per_worker": 2},
+        {"num_workers": 2, "executor": "thread"},
+    ],
+    ids=str,
+)
+def test_several_threads_over_a_data_set_with_a_state_are_refused(how: dict[str, Any]) -> None:
+    """Its counter would run backwards from state to state."""
+    with pytest.raises(ConfigError, match="CountingMap has a state, and several threads share one dataset"):
+        ps.DataLoader(CountingMap(8), 2, **how)
+    loader = ps.DataLoader(CountingMap(8), 2)
+    for name, value in how.items():
+        setattr(loader, name, value)
+    with pytest.raises(ConfigError, match="CountingMap has a state"):
+        iter(loader)
+    loader.num_workers, loader.threads_per_worker, loader.executor = 1, 1, "thread"
+    states = [loader.state_dict()["workers"]["workers"]["0"]["snapshot"]["dataset"] for _ in loader]
+    assert [state["served"] for state in states] == [2, 4, 6, 8]
 
 
 def test_growth_is_accepted_when_asked_for(write_manifest: Callable[..., Path]) -> None:

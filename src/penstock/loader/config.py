@@ -41,6 +41,7 @@ __all__ = [
     "Ranges",
     "check",
     "check_stream",
+    "check_threads",
     "merged",
     "ranges_of",
     "resolve_num_workers",
@@ -357,6 +358,21 @@ def _ray_threads(config: LoaderConfig) -> int:
     from penstock.loader.executors.ray.options import RayOptions
 
     return (config.ray_options or RayOptions()).threads(config.threads_per_worker)
+
+
+def check_threads(dataset: Any, config: LoaderConfig) -> None:
+    """Refuse several threads that share a map-style dataset with a state.
+
+    Raises:
+        ConfigError: the state after a batch would contain samples of any other batches in progress.
+    """
+    # Auto-tuning refuses states itself.
+    several = config.threads > 1 or (config.kind == "thread" and config.num_workers > 1)
+    if several and not config.auto_tunes and has_state(dataset):
+        raise ConfigError(
+            f"{type(dataset).__name__} has a state, and several threads share one dataset: use processes with "
+            "threads_per_worker=1, or one thread"
+        )
 
 
 def check_stream(dataset: Any, config: LoaderConfig, *, tolerant: bool) -> None:

@@ -31,7 +31,15 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
-from penstock.loader.config import LoaderConfig, check, check_assigned, check_stream, ranges_of, resolve_num_workers
+from penstock.loader.config import (
+    LoaderConfig,
+    check,
+    check_assigned,
+    check_stream,
+    check_threads,
+    ranges_of,
+    resolve_num_workers,
+)
 from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, finisher
 from penstock.loader.describe import describe
 from penstock.loader.engine import Engine, EpochRun
@@ -339,6 +347,8 @@ class DataLoader(TorchDataLoader[T_co]):
         check(config)
         if self.pipeline.stream:
             check_stream(self.dataset, config, tolerant=OnError.of(config.on_error).tolerant)
+        else:
+            check_threads(self.pipeline.samples, config)
         if config.on_error != before.on_error:
             policy = OnError.of(config.on_error)
             self._policy = policy if policy.tolerant else None

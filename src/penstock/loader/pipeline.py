@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from penstock.loader.collate import Collate
-from penstock.loader.config import LoaderConfig, check_stream
+from penstock.loader.config import LoaderConfig, check_stream, check_threads
 from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.position import Position
@@ -115,9 +115,10 @@ def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> Epo
     """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order.
 
     Raises:
-        ConfigError: an iterable dataset does not support a setting.
+        ConfigError: the dataset does not support a setting.
     """
     if not isinstance(loader.dataset, IterableDataset):
+        check_threads(loader.dataset, config)
         return batch_source(loader.sampler, loader.batch_sampler)
     if isinstance(loader.dataset, StreamDataset):
         return stream_source(loader.dataset, config.batch_size, config.drop_last)
