@@ -24,7 +24,7 @@ from penstock.compat.rank_dataset import (
     get_rank,
     get_world_size,
 )
-from penstock.errors import ConfigError, ManifestError, PartitionError, ServerError
+from penstock.errors import ConfigError, ManifestError, PartitionError, ServerAuthError, ServerError
 from penstock.server import Server
 
 # name, line, what the filename and label are
@@ -195,6 +195,35 @@ def test_other_defaults_and_tests_with_a_server(
     assert [served[i] for i in range(52)] == [local[i] for i in range(52)]
     everything = RankServerDataset(meta, *server, is_test=True)
     assert [everything[i] for i in range(103)] == [[f"class{i // 10}/img{i}.jpg", str(i // 10), i] for i in range(103)]
+
+
+def test_a_server_with_a_token(meta: str, tmp_path: Path) -> None:
+    (tmp_path / "token.txt").write_text("s3cret\n")
+    with Server({"train": meta}, token="s3cret") as server:
+        address, port = server.address.removeprefix("grpc://").split(":")
+        for kind in (ServerDataset, RankServerDataset):
+            with pytest.raises(ServerAuthError):
+                kind(meta, address, int(port))
+            for access in ({"token": "s3cret"}, {"token_file": tmp_path / "token.txt"}):
+                assert len(kind(meta, address, int(port), **access)) == 103
+
+
+def test_subclasses_that_read_a_list_of_rows_are_told_what_to_read(meta: str, server: tuple[str, int]) -> None:
+    class OfLines(BaseDataset):
+        def __getitem__(self, idx: int) -> str:
+            return self.metas[idx]
+
+    class OfRows(RankDataset):
+        def __getitem__(self, idx: int) -> object:
+            return self.metas[idx]
+
+    class OfServedRows(RankServerDataset):
+        def __getitem__(self, idx: int) -> object:
+            return self.metas[idx]
+
+    for made, item in ((OfLines(meta), "its line"), (OfRows(meta), "filename"), (OfServedRows(meta, *server), "label")):
+        with pytest.raises(AttributeError, match=rf"call super\(\).__getitem__\(idx\).*{item}"):
+            made[0]
 
 
 @full_only("waits for real time-outs")

@@ -18,6 +18,7 @@ mini-epochs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from os import PathLike
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,24 @@ _CONFIG = {"mini_epoch": 1, "seed": 0, "mini_epoch_idx": 0, "group": 1}
 _SERVER_CONFIG = {**_CONFIG, "group": 10, "cache_size": 100_000}
 
 
-class BaseDataset(Dataset[str]):
+class _WithoutMetas:
+    """Says what subclasses for rank_dataset read instead of ``self.metas``, a list of all rows of a rank."""
+
+    @property
+    def metas(self) -> Any:
+        name = type(self).__name__
+        raise AttributeError(
+            f"{name} has no list of its rows in memory, so self.metas does not exist: call super().__getitem__(idx), "
+            f"which reads row idx of this rank ({self._item}), and len(self)"
+        )
+
+    _item = "[filename, label, row]"
+
+
+class BaseDataset(_WithoutMetas, Dataset[str]):
     """All lines of a meta file on every rank, as stripped strings. Memory: O(1), the file is mapped."""
+
+    _item = "its line"
 
     def __init__(self, meta_file: str) -> None:
         self.meta_file = meta_file
@@ -68,7 +85,7 @@ class BaseDataset(Dataset[str]):
         return self.manifest[idx].path.strip()
 
 
-class RankDataset(datasets.RankDataset):
+class RankDataset(_WithoutMetas, datasets.RankDataset):
     """This rank's share of a mini-epoch; an item is ``[filename, label, row]`` with the label as a string.
 
     Args:
@@ -126,13 +143,25 @@ class ServerDataset(datasets.ServerDataset):
         meta_file: name of the served dataset; folder and extension are ignored. ``""`` is the only dataset.
         server_ip, server_port: the address of ``penstock serve``.
         timeout: seconds per request.
+        token, token_file: the server's token, or a file that holds it, see `penstock.server.Client`. The original has
+            none.
 
     Raises:
-        ServerError: no server answers, or it does not serve the dataset.
+        ServerError: no server answers, it wants another token, or it does not serve the dataset.
     """
 
-    def __init__(self, meta_file: str, server_ip: str, server_port: int, timeout: float = 1000) -> None:
-        super().__init__(_client(server_ip, server_port, timeout), _served_name(meta_file), load=_as_line)
+    def __init__(
+        self,
+        meta_file: str,
+        server_ip: str,
+        server_port: int,
+        timeout: float = 1000,
+        *,
+        token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+    ) -> None:
+        client = _client(server_ip, server_port, timeout, token, token_file)
+        super().__init__(client, _served_name(meta_file), load=_as_line)
         self.pure = True
         self.meta_file = meta_file
 
@@ -146,18 +175,18 @@ class ServerDataset(datasets.ServerDataset):
         return line
 
 
-class RankServerDataset(datasets.RankServerDataset):
+class RankServerDataset(_WithoutMetas, datasets.RankServerDataset):
     """This rank's share of a mini-epoch of a served meta file; items as in `RankDataset`.
 
     Args:
-        meta_file, server_ip, server_port, timeout: as in `ServerDataset`.
+        meta_file, server_ip, server_port, timeout, token, token_file: as in `ServerDataset`.
         is_test: every rank reads all rows, in file order.
         reload_cfg: as in `RankDataset`, but the default of ``group`` is 10; and ``cache_size`` (100000), the rows of a
             page that is read ahead.
 
     Raises:
         ConfigError: an unknown name in reload_cfg.
-        ServerError: no server answers, or it has no such dataset.
+        ServerError: no server answers, it wants another token, or it has no such dataset.
     """
 
     def __init__(
@@ -168,21 +197,26 @@ class RankServerDataset(datasets.RankServerDataset):
         is_test: bool = False,
         reload_cfg: Mapping[str, int] | None = None,
         timeout: float = 1000,
+        *,
+        token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
     ) -> None:
         config = _config(reload_cfg, _SERVER_CONFIG)
-        client = _client(server_ip, server_port, timeout)
+        client = _client(server_ip, server_port, timeout, token, token_file)
         options = {"page_rows": config["cache_size"], **_options(config, is_test)}
         super().__init__(client, _served_name(meta_file), **options)
         self.pure = True
         self.set_mini_epoch(0 if is_test else config["mini_epoch_idx"])
 
 
-def _client(server_ip: str, server_port: int, timeout: float) -> Client:
+def _client(
+    server_ip: str, server_port: int, timeout: float, token: str | None, token_file: str | PathLike[str] | None
+) -> Client:
     from penstock.server import Client  # imported late: it loads gRPC
     from penstock.server.address import Address
 
     host = server_ip.removeprefix("[").removesuffix("]")
-    return Client(str(Address(host, server_port, tls=False)), timeout=timeout)
+    return Client(str(Address(host, server_port, tls=False)), timeout=timeout, token=token, token_file=token_file)
 
 
 def _served_name(meta_file: str) -> str | None:
