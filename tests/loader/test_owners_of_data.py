@@ -204,6 +204,34 @@ def test_an_iterator_that_is_over_is_not_made_again() -> None:
     assert list(again) == following
 
 
+class Noisy(Range):
+    """Draws from a generator of its own, as `Augmented` does, but has no state."""
+
+    noise = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, float(self.noise.random())
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_with_a_seed_generators_of_workers_follow_from_it(epochs: int) -> None:
+    """Whatever the global generators are. Made by ``worker_init_fn`` from the worker's seed, without a state."""
+
+    def make() -> ps.DataLoader[Any]:
+        options: dict[str, Any] = {"num_workers": 1, "worker_init_fn": seed_noise, "collate_fn": as_they_are}
+        return ps.DataLoader(Noisy(N), 3, shuffle=True, seed=3, **options)
+
+    torch.manual_seed(1)
+    loader = make()
+    first = [list(loader) for _ in range(epochs)]
+    state, following = travelled(loader.state_dict()), [list(loader), list(loader)]
+    assert len({json.dumps(each) for each in [*first, *following]}) == epochs + 2
+    torch.manual_seed(2)
+    again = make()
+    again.load_state_dict(state)
+    assert [list(again), list(again)] == following
+
+
 GLOBALS: dict[str, Callable[..., ps.DataLoader[Any]]] = {
     "map": lambda **how: ps.DataLoader(GlobalMap(N), 3, shuffle=True, collate_fn=as_they_are, **how),
     "stream": lambda **how: ps.DataLoader(GlobalStream(N), 3, collate_fn=as_they_are, **how),

@@ -565,6 +565,8 @@ class DataLoader(TorchDataLoader[T_co]):
         copier = _copier_of(config)
         kept = engine.keeps_workers and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
+        if self.num_workers:
+            base_seed = position.seed_of_workers(base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
         engine.prepare(fetcher, worker_seed, anew=states.resumes)
         saved = position.saved()

@@ -49,6 +49,10 @@ _VALUES = ("_progress", "_base_seed", "_ahead", "_skipped", "_history", "_users_
 _values_of = attrgetter(*_VALUES)
 
 
+# Distinguishes seeds of workers from keys of samples.
+_WORKERS = 0x776F726B
+
+
 class Position:
     """The position of one loader.
 
@@ -268,6 +272,18 @@ class Position:
         if self._base_seed is None:
             self._base_seed = draw()
         return self._base_seed
+
+    def seed_of_workers(self, base_seed: int) -> int:
+        """Return the base seed of the next iterator's workers.
+
+        With a seed it follows from the seed and from where the iterator begins, so a resumed run has the same one.
+        """
+        if self._reader is None or self.plan is None or not self.seeded:
+            return base_seed
+        start = self._reader.next_start(advance=self._advances, delivered=_delivered(self._progress))
+        seed = self._seed if self._seed is not None else self.plan.key_seed
+        assert seed is not None
+        return mix(_WORKERS, seed, self.rank, start.epoch, start.consumed) >> 1
 
     def saved(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Return what `undo` needs, before a `start`."""
@@ -493,8 +509,8 @@ class Position:
         ahead = self._read_ahead(state)
         base_seed = read_int(state, "base_seed", of=of, below=1 << 63) if "base_seed" in state else None
         if self.seeded and cursor is not None and cursor.consumed:
-            # The iterator drew a base seed when it started. A generator saved with this state has advanced beyond that.
-            base_seed = mix(cursor.epoch, cursor.consumed) >> 1
+            # The iterator drew when it started. A generator saved with this state has advanced beyond that.
+            base_seed = 0
         workers = self.states.read(state.get("workers"))
         history = (self._history or self._new_history()).read(state) if self._counts else None
         # Everything is checked now. What follows cannot fail and leave the loader between two states.

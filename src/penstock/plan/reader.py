@@ -233,6 +233,14 @@ class PlanReader(Generic[E]):
         self.plan.show(cursor, loaded=loaded, running=False)
         self._followed = self.plan.times_set
 
+    def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
+        """Return where `start` would begin."""
+        self._follow_request()
+        if self._next is not None:
+            return self._next
+        assert self.run is not None
+        return self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run)
+
     def start(self, *, advance: bool, delivered: int = 0) -> E:
         """Begin and return a run: where the user chose, else the next epoch (``advance``) or the same one again.
 
@@ -240,11 +248,7 @@ class PlanReader(Generic[E]):
             advance: whether to begin the next epoch.
             delivered: number of units of the last run that were delivered to the consumer.
         """
-        self._follow_request()
-        cursor = self._next
-        if cursor is None:
-            assert self.run is not None
-            cursor = self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run)
+        cursor = self.next_start(advance=advance, delivered=delivered)
         entropy = self.plan.draw(cursor, self._entropy, self._seed)
         run = self.plan.bind(cursor, entropy)
         self.run, self._run_entropy, self._attached = run, entropy, True
