@@ -8,11 +8,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mds_writer import write_mds
+from text_support import letters
 
-from penstock import DataLoader, DistributedSampler, generator
+from penstock import DataLoader, DistributedSampler, DocumentDataset, Mixture, count_lengths, generator, tokenize
 from penstock.datasets import MDSDataset
 from penstock.errors import ConfigError, StateError
 from penstock.shards.mds import MDSFolder
@@ -29,6 +31,10 @@ class Draw:
         return sample["label"], int(generator().integers(1 << 30))
 
 
+def label(sample: dict[str, Any]) -> int:
+    return int(sample["label"])
+
+
 def fail(sample: dict[str, Any]) -> Any:
     if sample["label"] == 7:
         raise RuntimeError("seven")
@@ -37,9 +43,11 @@ def fail(sample: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    samples = [{"label": k, "data": b"x" * (k % 5)} for k in range(N)]
+    samples = [{"label": k, "data": b"x" * (k % 5), "text": f"text {k}"} for k in range(N)]
     folder = tmp_path_factory.mktemp("mds")
-    return write_mds(folder, {"label": "int", "data": "bytes"}, samples, compression=[None, "zstd", "br"])
+    return write_mds(
+        folder, {"label": "int", "data": "bytes", "text": "str"}, samples, compression=[None, "zstd", "br"]
+    )
 
 
 def drain(loader: DataLoader) -> list[Any]:
@@ -132,6 +140,22 @@ def test_errors_name_the_sample(root: Path) -> None:
     with pytest.raises(RuntimeError, match="seven") as caught:
         dataset.__getitems__(list(range(10)))
     assert any("sample 7 of" in note for note in caught.value.__notes__)
+
+
+def test_rows_are_those_of_the_folder_whatever_the_order(root: Path, tmp_path: Path) -> None:
+    def dataset(**options: Any) -> MDSDataset:
+        return MDSDataset(root, seed=3, rank=0, world_size=1, **options)
+
+    for mixture in (
+        Mixture([(dataset(), 1)], exclude=[[3]], rank=0, world_size=1),
+        Mixture([(dataset(exclude=[3]), 1)], rank=0, world_size=1),
+    ):
+        assert {sample["label"] for sample in mixture} == {*range(N)} - {3}
+    count_lengths(dataset(), tmp_path / "lengths.npy", measure=label, progress=False)
+    assert np.load(tmp_path / "lengths.npy").tolist() == list(range(N))
+    tokenize(dataset(), tmp_path / "tokens", letters, dtype="uint16", workers=1, progress=False, column="text")
+    texts = [item.tolist() for item in DocumentDataset(tmp_path / "tokens", shuffle="none", rank=0, world_size=1)]
+    assert texts == [letters(f"text {number}") for number in range(N)]
 
 
 def test_travels_and_knows_its_options(root: Path) -> None:

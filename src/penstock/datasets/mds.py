@@ -108,6 +108,11 @@ class MDSDataset(SourceDataset):
                     raise
         return items
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether items can be loaded by row: False if a subclass makes its items itself."""
+        return not self.own_items and type(self).load_samples is MDSDataset.load_samples
+
     def row(self, index: int, place: MiniEpoch | None = None) -> int:
         """Return the row on disk of the sample at an index."""
         return int(self.rows([index], place)[0])
