@@ -23,7 +23,7 @@ from typing import BinaryIO
 import xxhash
 
 from penstock.errors import ManifestIOError
-from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_error, is_writable, write_kept
+from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_error, is_writable
 
 __all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
@@ -151,6 +151,8 @@ def _current(candidates: list[Path], source: SourceFile, rules: int) -> Sidecar 
 
 
 def _build(candidates: list[Path], source: SourceFile, rules: int, build: Builder) -> Sidecar:
+    from penstock.storage import write_kept  # imported late: most indexes exist
+
     source.settle()
     stale = next((old for path in candidates if (old := Sidecar.load(path, rules)) is not None), None)
     for number, path in enumerate(candidates):
