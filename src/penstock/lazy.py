@@ -1,4 +1,6 @@
-"""`names`: public names of a package, imported at first use, so that workers load only the modules they need."""
+"""Names of packages: `names` imports them at first use, so that workers load only the modules they need. `missing` is
+the error for a name that a package does not have.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["names"]
+__all__ = ["missing", "names"]
 
 
 def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -33,3 +35,13 @@ def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any],
         return sorted({*vars(sys.modules[package]), *homes})
 
     return getattr_, dir_
+
+
+def missing(error: AttributeError) -> Exception:
+    """Return the error that a package's ``__getattr__`` raises for a name that it does not have.
+
+    ``from package import name`` replaces an AttributeError by an error of its own. So there it is an ImportError with
+    the same message.
+    """
+    is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    return ImportError(*error.args) if is_import else error

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.lazy import missing
 from penstock.wds import autodecode, compat, extradatasets, mix, pytorch
 from penstock.wds.autodecode import (
     Continue,
@@ -181,5 +182,5 @@ __version__ = "1.0.2"
 
 def __getattr__(name: str) -> Any:
     if name in RETIRED:
-        raise RetiredError(name)
+        raise missing(RetiredError(name))
     raise AttributeError(f"module 'penstock.wds' has no attribute {name!r}")

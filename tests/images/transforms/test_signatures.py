@@ -102,7 +102,24 @@ def test_arguments_are_torchvisions(name: str) -> None:
 
 
 def test_every_transform_is_looked_at() -> None:
-    assert set(transforms.__all__) == set(TORCHVISION) | OURS_ALONE
+    assert set(transforms.__all__) == set(TORCHVISION) | {theirs for theirs, _ in TORCHVISION.values()} | OURS_ALONE
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvisions_names(name: str) -> None:
+    assert getattr(transforms, TORCHVISION[name][0]) is getattr(transforms, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("Pad", "SquarePad pads to a square"), ("ToImage", "until ToTensor"), ("GaussianBlur", r"v2\.GaussianBlur\(")],
+)
+def test_names_of_torchvision_without_a_transform(name: str, instead: str) -> None:
+    with pytest.raises(ImportError, match=f"no attribute '{name}'; .*{instead}"):
+        exec(f"from penstock.images.transforms import {name}")
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; .*{instead}"):
+        getattr(transforms, name)
+    assert not hasattr(transforms, name)
 
 
 class Mode(enum.Enum):
