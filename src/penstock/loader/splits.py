@@ -379,7 +379,7 @@ def _check_rows(dataset: Any, shares: list[Any], given: Any) -> None:
     for share in shares:
         if (plan := _plan_inside(share)) is not None and not plan.keeps_rows:
             raise ConfigError(
-                f"the indices of a {type(innermost).__name__} are rows, but an index of this {type(share).__name__} is "
+                f"the indices of {kind_text(innermost)} are rows, but an index of this {type(share).__name__} is "
                 "a position in its own order, which differs in each epoch: omit the sampler (shuffle=False reads in "
                 "order), or open the dataset with shuffle='none', remainder='uneven'"
             )

@@ -39,6 +39,7 @@ from penstock.tokens.megatron import CODES
 from penstock.tokens.texts import COLUMN, check_column
 from penstock.tokens.tokenizer import TextTokenizer
 from penstock.tokens.writer import ShardWriter
+from penstock.wording import kind_text
 
 __all__ = ["FORMATS", "TokenizeReport", "tokenize"]
 
@@ -198,7 +199,7 @@ def _rows(source: Any) -> Any:
         return _without_excluded(source)
     if holds_a_share(source):
         raise ConfigError(
-            f"tokenize reads the stored rows of one source, and a {type(source).__name__} makes its items in an order "
+            f"tokenize reads the stored rows of one source, and {kind_text(source)} makes its items in an order "
             "of its own: tokenize each source into its own folder, and combine the folders"
         )
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
