@@ -118,14 +118,15 @@ def draw_region(
     for nearest interpolation. `entries` and errors are as in `decode_region`.
     """
     _check(view.box, view.size)
-    if view.interpolation == "nearest":
+    interpolation = view.interpolation
+    if interpolation == "nearest":
         return None
     return _by_extension(
         lambda: native.draw_box(
             data,
             view.box,
             out,
-            interpolation=view.interpolation,
+            interpolation=interpolation,
             antialias=view.antialias,
             flipped=view.flipped,
             table=table,

@@ -35,8 +35,8 @@ from penstock.stages import collect
 __all__ = ["Fetch", "Fetcher", "preserved_generators"]
 
 
-# The CPU time of a dataset is measured in one of this many quick calls, since that system call is slow on some machines,
-# and in each call after one of at least _LONG seconds, because few of those are made while "auto" tries a setting.
+# The CPU time of a dataset is measured in one of this many quick calls, since the system call is slow on some machines.
+# After a call of at least _LONG seconds the next one is measured, too: auto-tuning sees only a few of those.
 _CPU_EVERY = 16
 _LONG = 1e-3
 
