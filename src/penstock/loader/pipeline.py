@@ -9,6 +9,7 @@ same pipeline with other configs.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,12 @@ from penstock.loader.config import LoaderConfig, check_stream, check_threads
 from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.position import Position
-from penstock.loader.snapshots import take_first_snapshot
+from penstock.loader.snapshots import Snapshot, take_first_snapshot
 from penstock.loader.source import batch_source, stream_source
 from penstock.loader.stateful import WorkerStates
 from penstock.loader.stream import StreamFetch
 from penstock.plan.stream import ResumableDataset, Stream
+from penstock.plan.user_states import has_state
 from penstock.samplers.base import EpochBatchSampler
 from penstock.sources.batched import StreamDataset
 
@@ -66,9 +68,13 @@ class Pipeline:
     def worker_states(self, config: LoaderConfig, *, stream: bool) -> WorkerStates:
         """Return the states of users' objects for the workers of a config."""
         shared = config.kind == "inline" or (config.kind == "thread" and not stream)
-        initial = None
+        initial: Callable[[], Snapshot | None] | None = None
         if not config.forks_workers:
             initial = partial(take_first_snapshot, self.samples, None, config.collate_fn)
+            objects = self.samples, config.collate_fn
+            if not (stream or isinstance(self.samples, ResumableDataset) or any(map(has_state, objects))):
+                # Not looked for again at every state.
+                initial = _no_snapshot
         elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
             # Such a dataset counts its epochs in shared memory.
             initial = partial(take_first_snapshot, self.samples, None, None)
@@ -109,6 +115,10 @@ class Pipeline:
             on_error=policy,
             owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
         )
+
+
+def _no_snapshot() -> None:
+    """Return no snapshot: no object has a state."""
 
 
 def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> EpochBatchSampler | None:
