@@ -155,7 +155,7 @@ def torchs_own(image: Any) -> Any:
 def test_transforms_of_others_draw_once_for_a_clip(folder: Path) -> None:
     still = folder.parent / "still.mp4"
     write_video(still, 12, pictures=lambda number: picture(0), options={"qp": "1", "bf": "0"}, gop=1)
-    dataset = ps.VideoDataset([still] * 6, frames=6, transform=[torchs_own])
+    dataset = ps.VideoDataset([still] * 6, frames=6, transform=[torchs_own], seed=1)
     assert not dataset.pure
     loader = ps.DataLoader(dataset, batch_size=6, seed=1)
     first, again = next(iter(loader))[0], next(iter(ps.DataLoader(dataset, batch_size=6, seed=1)))[0]

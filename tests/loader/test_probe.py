@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -91,7 +93,7 @@ def test_threads_never_seed_the_generators_that_they_share() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torch_loaders_become_ours(workers: int) -> None:
+def test_torch_loaders_become_ours(workers: int, tmp_path: Path) -> None:
     def same(**options: Any) -> None:
         theirs: TorchDataLoader[Any] = TorchDataLoader(num_workers=workers, **options)
         ours = as_penstock_loader(theirs)
@@ -111,6 +113,9 @@ def test_torch_loaders_become_ours(workers: int) -> None:
     same(dataset=rows, batch_size=3, collate_fn=last)
     same(dataset=rows, batch_size=None)
     same(dataset=rows, batch_sampler=[[1, 2], [3]])
+    np.save(tmp_path / "rows.npy", rows.numpy())
+    for size in (4, None):
+        same(dataset=ps.ArrayDataset(tmp_path / "rows.npy"), batch_size=size)
     same(dataset=Stream(), batch_size=4, drop_last=True)
     same(dataset=Stream(), batch_size=None)
 

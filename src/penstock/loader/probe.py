@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import IterableDataset, SequentialSampler, default_collate, default_convert
 
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
@@ -33,6 +33,7 @@ from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
 from penstock.samplers.external import ExternalSampler
+from penstock.samplers.identity import own_order
 from penstock.samplers.shares import layers
 
 __all__ = ["Arrival", "Probe", "as_penstock_loader", "make", "preserved_loader_generators"]
@@ -194,7 +195,10 @@ def as_penstock_loader(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
         return loader
     collate = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
     options: dict[str, Any] = {"collate_fn": collate, "generator": loader.generator}
-    if isinstance(loader.dataset, IterableDataset):
+    # torch's loader yields the positions of such a dataset's own order, in their order.
+    theirs = loader.batch_size is None and loader.batch_sampler is not None
+    own = own_order(loader.dataset) is not None and type(loader.sampler) is SequentialSampler and not theirs
+    if own or isinstance(loader.dataset, IterableDataset):
         options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif loader.batch_sampler is not None:
         options["batch_sampler"] = loader.batch_sampler

@@ -16,8 +16,8 @@ For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more 
                                   True    the loader splits               the loader splits, no sample twice
                                   False   every rank reads all            every rank reads all
 
-torch's ``ConcatDataset`` and ``StackDataset`` follow the rule of their parts. So does ``Subset``, but it is a
-ConfigError if its indices would be other rows of a share in each epoch. If the parts differ:
+torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of their parts. It is a ConfigError if the
+indices of a ``Subset`` or a ``StackDataset`` would be other rows of a share in each epoch. If the parts differ:
 
     shares and unsplit data            any   ConfigError                  ConfigError
     Penstock unsplit, and others       None  ConfigError                  every rank reads all, and a warning
@@ -48,7 +48,7 @@ from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of, subset_parts
+from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_by_row, parts_of
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamplerOfShare
@@ -366,13 +366,13 @@ def _check_seeds(shares: list[Any], requested: OrderArguments) -> None:
 
 
 def _check_rows(dataset: Any, shares: list[Any], given: Any) -> None:
-    """Raise if a torch ``Subset`` or a user's sampler takes an index of a share for a row.
+    """Raise if torch's ``Subset`` or ``StackDataset``, or a user's sampler, takes an index of a share for a row.
 
     It is a position in the share's own order. A random order of positions is a random order of rows.
     """
-    for share in subset_parts(dataset):
+    for share in parts_by_row(dataset):
         if (plan := _plan_inside(share)) is not None:
-            plan.check_torch_subset()
+            plan.check_reads_by_row()
     *_, innermost = [None, *layers(given)]
     if given is None or isinstance(innermost, SequentialSamplerOfShare | torch.utils.data.RandomSampler):
         return

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 import torch.distributed as dist
 import xxhash
-from torch.utils.data import Subset
+from torch.utils.data import StackDataset, Subset
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
@@ -45,7 +45,12 @@ __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCur
 _KEPT_VIEWS = 4
 """Views in the cache: one for each of several loaders."""
 
-_SUBSET_READS = (Subset.__getitem__.__code__, Subset.__getitems__.__code__)
+_READS_BY_ROW = {
+    read.__code__
+    for kind in (Subset, StackDataset)
+    for read in (kind.__getitem__, kind.__getitems__)  # type: ignore[attr-defined]
+}
+"""Methods of torch's datasets that take an index of the dataset inside for a row."""
 
 
 class Rows(Protocol):
@@ -430,11 +435,11 @@ class SharePlan(Plan[ShareEpoch]):
         """Whether an index is the same row in every epoch and mini-epoch."""
         return self.mini_epochs == 1 and self.excluded is None and self.agrees_with(False)
 
-    def check_torch_subset(self) -> None:
-        """Raise if the rows of a torch ``Subset`` would be others in another epoch.
+    def check_reads_by_row(self) -> None:
+        """Raise if torch's ``Subset`` or ``StackDataset`` would have other rows in another epoch.
 
         Raises:
-            ConfigError: the parts of a ``random_split`` would share rows.
+            ConfigError: parts of a ``random_split`` would share rows, and items of a stack would not fit together.
         """
         if not self.keeps_rows:
             raise _not_rows()
@@ -465,13 +470,13 @@ class SharePlan(Plan[ShareEpoch]):
         """Return `shown` for a program that reads by index.
 
         Raises:
-            ConfigError: torch's ``Subset`` reads. It calls nothing when it is created, so in torch's loader it can be
-                recognised only here.
+            ConfigError: torch's ``Subset`` or ``StackDataset`` reads. They call nothing when they are created, so in
+                torch's loader they can be recognised only here.
         """
         fixed = self.keeps_rows and (self.remainder != "pad" or self.world.world_size == 1)
         frame = None if fixed else sys._getframe(1)
         while frame is not None:
-            if frame.f_code in _SUBSET_READS:
+            if frame.f_code in _READS_BY_ROW:
                 raise _not_rows()
             frame = frame.f_back
         return self.shown
@@ -751,9 +756,10 @@ class SharePlan(Plan[ShareEpoch]):
 
 def _not_rows() -> ConfigError:
     return ConfigError(
-        "torch's Subset and random_split take an index for a row, but an index of this dataset is a position in its "
-        "own order: in another epoch, or on another rank, the parts would share rows. Use penstock.Subset(dataset, "
-        "rows), which takes rows of the source, or open the dataset with shuffle='none', remainder='uneven'"
+        "torch's Subset, random_split and StackDataset take an index for a row, but an index of this dataset is a "
+        "position in its own order, which is another row in another epoch: parts would share rows, and pairs would not "
+        "fit. Use penstock.Subset(dataset, rows), which takes rows of the source, or open the dataset with "
+        "shuffle='none', remainder='uneven'"
     )
 
 

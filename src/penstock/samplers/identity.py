@@ -21,9 +21,9 @@ __all__ = [
     "fingerprint_of",
     "holds_a_share",
     "own_order",
+    "parts_by_row",
     "parts_of",
     "shares_in",
-    "subset_parts",
 ]
 
 _TORCHS = (Subset, ConcatDataset, StackDataset)
@@ -104,13 +104,13 @@ def _inside(data: Any) -> Iterable[Any]:
     return inner.values() if isinstance(inner, Mapping) else inner
 
 
-def subset_parts(data: Any) -> Iterator[Any]:
-    """Yield the datasets inside torch's `Subset`, wherever it is inside torch's datasets."""
-    if isinstance(data, Subset):
+def parts_by_row(data: Any) -> Iterator[Any]:
+    """Yield the datasets inside torch's `Subset` and `StackDataset`, which take an index inside for a row."""
+    if isinstance(data, Subset | StackDataset):
         yield from parts_of(data)
-    elif isinstance(data, ConcatDataset | StackDataset):
+    elif isinstance(data, ConcatDataset):
         for one in _inside(data):
-            yield from subset_parts(one)
+            yield from parts_by_row(one)
 
 
 def shares_in(data: Any) -> Iterator[Any]:
