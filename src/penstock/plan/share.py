@@ -45,11 +45,7 @@ __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCur
 _KEPT_VIEWS = 4
 """Views in the cache: one for each of several loaders."""
 
-_READS_BY_ROW = {
-    read.__code__
-    for kind in (Subset, StackDataset)
-    for read in (kind.__getitem__, kind.__getitems__)  # type: ignore[attr-defined]
-}
+_READS_BY_ROW = {read.__code__ for kind in (Subset, StackDataset) for read in (kind.__getitem__, kind.__getitems__)}
 """Methods of torch's datasets that take an index of the dataset inside for a row."""
 
 
