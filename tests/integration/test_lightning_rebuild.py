@@ -210,3 +210,9 @@ def test_shares_inside_of_others_are_not_split_again(
     assert trainers(loader, 0) is loader
     predicts = trainers(ps.DataLoader(shares, 4, collate_fn=list), 0, RunningStage.PREDICTING)
     assert sum(len(batch) for batch in predicts) == N // 2
+    with _replace_dunder_methods(TorchDataLoader, "dataset"):
+        recorded = ps.DataLoader(shares, 4, shuffle=False, collate_fn=list)
+    for in_order in (recorded, ps.DataLoader(shares, 4, shuffle=False, collate_fn=list)):
+        predicts = trainers(in_order, 0, RunningStage.PREDICTING)
+        assert predicts is not in_order
+        assert [row for batch in predicts for _, _, row in batch] == list(range(0, N, 2))
