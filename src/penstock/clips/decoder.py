@@ -124,7 +124,7 @@ def decoder_for(coding: Coding, max_pixels: int, *, fresh: bool = False) -> Code
     Args:
         coding: the parameters of the decoder.
         max_pixels: the most pixels of a frame.
-        anew: always create a new decoder, because the state of the open one may be corrupt.
+        fresh: always create a new decoder, because the state of the open one may be corrupt.
 
     Raises:
         ClipError: FFmpeg has no such decoder.
