@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,31 @@ class TestErrorsThatAreNoSamples:
         loader = DataLoader(BadDraws(4, range(4)), 4, seed=1, on_error="replace", **HOW[way])
         with ended(iter(loader)) as iterator, pytest.raises(ValueError, match="is bad"):
             next(iterator)
+
+
+def test_a_warning_that_is_an_error_loses_no_batch() -> None:
+    """Neither the next call nor a resumed run leaves the batch out in whose report it was raised."""
+
+    def loader() -> Any:
+        return DataLoader(BadDraws(N, [9]), 8, seed=1, on_error="skip")
+
+    warned = loader()
+    iterator = iter(warned)
+    found = [next(iterator)]
+    warnings.simplefilter("error")  # pytest puts the filters back
+    with pytest.raises(UserWarning, match=r"sample 9 .* This warning appears once"):
+        next(iterator)
+    resumed = loader()
+    resumed.load_state_dict(warned.state_dict())
+    found += iterator
+    assert [size for size, _ in map(_size_and_first, found)] == [8, 7, *[8] * 5, 4]
+    with pytest.raises(UserWarning):
+        next(again := iter(resumed))
+    assert [*map(_size_and_first, again)] == [*map(_size_and_first, found[1:])]
+
+
+def _size_and_first(batch: Any) -> tuple[int, int]:
+    return len(batch[0]), int(batch[0][0])
 
 
 @pytest.mark.parametrize("way", HOW)

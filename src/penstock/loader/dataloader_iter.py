@@ -177,6 +177,8 @@ class DataLoaderIter:
         self._length = length
         # Whether a batch has left the window without being delivered.
         self._in_hand = False
+        # A batch in whose report a warning was raised as an error. The next call delivers it.
+        self._held: BatchResult | None = None
         self._turn = threading.Lock()
         self._closed = False
         states.begun(batches.first_states)
@@ -216,6 +218,9 @@ class DataLoaderIter:
             raise WorkerError(INTERRUPTED)
         if self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
+        if self._held is not None:
+            held, self._held = self._held, None
+            return self._deliver(held)
         # Before the next batch is taken, since afterwards its count would be ambiguous.
         self.progress.tell()
         start = perf_counter()
@@ -248,24 +253,37 @@ class DataLoaderIter:
                 del failure
         batches, wait = self._batches, perf_counter() - start
         self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_on_request, batches.depth)
-        if batches.first_states:
-            self._states.begun(batches.first_states)
+        if self._log is not None or self._claimed_length is not None:
+            try:
+                self._report(result)
+            except Warning:
+                self._held, self._in_hand = result, False
+                raise
+            except Exception:
+                # Raised in the place of the batch, and counts as received, as other errors do.
+                self._deliver(result)
+                raise
+        return self._deliver(result)
+
+    def _deliver(self, result: BatchResult) -> Any:
+        """Record a batch as received by the consumer, and return it."""
+        if self._batches.first_states:
+            self._states.begun(self._batches.first_states)
         self._states.delivered(result)
         self.progress.delivered(result.number)
         self._in_hand = False
-        self._tell(result)
+        if self._bar is not None:
+            self._bar.update()
         return result.batch
 
-    def _tell(self, result: BatchResult) -> None:
-        """Report a delivered batch to the log, the user and the progress bar."""
+    def _report(self, result: BatchResult) -> None:
+        """Report the failed samples of a batch, and a dataset that is longer than it says."""
         progress, log = self.progress, self._log
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
             log.add(result.metrics.failures, result.metrics.samples, epoch=epoch, rank=self._rank, number=result.number)
-        if self._claimed_length is not None and progress.num_delivered > self._claimed_length:
-            self._warn_of_length(progress.num_delivered, self._claimed_length)
-        if self._bar is not None:
-            self._bar.update()
+        if self._claimed_length is not None and progress.num_delivered >= self._claimed_length:
+            self._warn_of_length(progress.num_delivered + 1, self._claimed_length)
 
     def _become(self, other: DataLoaderIter) -> None:
         """Continue as another iterator of the same loader."""

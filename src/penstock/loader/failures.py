@@ -127,7 +127,8 @@ class OnError:
         action: "raise" as in torch; "skip" to leave the sample out, which makes its batch shorter; "replace" to load
             another sample, drawn uniformly from the whole dataset by a hash of the sample's key, with the same
             generator. Or a callable that takes a `Failure` and returns one of the three. It runs where the sample is
-            loaded: for worker processes it must be picklable, and it should keep no state.
+            loaded: for worker processes it must be picklable, and it should keep no state. It may be called twice for a
+            sample, since a batch whose transforms first draw from a global generator is made again.
         max_failures: maximum number of failed samples in an epoch; one more raises `TooManyErrors`. None: no limit.
         max_rate: maximum share of failed samples in an epoch, from 0 to 1. None: no limit.
         min_samples: number of delivered samples before ``max_rate`` is checked.
