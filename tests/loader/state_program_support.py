@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from loader_support import Squares, ended, plain
 from state_support import (
@@ -310,3 +314,115 @@ def continued(program: Program, stop: Stop, *, later: bool = True, **how: Any) -
             passes.append(list(epoch_of(iterate(loader, stack), one)))
     loader.close()
     return passes[0], passes[1:]
+
+
+class FailingCollate(CountingCollate):
+    """Fails, when it is armed, in the next call for its state or with one."""
+
+    armed = False
+
+    def state_dict(self) -> Any:
+        self._fail()
+        return super().state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._fail()
+        super().load_state_dict(state)
+
+    def _fail(self) -> None:
+        if self.armed:
+            self.armed = False
+            raise ConnectionError("the network is down")
+
+
+def row_of(record: ps.Record) -> int:
+    return record.row
+
+
+def slow_row_of(record: ps.Record) -> int:
+    """Load a row; some take longer, so that batches overtake each other."""
+    time.sleep(0.002 * (record.row % 5 == 0))
+    return record.row
+
+
+class GrowingJob:
+    """One rank of a job over a file that grows. It crashes, skips batches, and cannot begin an epoch at times.
+
+    Each batch is one of the epoch of a run that nothing happened to, over the rows with which the epoch began.
+
+    Args:
+        path: the file.
+        world_size, env: ranks of the job, and changes of the environment. Loaders are made before the rank is known.
+        overtaking: two threads with ``in_order=False``, and no state in the collate function, which they would share.
+    """
+
+    def __init__(self, path: Path, world_size: int, env: Any, *, overtaking: bool) -> None:
+        self.path, self.world_size, self.env, self.overtaking = path, world_size, env, overtaking
+        self.rows = self.calls = 0
+        self.grow(17)
+        self.make(thread=False)
+        self.begin_epoch(0)
+
+    def grow(self, rows: int) -> None:
+        """Append rows to the file."""
+        with self.path.open("a") as file:
+            file.writelines(f"{row:03}.jpg {row}\n" for row in range(self.rows, self.rows + rows))
+        self.rows += rows
+
+    def make(self, *, thread: bool) -> None:
+        """Make the loader."""
+        self.env.delenv("RANK", raising=False)
+        self.env.setenv("WORLD_SIZE", str(self.world_size))
+        load = slow_row_of if self.overtaking else row_of
+        dataset = pickle.loads(pickle.dumps(ps.RankDataset(self.path, seed=3, load=load)))
+        self.collate = FailingCollate()
+        how: dict[str, Any] = {"executor": "thread", "num_workers": 1} if thread else {}
+        if self.overtaking:
+            how = {"executor": "thread", "num_workers": 2, "in_order": False}
+        self.loader = ps.DataLoader(dataset, 2, collate_fn=as_they_are if self.overtaking else self.collate, **how)
+        assert self.loader.stats()["split_by"] == "the dataset"
+        self.env.setenv("RANK", str(self.world_size - 1))
+        self.iterator: Any = None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Note the batches of an epoch that begins now."""
+        whole = ps.DataLoader(ps.RankDataset(self.path, seed=3, load=row_of), 2, collate_fn=as_they_are)
+        whole.set_epoch(epoch)
+        self.epoch, self.left, self.grown = epoch, list(whole), False
+
+    def take(self, count: int) -> None:
+        """Have so many batches, or the rest of the epoch."""
+        if self.iterator is None:
+            self.iterator = iter(self.loader)
+        for _ in range(count):
+            batch = next(self.iterator, None)
+            if batch is None:
+                assert self.left == []
+                self.iterator = None
+                self.begin_epoch(self.epoch + 1)
+                return
+            if not self.overtaking:
+                self.calls += 1
+                calls, batch = batch
+                assert (calls, batch) == (self.calls, self.left[0])
+            self.left.remove(batch)
+
+    def skip(self, count: int) -> None:
+        """Leave out batches that were not delivered."""
+        self.loader.skip(min(count, len(self.left)))
+        self.iterator, self.left = None, self.left[count:]
+
+    def crash(self, rows: int, thread: bool, fails: bool) -> None:
+        """Go on from a state in new objects, with rows appended, perhaps after an ``iter()`` that fails."""
+        state = json.loads(json.dumps(self.loader.state_dict()))
+        self.loader.close()
+        self.grow(rows)
+        self.grown = self.grown or rows > 0
+        self.make(thread=thread)
+        self.loader.load_state_dict(state, allow_growth=self.grown)
+        assert json.loads(json.dumps(self.loader.state_dict())) == state
+        if fails and not self.overtaking:
+            self.collate.armed = True
+            with pytest.raises(ConnectionError):
+                iter(self.loader)
+            assert json.loads(json.dumps(self.loader.state_dict())) == state

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_program_support import MAPS, SAMPLERS, STREAMS, Program, Stop, continued, whole
+from state_program_support import MAPS, SAMPLERS, STREAMS, GrowingJob, Program, Stop, continued, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*has no state_dict")
 
@@ -105,3 +107,22 @@ def test_a_state_that_all_workers_share_fits_any_number_of_them() -> None:
     rest, _ = continued(program, stop, later=False, num_workers=1)
     numbers = [[sample[:2] for sample in batch] for batch in rest]
     assert numbers == [[[6, 4], [7, 5], [8, 6]], [[9, 7], [10, 8], [11, 9]], [[12, 10]]]
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("take"), st.integers(1, 10)),
+    st.tuples(st.just("take"), st.integers(1, 4)),
+    st.tuples(st.just("skip"), st.integers(0, 4)),
+    st.tuples(st.just("crash"), st.sampled_from([0, 0, 1, 6]), st.booleans(), st.booleans()),
+)
+
+
+@settings(max_examples=examples(15, 500))
+@given(world_size=st.integers(1, 2), overtaking=st.booleans(), steps=st.lists(STEPS, min_size=3, max_size=12))
+def test_a_job_over_a_file_that_grows(world_size: int, overtaking: bool, steps: list[tuple[Any, ...]]) -> None:
+    """Growth, states of users' objects, batches that overtake, skipped ones, and iterators that cannot begin."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as env:
+        job = GrowingJob(Path(folder) / "train.txt", world_size, env, overtaking=overtaking)
+        for name, *arguments in [*steps, ("take", 20), ("take", 20)]:
+            getattr(job, name)(*arguments)
+        job.loader.close()
