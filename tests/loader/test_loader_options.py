@@ -257,6 +257,9 @@ class Stops(Loads):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "executor": "thread"}])
 def test_escaping_stop_iteration_is_not_taken_for_the_end_of_the_epoch(options: dict[str, Any]) -> None:
     loader = ps.DataLoader(Stops(), batch_size=2, seed=1, **options)
-    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(batches)
     assert loader.epoch == 0
-    assert loader.state_dict()["sampler"]["consumed"] == 4
+    assert loader.state_dict()["sampler"]["consumed"] == 6

@@ -30,8 +30,9 @@ class InlineExecutor(Executor):
         super().__init__()
         self._fetcher = fetcher
         self._result: BatchResult | None = None
-        first = fetcher.begin(epoch) if isinstance(fetcher, StreamFetch) else None
-        self._events: list[Event] = [Began(0, first)]
+        first = fetcher.begin(epoch)
+        # A map-style dataset is asked again when a state is, since the sampler may have drawn by then.
+        self._events: list[Event] = [Began(0, first if isinstance(fetcher, StreamFetch) else None)]
 
     def choose(self, workers: Sequence[int], share: int | None) -> int:
         """Return the only worker."""
