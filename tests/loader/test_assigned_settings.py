@@ -109,6 +109,7 @@ def test_a_prefetch_factor_is_somebodys_choice() -> None:
         assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         loader.prefetch_factor = 2  # the value that torch reports without a choice
         loader.set_epoch(0)
+        loader.reset_stats()
         assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert loader.stats()["queue"]["prefetch"] == 4
         assert loader.running_config.small_batch_depth == 4
