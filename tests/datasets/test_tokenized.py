@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from busy_support import HANG
@@ -179,10 +181,42 @@ class Rows:
         return self.samples[index]
 
 
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"text": null}', "has NoneType in the column 'text', not text"),
+        ('{"body": "c"}', "has no column 'text': the columns are body"),
+        ('{"text": "c \\ud800"}', r"is not valid Unicode: character 2 of its text is the lone surrogate '\\ud800'"),
+    ],
+)
+def test_rows_without_text_are_named(row: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f"{line}\n" for line in ['{"text": "a"}', '{"text": "b"}', row]))
+    table = ps.TableDataset(tmp_path / "a.jsonl", seed=1, rank=0, world_size=1)
+    for source in (table, ps.Subset(table, [1, 2, 2])):
+        with pytest.raises(DataFileError, match=rf"a\.jsonl, line 3 {problem}"):
+            ps.TokenizedDataset(source, tokenizer()).__getitems__(range(len(source)))
+        with pytest.raises(DataFileError, match=rf"a\.jsonl, line 3 {problem}"):
+            ps.tokenize(source, tmp_path / "tokens", tokenizer(), workers=1, progress=False)
+    mixture = ps.Mixture([(ps.TokenizedDataset(table, tokenizer()), 1)], rank=0, world_size=1)
+    with pytest.raises(DataFileError, match=rf"a\.jsonl, line 3 {problem}"):
+        list(mixture)
+    texts = Rows({"text": "x"}, json.loads(row))
+    with pytest.raises(DataFileError, match=f"sample 1 {problem}"):
+        ps.TokenizedDataset(texts, tokenizer()).__getitems__([0, 1])
+
+
+def test_a_row_of_parquet_without_text_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "a.parquet")
+    table = ps.TableDataset(tmp_path / "a.parquet", seed=1, rank=0, world_size=1)
+    with pytest.raises(DataFileError, match=r"a\.parquet, row 1 has NoneType"):
+        list(ps.TokenizedDataset(table, tokenizer()))
+
+
 def test_errors(table: ps.TableDataset, saved: Path) -> None:
-    for source, match in ((table, "columns are text, number"), (Rows({"content": "a"}), "columns are content")):
-        with pytest.raises(ConfigError, match=match):
-            ps.TokenizedDataset(source, letters, column="body")[0]
+    with pytest.raises(ConfigError, match="columns are text, number"):
+        ps.TokenizedDataset(table, letters, column="body")
+    with pytest.raises(DataFileError, match="sample 0 has no column 'body': the columns are content"):
+        ps.TokenizedDataset(Rows({"content": "a"}), letters, column="body")[0]
     with pytest.raises(DataFileError, match=r"sample 1 has NoneType in the column 'text'"):
         ps.TokenizedDataset(Rows({"text": "a"}, {"text": None}), letters).__getitems__([0, 1])
     with pytest.raises(ConfigError, match="sample 0 is int"):

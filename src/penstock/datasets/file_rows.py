@@ -19,7 +19,7 @@ from penstock.datasets.subset import Subset
 from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
 
-__all__ = ["documents_in", "file_row_count", "file_rows", "filters_in", "kept_places", "with_an_order"]
+__all__ = ["documents_in", "file_row_count", "file_rows", "filters_in", "kept_places", "row_name", "with_an_order"]
 
 
 def with_an_order(dataset: Any) -> SourceDataset | None:
@@ -41,6 +41,13 @@ def file_row_count(dataset: Any) -> int:
     if isinstance(dataset, SourceWrapper):
         return file_row_count(dataset.source)
     return len(dataset.plan.source) if isinstance(dataset, SourceDataset) else len(dataset)
+
+
+def row_name(dataset: Any, row: int) -> str:
+    """Return file and row of a row before filters, for messages; of other data its number alone."""
+    own = with_an_order(dataset)
+    name = getattr(dataset if own is None else own.source, "row_name", None)
+    return f"sample {row}" if name is None else str(name(row))
 
 
 def file_rows(dataset: Any, rows: Indices) -> Indices:

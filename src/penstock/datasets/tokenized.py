@@ -11,17 +11,19 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from penstock.datasets.delegation import FORWARDED_ATTRIBUTES, SourceWrapper
 from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
+from penstock.order.permutation import Indices
 from penstock.plan.share import MiniEpoch
 from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
-from penstock.tokens.texts import COLUMN, check_column, text_of
+from penstock.tokens.texts import COLUMN, check_column, texts_of
 from penstock.tokens.tokenizer import IdsOf, TextTokenizer
 
 __all__ = ["TokenizedDataset"]
@@ -47,8 +49,9 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
 
     Raises:
         ConfigError: invalid arguments; `tokenizers` is not installed (``pip install 'penstock[text]'``); an unknown
-            column (raised on access if the source does not know its columns).
-        DataFileIOError, DataFileError: a ``tokenizer.json`` cannot be read; (on access) a sample has no text.
+            column.
+        DataFileIOError, DataFileError: a ``tokenizer.json`` cannot be read; (on access) a sample has no text, or not
+            the column, or text with a lone surrogate. The message names file and row.
 
     Items are int64 tensors (tokens,) of different lengths, so the default collate function cannot stack them: pack them
     (`penstock.PackedDataset`), or give a ``collate_fn``.
@@ -139,7 +142,10 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
             keys: of the samples' generators; None to use the caller's scope.
             place: the mini-epoch of the source that the indices belong to; by default the current one.
         """
-        return self._make_items(self._load_source(indices, keys, place), indices, keys)
+        samples = self._load_source(indices, keys, place)
+        return self._make_items(
+            samples, keys, lambda k: self._name(indices[k], lambda own: own.rows([indices[k]], place))
+        )
 
     @property
     def has_rows(self) -> bool:
@@ -148,13 +154,25 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
 
     def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of rows, independent of the order. See `penstock.datasets.rows.load_rows`."""
-        return self._make_items(load_rows(self.source, rows, keys), rows, keys)
+        samples = load_rows(self.source, rows, keys)
+        return self._make_items(
+            samples, keys, lambda k: self._name(rows[k], lambda own: own.plan.kept(np.array([rows[k]])))
+        )
 
-    def _make_items(self, samples: list[Any], indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+    def _name(self, index: int, row: Callable[[SourceDataset], Indices]) -> str:
+        """Return the name of a sample for messages; ``row`` finds its row before filters."""
+        # Imported here, because only errors need it.
+        from penstock.datasets.file_rows import row_name, with_an_order
+
+        own = with_an_order(self.source)
+        has_names = own is not None and hasattr(own.source, "row_name")
+        return row_name(own, int(row(own)[0])) if own is not None and has_names else f"sample {index}"
+
+    def _make_items(self, samples: list[Any], keys: Sequence[int] | None, name: Callable[[int], str]) -> list[Any]:
         """Return the items of text samples."""
-        texts = [text_of(sample, self.column, index) for sample, index in zip(samples, indices, strict=True)]
+        texts = texts_of(samples, self.column, name)
         with stage("tokenize"):
-            items: list[Any] = [torch.from_numpy(ids) for ids in self.tokenizer.encode(texts)]
+            items: list[Any] = [torch.from_numpy(ids) for ids in self.tokenizer.encode(texts, name=name)]
         if self.as_dict:
             items = [self._with_columns(sample, ids) for sample, ids in zip(samples, items, strict=True)]
         return items if self.load is None else load_each(self.load, items, keys)

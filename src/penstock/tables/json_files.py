@@ -222,6 +222,11 @@ class JsonFiles(CountedSource, FilesTable):
         with stage("read"):
             return self._read(*self._places(normalise(indices, len(self))))
 
+    def row_name(self, row: int) -> str:
+        """Return file and line of a row, for messages."""
+        (number,), (inside,) = self._places(np.array([row]))
+        return self._lines.line_name(int(number), int(inside))
+
     def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         return self._lines.records(numbers, rows)
 

@@ -88,7 +88,7 @@ class LineFiles:
         except KeyError as error:
             place = next(k for k, row in enumerate(found) if error.args[0] not in row)
             raise DataFileError(
-                f"{self._line(int(numbers[place]), int(rows[place]))}: no key {error.args[0]!r}; there are "
+                f"{self.line_name(int(numbers[place]), int(rows[place]))}: no key {error.args[0]!r}; there are "
                 f"{', '.join(found[place])}. Leave columns= out, and give load= to read rows that differ"
             ) from None
 
@@ -99,10 +99,10 @@ class LineFiles:
             try:
                 item = _decode(str(text, "utf-8"))
             except (ValueError, RecursionError) as error:
-                where = self._line(int(numbers[place]), int(rows[place]))
+                where = self.line_name(int(numbers[place]), int(rows[place]))
                 raise DataFileError(f"{where}: {_why(text, error)}") from None
             if type(item) is not dict:
-                where = self._line(int(numbers[place]), int(rows[place]))
+                where = self.line_name(int(numbers[place]), int(rows[place]))
                 raise DataFileError(f"{where}: expected a JSON object, found {type(item).__name__}")
             found[place] = item
         return found
@@ -154,7 +154,7 @@ class LineFiles:
 
         return self.kept.get((number, frame), make)
 
-    def _line(self, number: int, row: int) -> str:
+    def line_name(self, number: int, row: int) -> str:
         """Return file and line number of a row, for messages. Reads a local file up to that row."""
         name, left, line = self.name(number), int(self.index(number).rows[row]), 1
         data = self.maps.array(number)

@@ -283,6 +283,10 @@ class TableFiles(FilesTable):
             for file, sample, row in zip(files, samples, rows.tolist(), strict=True)
         ]
 
+    def row_name(self, row: int) -> str:
+        """Return file and row, for messages."""
+        return self._name(None, row)
+
     def _name(self, image: str | None, row: int) -> str:
         """Return file and row, and the path of the image in the table, for messages."""
         file = int(self.starts.searchsorted(row, "right")) - 1
@@ -322,7 +326,7 @@ class TableFiles(FilesTable):
             return self._pieces.texts(at, number)
         except NotText as error:
             raise DataFileError(
-                f"{self._name(None, int(rows[error.place]))}: column {name!r} says that it is text, and this value is "
+                f"{self.row_name(int(rows[error.place]))}: column {name!r} says that it is text, and this value is "
                 "not UTF-8. Write the column anew as bytes (pyarrow.binary()), or decoded by the encoding that it is "
                 "in; or leave it out with columns="
             ) from None

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.file_rows import file_rows
+from penstock.datasets.file_rows import file_rows, row_name
 from penstock.datasets.rows import load_rows
 from penstock.errors import DataFileError
 from penstock.plan.source import Source
-from penstock.tokens.texts import text_of
+from penstock.tokens.texts import texts_of
 from penstock.tokens.tokenizer import TextTokenizer
 
 __all__ = ["Encoded", "Work"]
@@ -48,30 +48,28 @@ class Work:
             samples = self._source.records(np.asarray(rows))
         else:
             samples = load_rows(self._source, rows, None)
-        names = self._file_rows(rows)
-        return [text_of(sample, self._column, row) for sample, row in zip(samples, names, strict=True)]
+        return texts_of(samples, self._column, lambda place: self._name(rows[place]))
 
-    def _file_rows(self, rows: Sequence[int]) -> list[int]:
-        """Return the rows before filters, for messages."""
-        found: list[int] = file_rows(self._source, np.asarray(rows, np.int64)).tolist()
-        return found
+    def _name(self, row: int) -> str:
+        """Return file and row of a row before filters, for messages."""
+        return row_name(self._source, int(file_rows(self._source, np.array([row]))[0]))
 
     def encode(self, start: int, stop: int) -> Encoded:
         """Return the tokens of rows ``start`` to ``stop - 1``.
 
         Raises:
-            DataFileError: a token that the type cannot hold.
+            DataFileError: a row without text, or a token that the type cannot hold. The message names file and row.
         """
         texts = self.texts(range(start, stop))
         # There is a worker for each core already, so the tokenizer starts no threads.
-        documents = self._tokenizer.encode(texts, threads=False)
+        documents = self._tokenizer.encode(texts, threads=False, name=lambda place: self._name(start + place))
         lengths = np.array([len(document) for document in documents], np.int64)
         tokens = np.concatenate([np.empty(0, np.int64), *documents])
         limits = np.iinfo(self._dtype)
         if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
             k = int(((tokens < limits.min) | (tokens > limits.max)).argmax())
-            (row,) = self._file_rows([start + int(np.cumsum(lengths).searchsorted(k, "right"))])
+            name = self._name(start + int(np.cumsum(lengths).searchsorted(k, "right")))
             raise DataFileError(
-                f"row {row} has the token {tokens[k]}, which {self._dtype} cannot hold: use a larger dtype="
+                f"{name} has the token {tokens[k]}, which {self._dtype} cannot hold: use a larger dtype="
             )
         return Encoded(tokens.astype(self._dtype), lengths, sum(map(len, texts)))

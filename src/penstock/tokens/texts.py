@@ -1,13 +1,13 @@
-"""The text of a sample: the sample itself, or a column of a dict."""
+"""The texts of samples: the samples themselves, or a column of dicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError
 
-__all__ = ["COLUMN", "check_column", "text_of"]
+__all__ = ["COLUMN", "check_column", "texts_of"]
 
 COLUMN = "text"
 """The default text column."""
@@ -23,27 +23,35 @@ def check_column(columns: Any, column: str) -> None:
         raise ConfigError(f"there is no column {column!r}: the columns are {', '.join(map(str, columns))}; see column=")
 
 
-def text_of(sample: Any, column: str, row: Any) -> str:
-    """Return the text of a sample.
+def texts_of(samples: Sequence[Any], column: str, name: Callable[[int], str]) -> list[str]:
+    """Return the texts of samples.
 
     Args:
-        sample: a string or a mapping.
+        samples: strings or mappings.
         column: the text column of a mapping.
-        row: row of the sample, for error messages.
+        name: returns the name of a sample for messages, given its position in ``samples``.
 
     Raises:
-        ConfigError: a mapping without this column, or a sample of another type.
-        DataFileError: the column does not hold text.
+        ConfigError: a sample of another type.
+        DataFileError: a mapping without this column, or whose column does not hold text.
     """
-    if isinstance(sample, str):
-        return sample
+    return [
+        sample if isinstance(sample, str) else _text_of(sample, column, name, place)
+        for place, sample in enumerate(samples)
+    ]
+
+
+def _text_of(sample: Any, column: str, name: Callable[[int], str], place: int) -> str:
     if not isinstance(sample, Mapping):
-        raise ConfigError(f"sample {row} is {type(sample).__name__}: samples are text, or dicts with a column of text")
+        raise ConfigError(f"{name(place)} is {type(sample).__name__}: samples are text, or dicts with a column of text")
     if column not in sample:
-        check_column(list(sample), column)
+        raise DataFileError(
+            f"{name(place)} has no column {column!r}: the columns are {', '.join(map(str, sample))}. Leave such "
+            "samples out, or see column="
+        )
     text = sample[column]
     if not isinstance(text, str):
         raise DataFileError(
-            f"sample {row} has {type(text).__name__} in the column {column!r}, not text: leave such samples out"
+            f"{name(place)} has {type(text).__name__} in the column {column!r}, not text: leave such samples out"
         )
     return text

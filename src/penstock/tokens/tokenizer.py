@@ -132,23 +132,31 @@ class TextTokenizer:
 
     # Encoding.
 
-    def encode(self, texts: Sequence[str], *, threads: bool | None = None) -> list[npt.NDArray[np.int64]]:
+    def encode(
+        self, texts: Sequence[str], *, threads: bool | None = None, name: Callable[[int], str] = "text {}".format
+    ) -> list[npt.NDArray[np.int64]]:
         """Return the ids of each text, int64 of shape (tokens,), with the end token last, if set.
 
         Args:
             texts: a batch.
             threads: use the threads of `tokenizers`; by default if `has_rust_threads`.
+            name: returns the name of a text for messages, given its position in the batch.
 
         Raises:
-            DataFileError: a function returned something other than ids.
+            DataFileError: a function returned something other than ids; a text that `tokenizers` cannot read, because
+                it has a lone surrogate.
         """
         if self._function is not None:
             return [self._finished(_checked(self._function(text))) for text in texts]
         tokenizer, special = self._tokenizer(), self.add_special_tokens
-        if _is_without_threads() or (len(texts) > 1 and (has_rust_threads() if threads is None else threads)):
-            found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
-        else:
-            found = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        try:
+            if _is_without_threads() or (len(texts) > 1 and (has_rust_threads() if threads is None else threads)):
+                found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+            else:
+                found = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        except TypeError:
+            _check_unicode(texts, name)
+            raise
         return [self._finished(np.array(encoding.ids, np.int64)) for encoding in found]
 
     def _finished(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -225,6 +233,17 @@ def _tokenizers() -> Any:
     except ImportError as error:
         raise ConfigError("a tokenizer.json needs the package tokenizers: pip install 'penstock[text]'") from error
     return tokenizers
+
+
+def _check_unicode(texts: Sequence[str], name: Callable[[int], str]) -> None:
+    for place, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataFileError(
+                f"{name(place)} is not valid Unicode: character {error.start} of its text is the lone surrogate "
+                f"{text[error.start]!r}. Repair it, or leave such samples out"
+            ) from None
 
 
 def _checked(ids: Any) -> npt.NDArray[np.int64]:

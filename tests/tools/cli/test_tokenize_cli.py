@@ -278,9 +278,9 @@ def test_errors(table: Path, saved: Path, tmp_path: Path) -> None:
         ({"column": "body"}, ConfigError, "columns are text, number"),
         ({"dtype": "float32"}, ConfigError, "is not an integer type"),
         ({"dtype": "uint32", "format": "megatron"}, ConfigError, "is not an integer type"),
-        ({"dtype": "uint8"}, DataFileError, "row 0 has the token 2.., which uint8 cannot hold"),
+        ({"dtype": "uint8"}, DataFileError, r"text\.parquet, row 0 has the token 2.., which uint8 cannot hold"),
         ({"address": "host:1", "workers": 1}, ConfigError, "use it with executor='ray'"),
-        ({"column": "number"}, DataFileError, "sample 0 has int64 in the column 'number'"),
+        ({"column": "number"}, DataFileError, r"text\.parquet, row 0 has int64 in the column 'number'"),
     ]
     for options, kind, match in wrong:
         with pytest.raises(kind, match=match):

@@ -168,6 +168,11 @@ class MDSFolder(BatchedDataset):
             samples[place] = self._sample(number)
         return samples
 
+    def row_name(self, row: int) -> str:
+        """Return folder, shard and sample, for messages."""
+        shard = bisect.bisect_right(self._starts, row) - 1
+        return f"{shown(self.path)}: sample {row - self._starts[shard]} of shard {shard}"
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield all samples in file order."""
         return map(self._sample, range(len(self)))
