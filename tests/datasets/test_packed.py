@@ -20,7 +20,7 @@ from loader_conformance import check_chain, check_end_of_pass, check_load_into_u
 from loader_support import plain
 from packed_support import Documents, spans, tokens_of
 
-from penstock import DataLoader, Mixture, PackedDataset, RankDataset, Subset, TableDataset, collate_packed
+from penstock import DataLoader, ImageDataset, Mixture, PackedDataset, RankDataset, Subset, TableDataset, collate_packed
 from penstock.errors import ConfigError, DataFileError, PartitionError, SamplerError, StateError
 
 LENGTHS = [5, 17, 1, 9, 3, 3, 40, 12, 7, 2, 0, 31, 8, 8, 6, 11, 4, 19, 16, 32, 1, 1, 10, 13]
@@ -32,6 +32,13 @@ def make(rank: int = 0, world: int = 1, lengths: Any = LENGTHS, capacity: int = 
 
 def every_token(lengths: Any, base: int = 0) -> list[int]:
     return [(base + row) * 1000 + i for row, length in enumerate(lengths) for i in range(length)]
+
+
+def test_images_are_no_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a.jpg 1\n")
+    images = ImageDataset(RankDataset(tmp_path / "a.txt", rank=0, world_size=1), size=8)
+    with pytest.raises(ConfigError, match=r"an ImageDataset makes items by position .* give documents of tokens"):
+        PackedDataset(images, 10)
 
 
 def test_an_item_is_what_models_take() -> None:

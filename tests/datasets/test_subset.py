@@ -172,6 +172,7 @@ class _Stream(IterableDataset[int]):
     [
         (range(5), [True, False], "mask of 2 values for a dataset of 5 rows"),
         (range(5), "abc", "not an .npy file"),
+        (range(5), "label == 1", r"An expression is an object such as pyarrow\.compute\.field"),
         (range(5), [0.5], "keep takes a mask"),
         (range(5), {"a": 1}, "keep takes a mask"),
         (range(5), pc.field("label") > 1, "this data has no columns"),

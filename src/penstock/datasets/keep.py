@@ -118,7 +118,11 @@ def _load_array(path: str | os.PathLike[str]) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataFileError(f"{os.fspath(path)} is not an .npy file with a mask or row numbers: {error}") from error
+        name = os.fspath(path)
+        hint = (
+            "" if name.endswith(".npy") else ". An expression is an object such as pyarrow.compute.field('label') == 3"
+        )
+        raise DataFileError(f"{name} is not an .npy file with a mask or row numbers: {error}{hint}") from error
 
 
 def _evaluate(keep: pc.Expression, of: Filterable) -> KeptRows:

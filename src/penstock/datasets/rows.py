@@ -37,8 +37,8 @@ def check_rows(dataset: Any) -> None:
     order = own_order(dataset)
     if order is not None and not has_rows(dataset) and getattr(order, "shuffle", "none") != "none":
         raise ConfigError(
-            f"{kind_text(dataset)} makes items by position in its own order, but lengths are by row: create it "
-            "with shuffle='none'"
+            f"{kind_text(dataset)} makes items by position in its own order, but documents and their lengths are read "
+            "by row: give documents of tokens, such as a TokenizedDataset, or create it with shuffle='none'"
         )
 
 

@@ -26,7 +26,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0
 _INSTEAD = "choose another folder with cache_dir="
 _ADVICE = {
     errno.ENOENT: "there is no such file",
-    errno.EISDIR: "this is a folder; name a file in it, or a pattern such as 'folder/*.txt'",
+    errno.EISDIR: "this is a folder; name a file in it, or a pattern like 'folder/*.txt'; penstock.open opens a folder",
     errno.EACCES: "no permission; check the rights of the file and of its folders",
     errno.EPERM: "no permission; check the rights of the file and of its folders",
     errno.EROFS: f"the file system is read-only; {_INSTEAD}",
