@@ -248,6 +248,7 @@ class PreparedLoader:
     iteration: int
     dl_state_dict: Mapping[str, Any] | None
     _share: RankPartition | None
+    _ends: list[_End] | None
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -276,7 +277,8 @@ class PreparedLoader:
         """Begin a pass."""
         theirs: Any = super()
         theirs.begin()
-        self._share, self._had = None, self.base_dataloader.stats()["samples"] if self.splits_itself else 0
+        self._share = self._ends = None
+        self._had = self.base_dataloader.stats()["samples"] if self.splits_itself else 0
 
     def last_batches(self, accelerator: Any) -> list[_End] | None:
         """Return the last batch of each rank in this pass; None if no sample is repeated.
@@ -285,7 +287,8 @@ class PreparedLoader:
             ConfigError: see `Accelerator.gather_for_metrics`.
         """
         if self._share is not None and self._share.partition.world_size == accelerator.num_processes:
-            return _ends(self._share)
+            self._ends = _ends(self._share) if self._ends is None else self._ends
+            return self._ends
         if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.pipeline.position.plan is not None:
             had = torch.tensor(self.base_dataloader.stats()["samples"] - self._had, device=accelerator.device)
             data = self.base_dataloader.dataset
