@@ -806,10 +806,11 @@ class EpochRows:
         numbers = np.array([row] if 0 <= row < len(self._plan.source) else [], np.int64)
         for kept in self._plan.filters:
             numbers = kept.places_of(numbers)
+        places: list[int] = numbers.tolist()
         excluded, seed = self._plan.excluded, self._plan.seed
         if excluded is not None:
-            numbers = [place for number in numbers.tolist() for place in excluded.places_of(number, seed, self._epoch)]
-        return [int(self._order.inverse[place]) for place in numbers]  # type: ignore[attr-defined]
+            places = [place for number in places for place in excluded.places_of(number, seed, self._epoch)]
+        return [int(self._order.inverse[place]) for place in places]  # type: ignore[attr-defined]
 
 
 def _block_options(
