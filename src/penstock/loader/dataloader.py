@@ -640,7 +640,7 @@ class DataLoader(TorchDataLoader[T_co]):
         )
         progress.held_by = weakref.ref(iterator)
         iterator.renewed = partial(self._replacement, progress)
-        self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(iterator)]
+        self._passes = [*[held for held in self._passes if held() is not None], weakref.ref(iterator)]
         return iterator
 
     def _replacement(self, progress: Progress) -> DataLoaderIter | None:

@@ -288,7 +288,7 @@ class Position:
     def saved(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Return what `undo` needs, before a `start`."""
         parts = (self._reader, self._under, self._stream, self.states)
-        return [(self, _values_of(self)), *((part, part.saved()) for part in parts if part is not None)]
+        return [(self, _values_of(self)), *[(part, part.saved()) for part in parts if part is not None]]
 
     def undo(self, saved: list[tuple[Any, tuple[Any, ...]]]) -> None:
         """Undo a `start`, because its iterator could not begin."""
@@ -338,8 +338,10 @@ class Position:
         left = run if history is None else history.left(run, self._skipped)
         if history is None and self._skipped:
             left = RemainingBatches(run, [(0, self._skipped)])
-        numbers = (left.number(at) if isinstance(left, RemainingBatches) else at for at in self._ahead)
-        return Progress(left, base_seed, frozenset(number for number in numbers if number is not None)), history
+        ahead = self._ahead
+        if ahead and isinstance(left, RemainingBatches):
+            ahead = frozenset(number for at in ahead if (number := left.number(at)) is not None)
+        return Progress(left, base_seed, ahead), history
 
     def _present(self) -> tuple[Progress, History | None]:
         """Return the progress of the running or else the next iterator, and the job's history."""

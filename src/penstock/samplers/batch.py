@@ -102,6 +102,13 @@ class TorchBatches(BatchSampler):
         super().__init__(batches.sampler, batches.batch_size, batches.drop_last)
 
     @property
+    def inner(self) -> EpochSampler | ExternalSampler:
+        """The plan of the sampler, as in `BatchSampler`, with one attribute to look up: it is asked for each batch."""
+        if self._sampler_read is not self._batches.sampler:
+            self._plan = self._read_sampler()
+        return self._plan
+
+    @property
     def sampler(self) -> Any:
         """The sampler of torch's batch sampler."""
         return self._batches.sampler
