@@ -303,7 +303,7 @@ class Doubled(TableDataset):
 def bad() -> Iterator[tuple[Any, Any, str]]:
     yield lambda: count_lengths([[1]], "lengths.txt"), ConfigError, "an .npy file"
     yield lambda: count_lengths([[1]], "a.npy", measure=len, column="n"), ConfigError, "one of the two"
-    yield lambda: count_lengths([[1], 3], "a.npy"), DataFileError, "sample 1, a int, has no length"
+    yield lambda: count_lengths([[1], 3], "a.npy"), DataFileError, "sample 1, an int, has no length"
     yield lambda: count_lengths([{"ids": [1]}], "a.npy"), DataFileError, "under 'input_ids'"
     yield lambda: count_lengths(iter([]), "a.npy"), ConfigError, "with __len__ and __getitem__"
     yield lambda: count_lengths([[1]], "nowhere/a.npy"), DataFileIOError, "nowhere/a.npy"

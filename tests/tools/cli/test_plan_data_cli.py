@@ -154,7 +154,7 @@ def test_expressions() -> None:
         (("{}:mixture", "--source", "a=3"), "use one of them"),
         (("{}:loader", "--batch-size", 9), "has batches of 32"),
         (("{}:loader", "--batch-size", 256), "has batches of 32"),
-        (("{}:name",), "is a int"),
+        (("{}:name",), "is an int"),
         (("{}",), "names no data"),
         (("--source", "a=10", "--step-ms", 3), "--step-ms: the plan of the job needs --bytes"),
         (("--source", "a=10", "--workers", 4), "--workers: the plan of the job needs --bytes"),

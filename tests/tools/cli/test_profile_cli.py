@@ -114,7 +114,7 @@ class TestPrograms:
 
     def test_errors_say_what_to_do(self, program: Path) -> None:
         assert "it has theirs" in failure("slowly:their")
-        assert "is a int: name a torch" in failure("slowly:number")
+        assert "is an int: name a torch" in failure("slowly:number")
         assert "cannot be called without arguments" in failure("slowly:needs")
         assert "NoneType" in failure("slowly:returns_none")
         assert "no module 'slowli'" in failure("slowli:theirs")
@@ -147,7 +147,7 @@ class TestPrograms:
         """The exit code and the one line of an error."""
         done = run(["-m", "penstock", "profile", "slowly:number"], timeout=HANG, cwd=program.parent)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("error: slowly:number is a int")
+        assert done.stderr.startswith("error: slowly:number is an int")
 
 
 def jpeg() -> bytes:
