@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,17 @@ def test_evaluates_from_a_loader(tmp_path: Path) -> None:
     assert trainer.evaluate()["eval_samples_per_second"] > 0
     assert [int(item[0]) for batch in trainer.model.seen for item in batch] == list(range(30))
     assert tests.stats()["batches"] == 8
+
+
+def test_evaluates_in_order_a_data_set_with_its_own_order(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("".join(f"{n}.jpg {n}\n" for n in range(30)))
+    rows = ps.RankDataset(str(tmp_path / "rows.txt"), load=attrgetter("label"))
+    tests = ps.DataLoader(
+        rows, 4, shuffle=False, collate_fn=lambda labels: {"items": torch.tensor([[n, n] for n in labels])}
+    )
+    trainer = PenstockTrainer(Model(), arguments(tmp_path), eval_loader=tests, eval_dataset=rows)
+    trainer.evaluate(rows)
+    assert [item[0] for batch in trainer.model.seen for item in batch] == [*range(30)]
 
 
 @pytest.mark.parametrize(

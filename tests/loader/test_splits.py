@@ -529,7 +529,10 @@ def test_a_loader_says_what_it_is_in_a_world_that_is_half_known(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv(name, "2")
     share = ps.RankDataset(str(tmp_path / "rows.txt"))
-    assert f"share: rank not known yet, of {2 if name == 'WORLD_SIZE' else 1}" in repr(share)
+    with ps.TarWriter(str(tmp_path / "shard.tar")) as shard:
+        shard.write({"__key__": "0", "cls": 0})
+    for data in (share, ps.ShardDataset(str(tmp_path / "shard.tar"))):
+        assert f"share: rank not known yet, of {2 if name == 'WORLD_SIZE' else 1}" in repr(data)
     sampler = ps.RandomSampler(range(N), shuffle="global", seed=0)
     batches = ps.GroupedBatchSampler(sampler, [0] * N, 2)
     for loader, owner in (

@@ -15,7 +15,7 @@ from typing import Any, Unpack, cast
 
 from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import SourceDataset
-from penstock.distributed import current
+from penstock.distributed import LateWorld
 from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
@@ -129,4 +129,5 @@ class ShardDataset(SourceDataset):
 
 
 def _world_size(share: ShareOptions) -> int:
-    return current(share.get("rank"), share.get("world_size"), process_group=share.get("process_group")).world_size
+    group = share.get("process_group")
+    return LateWorld(share.get("rank"), share.get("world_size"), process_group=group, of="dataset").ranks

@@ -175,7 +175,7 @@ class TrainerLoaders:
             if loader is not None:
                 _check(loader, trainer.args, kind)
                 given = getattr(trainer, f"{kind}_dataset", None)
-                if given is not None and given is not loader.dataset:
+                if given is not None and not loader.is_over(given):
                     raise ConfigError(
                         f"{kind}_dataset differs from the dataset of {kind}_loader: pass only one of them"
                     )
@@ -207,7 +207,7 @@ class TrainerLoaders:
         trainer: Any = self
         loader = self._loaders["eval"]
         base: Any = super()
-        if loader is None or (eval_dataset is not None and eval_dataset is not loader.dataset):
+        if loader is None or (eval_dataset is not None and not loader.is_over(eval_dataset)):
             return base.get_eval_dataloader(eval_dataset)
         return trainer.accelerator.prepare(loader)
 

@@ -243,6 +243,7 @@ class DataLoader(TorchDataLoader[T_co]):
             **declarations(dataset),
         )
         check(config)
+        self._given_dataset = dataset
         orders = config.seed, config.generator, config.drop_last, config.split
         requested = OrderArguments(shuffle, sampler, batch_sampler, *orders)
         dataset = in_requested_order(dataset, requested)
@@ -477,6 +478,10 @@ class DataLoader(TorchDataLoader[T_co]):
     def splits(self) -> Splitter:
         """What splits the dataset among the ranks; "nobody" if every rank reads all of it."""
         return splitter_of(self, chosen=self._has_chosen_sampler, by_framework=self.pipeline.is_split)
+
+    def is_over(self, dataset: Any) -> bool:
+        """Return whether this loader was created over a dataset. For ``shuffle=False`` it may read a copy of it."""
+        return dataset is self.dataset or dataset is self._given_dataset
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. If it is the epoch of a state just loaded, the position is kept."""
