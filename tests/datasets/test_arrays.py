@@ -120,7 +120,8 @@ def test_growth_of_rows_and_labels(tmp_path: Path) -> None:
         dataset("l-*").load_state_dict(state)
     grown = dataset("l-*")
     grown.load_state_dict(state, allow_growth=True)
-    assert grown.state_dict() == state | {"fingerprint": grown.fingerprint}
+    assert grown.state_dict() == state  # it names the rows with which the epoch began, so it loads again
+    dataset("l-*").load_state_dict(grown.state_dict(), allow_growth=True)
     for labels in ("m-*", "n-0"):
         with pytest.raises(StateError, match="fingerprint"):
             dataset(labels).load_state_dict(state, allow_growth=True)
