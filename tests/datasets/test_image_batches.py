@@ -339,7 +339,7 @@ def test_size_and_flip_apply_with_a_target(manifest: Manifest, tmp_path: Path, m
     given: dict[str, Any] = {"size": (20, 30), "flip": True, "target": half_mask}
     chain: dict[str, Any] = {"transform": [Resize((20, 30)), HorizontalFlip()], "target": half_mask}
     (images, targets), (same, masks) = (
-        next(iter(DataLoader(make(source, **one), 8, seed=1))) for one in (given, chain)
+        next(iter(DataLoader(make(source, **one), 8, seed=0))) for one in (given, chain)
     )
     assert torch.equal(images, same)
     assert torch.equal(targets["masks"], masks["masks"])
