@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -224,6 +225,21 @@ def test_subclasses_that_read_a_list_of_rows_are_told_what_to_read(meta: str, se
     for made, item in ((OfLines(meta), "its line"), (OfRows(meta), "filename"), (OfServedRows(meta, *server), "label")):
         with pytest.raises(AttributeError, match=rf"call super\(\).__getitem__\(idx\).*{item}"):
             made[0]
+
+
+class OwnLines(BaseDataset):
+    """Makes the list of rows itself."""
+
+    def parse(self) -> None:
+        self.metas = Path(self.meta_file).read_text().splitlines()
+
+    def __getitem__(self, idx: int) -> str:
+        return self.metas[idx]
+
+
+def test_subclasses_may_make_a_list_of_rows(meta: str) -> None:
+    made = OwnLines(meta)
+    assert pickle.loads(pickle.dumps(made))[3] == made[3] == BaseDataset(meta)[3]
 
 
 @full_only("waits for real time-outs")

@@ -18,6 +18,7 @@ mini-epochs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from functools import cached_property
 from os import PathLike
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,8 @@ _SERVER_CONFIG = {**_CONFIG, "group": 10, "cache_size": 100_000}
 class _WithoutMetas:
     """Says what subclasses for rank_dataset read instead of ``self.metas``, a list of all rows of a rank."""
 
-    @property
+    # Not a property, so that a subclass can assign a list of its own, as in its parse().
+    @cached_property
     def metas(self) -> Any:
         name = type(self).__name__
         raise AttributeError(
