@@ -155,6 +155,8 @@ def test_fields_longer_than_the_csv_module_allows(write: WriteFile) -> None:
         "species,photo,label\ncat,a.jpg,1\n",
         "x,y\na.jpg,1\nb.jpg,2\n",
         "x,y\na.jpg,cat\nb.jpg,dog\n",
+        "x,y\na.jpg,cat\nb.png,dog\n",
+        "image_file_name,class\n00ab,cat\n",
         "Image URL,class\n",
     ],
 )

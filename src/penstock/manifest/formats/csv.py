@@ -23,10 +23,8 @@ _HEAD = 1 << 20  # a header is not longer than this
 _LONG = 1 << 16  # the csv module rejects fields of twice this length
 _FIRST = 16  # so many records are compared with the first one, to find a header
 _NAME = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)*")
-# Names of a column of paths, without the signs between their words: "filename", "image_id", "Image URL".
-_PATHS = re.compile(
-    r"(?=.)((audio|clip|file|image|img|photo|picture|sample|video)s?)?((file|id|key|name|path|uri|url)s?)?"
-)
+# Names of a column of paths, without the signs between their words: "filename", "image_id", "Image File URL".
+_PATHS = re.compile(r"(?=.)((audio|clip|image|img|photo|picture|sample|video)s?)?((file|id|key|name|path|uri|url)s?)*")
 
 
 class CsvParser:
@@ -138,7 +136,7 @@ def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict
     """Return whether the first record holds names of columns, where its name for the paths is unknown.
 
     It has no number and no path of several parts. Its name for the paths is a usual one, or the next records have
-    numbers where it has names, or paths with one ending.
+    numbers where it has names, or paths with endings.
     """
     head, *rows = first
     rows = [row for row in rows if len(row) == len(head)]
@@ -154,8 +152,7 @@ def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict
         return False
     if numbers and all(_is_number(row[k]) for row in rows for k in numbers):
         return True
-    endings = {os.path.splitext(row[place])[1].lower() for row in rows}
-    return len(endings) == 1 and "" not in endings
+    return all(os.path.splitext(row[place])[1] for row in rows)
 
 
 def _is_number(text: str) -> bool:
