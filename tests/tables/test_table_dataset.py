@@ -274,7 +274,16 @@ def test_images_outside_the_table_come_from_one_folder(tmp_path: Path) -> None:
         ps.open(tmp_path / "t.parquet", images_from=3)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../a.arrow", "..%2fa.arrow"])
+@pytest.mark.parametrize("name", ["12:30.png", "cam:1/a.png", "..a.png", "a b%20.png"])
+def test_odd_names_of_images_outside_the_table(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(jpeg(3))
+    write(tmp_path / "t.parquet", pa.table({"img": [{"bytes": None, "path": name}], "y": [0]}))
+    (image, _), *_ = ps.open(tmp_path / "t.parquet", size=8, images_from=tmp_path, rank=0, world_size=1)
+    assert int(image.max()) == 3
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a.arrow", "..%2fa.arrow", "c:a.arrow", "file:/a.arrow"])
 def test_descriptions_name_files_of_their_folder(tmp_path: Path, name: str) -> None:
     write(tmp_path / "a.arrow", pa.table({"x": [1]}))
     folder = tmp_path / "saved"

@@ -32,6 +32,7 @@ ABSOLUTE = f"^(/|{_SCHEME.pattern})"
 """Matches a path or URL that is not relative."""
 _NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # a URL that went through Path
 _LOCAL = ("file", "local")
+_OTHER = re.compile(r"[A-Za-z]:|[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a drive, or the scheme of a URL
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
 WEB = ("http", "https")
 _SIGNED = re.compile(r"\?[^!]*\b(?:x-amz-signature|x-goog-signature|signature|sig)=[^!]*", re.IGNORECASE)
@@ -73,7 +74,7 @@ def is_inside(name: str) -> bool:
     """
     plain = unquote(name)
     steps = plain.replace("\\", "/").split("/")
-    return bool(steps[-1]) and steps[0] != "" and ".." not in steps and ":" not in steps[0] and "\0" not in plain
+    return bool(steps[-1]) and steps[0] != "" and ".." not in steps and not _OTHER.match(plain) and "\0" not in plain
 
 
 def listed(urls: Sequence[str | os.PathLike[str]]) -> str:
