@@ -241,11 +241,10 @@ def list_images(source: str | os.PathLike[str], out: Path | None = None) -> Imag
     if not lines:
         return None
     if empty:
-        several = len(empty) > 1
+        verb, kind = ("", "classes") if len(empty) > 1 else ("s", "a class")
         warnings.warn(
-            f"{os.fspath(source)}: {', '.join(map(repr, empty))} {'contain' if several else 'contains'} no images, and "
-            f"{'count as classes' if several else 'counts as a class'}: the labels of the classes after it are larger "
-            "by one. Remove an empty folder that is not a class",
+            f"{os.fspath(source)}: {', '.join(map(repr, empty))} contain{verb} no images, and count{verb} as {kind}: "
+            "classes after an empty folder have higher labels. Remove an empty folder that is not a class",
             stacklevel=2,
         )
     return ImageList(write_list(lines, out), classes)

@@ -200,7 +200,8 @@ def _rows(source: Any) -> Any:
     if holds_a_share(source):
         raise ConfigError(
             f"tokenize reads the stored rows of one source, and {kind_text(source)} makes its items in an order "
-            "of its own: tokenize each source into its own folder, and combine the folders"
+            "of its own: tokenize each source into its own folder, and combine the folders. For some rows of one "
+            "source, use penstock.Subset, not torch's"
         )
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ConfigError(
