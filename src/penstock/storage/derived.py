@@ -183,7 +183,7 @@ def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
 
     if file.inodes & mapped:
         return False
-    # A process that waits for a lock that is removed here notices that, and waits for the next one.
+    # A process that waits for a lock that is removed here notices that (filelock 3.21), and waits for the next one.
     locks = [FileLock(path) if file.kind == "locks" else file_lock(path) for path in file.paths]
     with contextlib.ExitStack() as held:
         for lock in locks:
