@@ -262,12 +262,23 @@ def test_samplers_of_rows_over_positions_are_refused(make: Any, name: str, tmp_p
     assert epochs(loader_over(rows, sampler=torch.utils.data.SequentialSampler(rows)), 1)[0] == [*range(N)]
 
 
+class Transformed(Subset[Any]):
+    """A subset with its own `__getitem__`, as in many programs."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[self.indices[index]]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
 @pytest.mark.parametrize("kind", [ps.DataLoader, torch.utils.data.DataLoader])
 @pytest.mark.parametrize("wrap", [lambda data: data, lambda data: ConcatDataset([data])])
 @pytest.mark.parametrize("make", [share, table, mixture])
 def test_indices_of_torchs_subset_are_rows_or_refused(kind: Any, wrap: Any, make: Any, tmp_path: Path) -> None:
     data = make(tmp_path)
-    for part in (*random_split(wrap(data), [0.75, 0.25]), StackDataset(wrap(data), range(len(data)))):
+    stack, own = StackDataset(wrap(data), range(len(data))), Transformed(wrap(data), range(8))
+    for part in (*random_split(wrap(data), [0.75, 0.25]), stack, own):
         with pytest.raises(ConfigError, match=r"penstock.Subset\(dataset, rows\)"):
             next(iter(kind(part, 4, collate_fn=numbers)))
     assert len(list(kind(data, 4, collate_fn=numbers))) == -(-len(data) // 4)

@@ -45,8 +45,8 @@ __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCur
 _KEPT_VIEWS = 4
 """Views in the cache: one for each of several loaders."""
 
-_READS_BY_ROW = {read.__code__ for kind in (Subset, StackDataset) for read in (kind.__getitem__, kind.__getitems__)}
-"""Methods of torch's datasets that take an index of the dataset inside for a row."""
+_READS = ("__getitem__", "__getitems__")
+"""Methods with which torch's ``Subset`` and ``StackDataset``, and subclasses, take an index inside for a row."""
 
 
 class Rows(Protocol):
@@ -472,7 +472,7 @@ class SharePlan(Plan[ShareEpoch]):
         fixed = self.keeps_rows and (self.remainder != "pad" or self.world.world_size == 1)
         frame = None if fixed else sys._getframe(1)
         while frame is not None:
-            if frame.f_code in _READS_BY_ROW:
+            if frame.f_code.co_name in _READS and isinstance(frame.f_locals.get("self"), Subset | StackDataset):
                 raise _not_rows()
             frame = frame.f_back
         return self.shown
