@@ -5,7 +5,8 @@ For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more 
     dataset                       split=  shuffle=True or a name          no shuffle, or "none"
     ----------------------------  ------  ------------------------------  --------------------------------------
     one rank's share already      None    its own order, if they agree    its own order; "none" has to agree; False
-                                                                          reads in order, no sample twice
+                                                                          reads it in order, no sample twice,
+                                                                          unless it is in order already
                                   True    the same                        the same
                                   False   ConfigError                     ConfigError
     Penstock, unsplit             None    the loader splits               every rank reads all, and a warning
