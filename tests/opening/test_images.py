@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 import penstock as ps
-from penstock.errors import ManifestError, UnknownClassesError
+from penstock.errors import ManifestError, ManifestIOError, UnknownClassesError
+from penstock.images.sizes import Sizes, measure, sizes_path, write_sizes
 from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
@@ -203,6 +204,15 @@ def test_a_file_that_is_added_leaves_running_jobs_as_they_are(tmp_path: Path) ->
     there = pickle.loads(sent)
     assert len(there) == COUNT == len(second) - 1
     assert [label for _, label in there] == [label for _, label in first]
+
+
+def test_folders_with_the_same_names_have_sizes_of_their_own(tmp_path: Path) -> None:
+    first, second = (ps.open(folder(tmp_path / name), size=8).source.manifest for name in ("full", "small"))
+    write_sizes(first, *measure(first)[:2])
+    with pytest.raises(ManifestIOError, match="no such file"):
+        Sizes.open(sizes_path(second), second)
+    again = ps.open(tmp_path / "full", size=8).source.manifest
+    assert len(Sizes.open(sizes_path(again), again)) == COUNT
 
 
 def test_a_class_folder_without_images_is_said(tmp_path: Path) -> None:

@@ -158,4 +158,4 @@ def list_arrays(folder: str | os.PathLike[str]) -> Path | None:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".npy") and not name.startswith("."))
     except OSError as error:
         raise DataFileIOError(str(io_error(folder, error))) from error
-    return write_list([line_of(name) for name in names]) if names else None
+    return write_list([line_of(name) for name in names], folder) if names else None

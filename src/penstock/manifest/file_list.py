@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import xxhash
@@ -27,16 +28,19 @@ def line_of(path: str, label: int | None = None) -> bytes:
     return f"{text}\n".encode("utf-8", "surrogateescape")
 
 
-def write_list(lines: list[bytes], path: Path | None = None) -> Path:
+def write_list(lines: list[bytes], folder: str | os.PathLike[str], path: Path | None = None) -> Path:
     """Write a list and return its path.
 
     Args:
         lines: from `line_of`.
-        path: by default a file in the user's cache with a name by content: a folder that grows gets a list of another
-            name, and running jobs keep theirs.
+        folder: the folder of the files.
+        path: by default a file in the user's cache with a name by folder and content: a folder that grows gets a list
+            of another name, and running jobs keep theirs. So does another folder with the same names of files, because
+            sizes and entries of the images lie beside the list.
     """
     content = b"".join(lines)
-    where = kept_path("folders", f"{xxhash.xxh3_64_hexdigest(content)}.txt") if path is None else path
+    key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)) + b"\0" + content)
+    where = kept_path("folders", f"{key}.txt") if path is None else path
     if not where.exists() or where.read_bytes() != content:
         where.parent.mkdir(parents=True, exist_ok=True)
         with write_kept(where) as file:

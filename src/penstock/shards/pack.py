@@ -247,7 +247,7 @@ def list_images(source: str | os.PathLike[str], out: Path | None = None) -> Imag
             "classes after an empty folder have higher labels. Remove an empty folder that is not a class",
             stacklevel=2,
         )
-    return ImageList(write_list(lines, out), classes)
+    return ImageList(write_list(lines, source, out), classes)
 
 
 def _files(folder: str) -> Iterator[str]:
