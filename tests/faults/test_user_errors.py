@@ -115,6 +115,19 @@ class Stops(torch.utils.data.IterableDataset[int]):
         return stop() if self.where == "iter" else iter(range(8))
 
 
+class StopsInState(Stops):
+    """Raises StopIteration when its state after a batch is taken."""
+
+    taken = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.taken += 1
+        return stop() if self.taken > 3 else {"taken": self.taken}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.taken = 0
+
+
 def stop_at_three(samples: list[int]) -> int:
     return stop() if samples == [3] else samples[0]
 
@@ -139,7 +152,7 @@ def test_stop_iteration_of_a_sample_is_skipped(how: str) -> None:
     assert [batch.tolist() for batch in loader] == [[0, 1], [2], [4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize("where", ["collate", "iter", "init"])
+@pytest.mark.parametrize("where", ["collate", "iter", "init", "state"])
 @pytest.mark.parametrize("how", ["inline", "thread", "fork"])
 def test_stop_iteration_around_a_stream_is_an_error(how: str, where: str) -> None:
     """Only the stream's own iterator ends it."""
@@ -148,10 +161,10 @@ def test_stop_iteration_around_a_stream_is_an_error(how: str, where: str) -> Non
     with within(60), pytest.raises(RuntimeError, match="StopIteration"):
         list(
             DataLoader(
-                Stops(where),
+                (StopsInState if where == "state" else Stops)(where),
                 collate_fn=stop_at_three if where == "collate" else None,
                 worker_init_fn=stop if where == "init" else None,
-                **ALL[how],
+                **{**ALL[how], **({"num_workers": 1} if how == "thread" else {})},  # several threads refuse a state
             )
         )
 

@@ -11,6 +11,7 @@ import json
 import pickle
 from typing import Any
 
+from penstock.errors import escaped
 from penstock.plan.reader import Plan
 
 __all__ = ["Frozen", "freeze", "has_state", "same_states", "states_of", "thaw"]
@@ -52,7 +53,10 @@ def states_of(**items: Any) -> dict[str, Any]:
     states: dict[str, Any] = {}
     for name, item in items.items():
         if has_state(item) and (name == "iterator" or item is not items.get("iterator")):
-            state = item.state_dict()
+            try:
+                state = item.state_dict()
+            except StopIteration as stop:  # it would end the batches that the state is taken with
+                raise escaped(stop) from stop
             if state is not None:  # Hugging Face's is None before the first iteration
                 states[name] = state
     return states
