@@ -222,6 +222,10 @@ def test_images_are_read_in_order_for_shuffle_false(tmp_path: Path) -> None:
         (lambda folder: share(folder, mini_epochs=2), "this RankDataset determines its own order"),
         (lambda folder: ps.MPDataset(manifest(folder), batch_size=4), "this MPDataset determines its own order"),
         (lambda folder: ConcatDataset([share(folder), share(folder)]), "the RankDataset inside is shuffled"),
+        (
+            lambda folder: ConcatDataset([mixture(folder, shuffle="none")]),
+            r"the Mixture inside is shuffled: omit shuffle here, .* \(not a mixture or packs",
+        ),
     ],
 )
 def test_shuffle_false_is_refused_where_there_is_no_order_of_rows(make: Any, says: str, tmp_path: Path) -> None:

@@ -69,6 +69,9 @@ __all__ = [
 
 Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
 
+_OF_ROWS = "(not a mixture or packs, which have no order of rows)"
+"""Ends advice about ``shuffle="none"``."""
+
 _warned = False
 """Whether this process has warned of a loader without shuffle."""
 
@@ -343,7 +346,10 @@ def _check_inner_shares(shares: list[Any], requested: OrderArguments) -> None:
         if requested.split is not None:
             _check_world(name, _ranks_of(share), requested)
         if requested.in_order and plan is not None and not plan.agrees_with(False):
-            raise ConfigError(f"shuffle=False, but the {name} inside is shuffled: open it with shuffle='none'")
+            raise ConfigError(
+                f"shuffle=False, but the {name} inside is shuffled: omit shuffle here, or open it with shuffle='none' "
+                f"{_OF_ROWS}"
+            )
     if not requested.shuffles:
         _check_seeds(shares, requested)
 
@@ -382,7 +388,7 @@ def _check_rows(dataset: Any, shares: list[Any], given: Any) -> None:
             raise ConfigError(
                 f"the indices of {kind_text(innermost)} are rows, but an index of this {type(share).__name__} is "
                 "a position in its own order, which differs in each epoch: omit the sampler (shuffle=False reads in "
-                "order), or open the dataset with shuffle='none', remainder='uneven'"
+                f"order), or open the dataset with shuffle='none', remainder='uneven' {_OF_ROWS}"
             )
 
 
