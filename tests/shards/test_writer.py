@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import json
@@ -182,6 +183,18 @@ def test_the_file_of_an_opener_is_closed_after_an_exception(tmp_path: Path, comp
     assert finished == [f"0.tar{compress}"]
     with pytest.raises(ShardError):
         list(StreamShards([tmp_path / f"1.tar{compress}"]))
+
+
+@pytest.mark.parametrize("compress", ["gz", "bz2", "xz", "zst"])
+def test_an_abandoned_archive_gets_no_end(compress: str) -> None:
+    file = io.BytesIO()
+    writer = TarWriter(file, compress=compress)
+    writer.write({"__key__": "a", "x": b"1"})
+    before = file.getvalue()
+    writer.abandon()
+    del writer
+    gc.collect()
+    assert file.getvalue() == before
 
 
 def test_the_file_of_an_opener_is_closed_when_a_shard_cannot_be_finished() -> None:

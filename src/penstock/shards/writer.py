@@ -78,7 +78,8 @@ class TarWriter:
                 raise ShardIOError(str(io_error(self._path, error, "cannot write"))) from error
         else:
             self._file = cast(BinaryIO, fileobj)
-        self._out: BinaryIO | None = _OPENERS[kind](self._file) if kind else self._file
+        self._sink = _Sink(self._file)
+        self._out: BinaryIO | None = _OPENERS[kind](cast(BinaryIO, self._sink)) if kind else self._file
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Add a sample; return the bytes of its values.
@@ -159,17 +160,20 @@ class TarWriter:
                 self._file.close()
                 os.replace(self._temporary, self._path)
         except BaseException as error:
-            self._discard()
+            self._discard(out)
             if isinstance(error, OSError):
                 raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
             raise
 
     def abandon(self) -> None:
         """Close without an archive: remove the temporary file; a file passed by the caller is left unchanged."""
-        self._out = None
-        self._discard()
+        out, self._out = self._out, None
+        self._discard(out)
 
-    def _discard(self) -> None:
+    def _discard(self, out: BinaryIO | None) -> None:
+        self._sink.detach()
+        if out is not None and out is not self._file:
+            out.close()
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -298,6 +302,24 @@ def abandon(file: BinaryIO) -> None:
     """Close a file without the end mark, by its ``abandon`` method if it has one."""
     with contextlib.suppress(OSError):  # the original exception is more informative
         getattr(file, "abandon", file.close)()
+
+
+class _Sink:
+    """The file of a compressor, which would write its end even when it is garbage-collected."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: BinaryIO | None = file
+
+    def write(self, data: bytes) -> int:
+        return len(data) if self._file is None else self._file.write(data)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def detach(self) -> None:
+        """Leave the file as it is: drop all further data."""
+        self._file = None
 
 
 def _gzip(file: BinaryIO) -> BinaryIO:
