@@ -112,6 +112,7 @@ class SourceDataset(BatchedDataset):
         # Imported here, because filters import Arrow's functions, which takes a while.
         from penstock.datasets.keep import Filterable, kept_rows
 
+        len(self.source)  # raises a LengthUnknownError for shards that are not counted yet
         made = copy.copy(self)
         made.plan.keep(kept_rows(keep, Filterable.of(self.source, self.fingerprint, self.plan.samples, self.plan.kept)))
         return made
