@@ -232,7 +232,7 @@ class TestBroken:
             function(tmp_path / "missing.jpg")
         with pytest.raises(ImageError, match="directory"):
             function(tmp_path)
-        with pytest.raises(ImageError, match="null byte"):
+        with pytest.raises(ImageError, match=r"null (byte|character)"):
             function("a\0b")
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from server_support import expected, lines, random_rows, whole
 
 from penstock.manifest import Manifest
 from penstock.server import Client, Server
+
+# From 3.12 on, Python warns of forks of processes with threads, which is what these programs try.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
 
 def in_child(what: Callable[[], bool]) -> None:

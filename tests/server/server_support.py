@@ -147,7 +147,8 @@ class Authority:
         self.folder = folder
         self.roots = folder / "ca.pem"
         self._run("req", "-x509", *_KEY, "-nodes", "-keyout", "ca.key", "-out", "ca.pem",
-                  "-days", "2", "-subj", "/CN=Penstock test authority")  # fmt: skip
+                  "-days", "2", "-subj", "/CN=Penstock test authority",
+                  "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
 
     def certificate(self, name: str, *, expired: bool = False, host: str = "IP:127.0.0.1") -> tuple[Path, Path]:
         """A certificate for loopback, and its key."""
