@@ -16,7 +16,7 @@ from text_support import letters
 
 from penstock import DataLoader, DistributedSampler, DocumentDataset, Mixture, count_lengths, generator, tokenize
 from penstock.datasets import MDSDataset
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, DataFileError, StateError
 from penstock.shards.mds import MDSFolder
 
 N = 53
@@ -168,3 +168,12 @@ def test_travels_and_knows_its_options(root: Path) -> None:
     assert opened.fingerprint == dataset.fingerprint
     with pytest.raises(ConfigError, match=r"images: give these to MDSFolder"):
         MDSDataset(dataset.folder, images="rgb")
+
+
+def test_a_sample_without_text_is_named_by_its_shard(tmp_path: Path) -> None:
+    texts = [{"text": f"text {k}"} for k in range(12)] + [{"text": "\u00ff"}]
+    root = write_mds(tmp_path / "mds", {"text": "str"}, texts, compression=[None, None])
+    with pytest.raises(DataFileError, match=r"mds: sample \d+ of shard 1 has the token"):
+        tokenize(MDSDataset(root), tmp_path / "out", letters, dtype="int8", workers=1, progress=False)
+    with pytest.raises(DataFileError, match=r"mds: sample 0 of shard 0 has no column 'body'"):
+        tokenize(MDSDataset(root), tmp_path / "other", letters, column="body", dtype="int8", workers=1, progress=False)
