@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import cv2
@@ -422,27 +420,3 @@ def test_samples_of_shards_with_a_gif_and_a_negative_class() -> None:
     record = SampleRecord({"__key__": "a", "__url__": "b", "gif": b"GIF", "cls": b"-1\n"})
     assert (record.path, record.label) == ("b/a.gif", -1)
     assert SampleRecord({"gif": b"", "cls": b"x1"}).label == b"x1"
-
-
-@BUILT
-def test_a_small_image_takes_few_calls(tmp_path: Path) -> None:
-    """The functions of Python for each image take longer than decoding it."""
-    for number in range(64):
-        Image.fromarray(np.full((32, 32, 3), number, np.uint8)).save(tmp_path / f"{number}.jpg")
-    listing = tmp_path / "list.txt"
-    listing.write_text("".join(f"{tmp_path / str(number)}.jpg {number}\n" for number in range(64)))
-    images = ImageDataset(RankDataset(listing, seed=0), transform=[RandomCrop(32, padding=4), HorizontalFlip()])
-    iterator = iter(DataLoader(images, batch_size=32))
-    next(iterator)
-    called = 0
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal called
-        called += event == "call" and frame.f_globals["__name__"].startswith("penstock.")
-
-    sys.setprofile(note)
-    try:
-        next(iterator)
-    finally:
-        sys.setprofile(None)
-    assert called / 32 <= 80
