@@ -12,7 +12,7 @@ from on_error_support import BadDraws
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.loader.probe import Probe
+from penstock.tools.profiling.probe import Probe
 
 
 class Numbers(torch.utils.data.Dataset[int]):

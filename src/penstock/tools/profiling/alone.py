@@ -20,10 +20,10 @@ from penstock.datasets import ImageDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest
-from penstock.loader.probe import Probe, make
 from penstock.manifest import Manifest
 from penstock.stages import by_clock
 from penstock.storage import is_remote
+from penstock.tools.profiling.probe import Probe, make
 
 __all__ = ["Account", "account", "drop_from_page_cache", "one_thread"]
 

@@ -15,9 +15,9 @@ from penstock.cores import cores, ticks
 from penstock.errors import ConfigError
 from penstock.loader.config import EXECUTORS, LoaderConfig
 from penstock.loader.messages import BatchRequest
-from penstock.loader.probe import Probe, as_penstock_loader, preserved_loader_generators
 from penstock.tools.profiling.advice import choose, judge, restated, storage_matters
 from penstock.tools.profiling.alone import Account, account, drop_from_page_cache, one_thread
+from penstock.tools.profiling.probe import Probe, as_penstock_loader, preserved_loader_generators
 from penstock.tools.profiling.result import Profile, Setting, Stage, Trial
 from penstock.tools.profiling.together import rehearse, try_out
 

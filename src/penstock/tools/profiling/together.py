@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 
 from penstock.loader.messages import BatchMetrics, BatchRequest
-from penstock.loader.probe import Probe
 from penstock.loader.throughput import ThroughputMeter
+from penstock.tools.profiling.probe import Probe
 from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
 
 __all__ = ["rehearse", "stages_of", "try_out"]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import penstock as ps
-from penstock.loader.probe import Probe, as_penstock_loader
+from penstock.tools.profiling.probe import Probe, as_penstock_loader
 
 
 class Numbers(Dataset[Any]):
