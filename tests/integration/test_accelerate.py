@@ -227,12 +227,6 @@ def test_what_makes_batches_goes_on_making_them(how: dict[str, Any]) -> None:
         assert getattr(same, value) == getattr(config, value)
 
 
-def test_steps_that_are_passed_over_stay_so() -> None:
-    loader = make(skip=(1, 3))
-    assert like(loader).config.skip == ((1, 3),)
-    assert len(rows(like(loader, sampler=loader.sampler))) == len(rows(make())) - 2
-
-
 @full_only("an interpreter that imports Accelerate")
 def test_loaders_that_are_older_than_the_import_are_kept() -> None:
     script = """

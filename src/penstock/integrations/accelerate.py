@@ -474,13 +474,14 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     names = set(inspect.signature(DataLoader.__init__).parameters) - {
         "self",
         "shuffle",
+        "skip",
         "split",
         "batch_sampler",
         "sampler",
     }
     config = loader.config
     arguments = {name: getattr(loader, name) for name in names}
-    arguments |= {"prefetch_factor": config.prefetch_factor, "skip": config.skip}
+    arguments["prefetch_factor"] = config.prefetch_factor
     arguments |= changes
     if "batch_sampler" in changes:
         del arguments["batch_size"], arguments["drop_last"]

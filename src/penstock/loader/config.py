@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import select
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -38,12 +38,9 @@ __all__ = [
     "PROCESSES",
     "AutoWorkers",
     "LoaderConfig",
-    "Ranges",
     "check",
     "check_stream",
     "check_threads",
-    "merged",
-    "ranges_of",
     "resolve_num_workers",
 ]
 
@@ -61,10 +58,6 @@ _NUMBERS: tuple[tuple[str, Any, bool], ...] = (
     ("prefetch_factor", SupportsIndex, True),
 )
 _DISPATCHES = (AUTO, "batch", "chunk")
-
-
-Ranges = tuple[tuple[int, int], ...]
-"""Steps ``a`` to ``b - 1`` each, sorted, with gaps between the ranges."""
 
 
 class AutoWorkers(int):
@@ -96,40 +89,6 @@ def resolve_num_workers(num_workers: Any, executor: str) -> Any:
     return 1 if executor == "thread" and num_workers == 0 else num_workers
 
 
-def ranges_of(skip: Any) -> Ranges:
-    """Return the ranges of steps in a ``skip`` argument: a pair (a, b) or several; ``b`` is exclusive.
-
-    Raises:
-        ConfigError: the argument is not such a range.
-
-    >>> ranges_of([(20, 30), (5, 8), (8, 10)]), ranges_of((5, 8)), ranges_of(())
-    (((5, 10), (20, 30)), ((5, 8),), ())
-    """
-    try:
-        pairs = list(skip)
-        if len(pairs) == 2 and not any(isinstance(one, Iterable) for one in pairs):
-            pairs = [pairs]
-        found = [(operator.index(begin), operator.index(end)) for begin, end in pairs]
-    except (TypeError, ValueError):
-        found = [(0, -1)]
-    if any(not 0 <= begin <= end for begin, end in found):
-        raise ConfigError(
-            f"skip={skip!r} is not a range of steps: pass (a, b) for the steps a to b - 1, or a sequence of such pairs"
-        )
-    return merged(found)
-
-
-def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the ranges sorted, with adjacent and overlapping ones joined."""
-    found: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        elif begin < end:
-            found.append((begin, end))
-    return tuple(found)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
     """The arguments of a `DataLoader`, without dataset and samplers. See there for their meaning.
@@ -147,7 +106,6 @@ class LoaderConfig:
     drop_last: bool = False
     shuffle: bool | str | None = None
     split: bool | None = None
-    skip: Ranges = ()
     seed: int | None = None
     generator: torch.Generator | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None

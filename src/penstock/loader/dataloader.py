@@ -37,7 +37,6 @@ from penstock.loader.config import (
     check_assigned,
     check_stream,
     check_threads,
-    ranges_of,
     resolve_num_workers,
 )
 from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, finisher
@@ -136,9 +135,6 @@ class DataLoader(TorchDataLoader[T_co]):
             True: the loader splits any map-style dataset. Without shuffle no sample is repeated, and ranks may differ
             by one sample unless ``drop_last``.
             False: each rank reads all. See `splits`.
-        skip: steps to leave out, such as those with a loss spike: ``(a, b)`` for the steps ``a`` to ``b - 1``, or
-            several such pairs. A step is one batch of all ranks together, counted from the start of epoch 0 as in a
-            `Ledger`; skipped steps count too. Their samples are not read. A resumed job may skip other steps.
         on_error: what to do with a sample that cannot be loaded: ``"raise"``, ``"skip"``, ``"replace"``, a callable, or
             an `OnError` with limits and a report.
         on_worker_death: ``"raise"``, or ``"restart"``: a new worker repeats the unfinished work of the dead one.
@@ -153,8 +149,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     Raises:
         ValueError: an argument that torch refuses, with torch's message, or an option that the executor does not have.
-        ConfigError: ``skip=`` with an order that `Ledger` cannot compute (here or at ``iter()``); ``shuffle``,
-            ``seed``, ``generator`` or a sampler over a dataset whose own order is another one.
+        ConfigError: ``shuffle``, ``seed``, ``generator`` or a sampler over a dataset whose own order is another one.
         PartitionError: both the dataset and the sampler split the samples among ranks; or, at ``iter()``, the process
             group was created after a loader that would have split its dataset.
 
@@ -203,7 +198,7 @@ class DataLoader(TorchDataLoader[T_co]):
         dispatch: str = "auto",
         seed: int | None = None,
         split: bool | None = None,
-        skip: tuple[int, int] | Iterable[tuple[int, int]] = (),
+        skip: None = None,
         on_error: str | Callable[[Failure], str] | OnError = "raise",
         on_worker_death: str = "raise",
         max_bytes_in_flight: int | None = None,
@@ -212,6 +207,11 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | int | torch.device | DeviceCopier | None = None,
         progress: bool = False,
     ) -> None:
+        if skip is not None:
+            raise ConfigError(
+                "DataLoader takes no skip=: call loader.skip(n), which leaves out the next n batches. "
+                "Ledger(loader).step is the number of the next step"
+            )
         config = LoaderConfig(
             batch_size=batch_size,
             drop_last=drop_last,
@@ -219,7 +219,6 @@ class DataLoader(TorchDataLoader[T_co]):
             seed=None if seed is None else checked_seed(seed),
             generator=generator,
             split=split,
-            skip=ranges_of(skip),
             collate_fn=collate_fn,
             executor=executor,
             num_workers=resolve_num_workers(num_workers, executor),
@@ -426,17 +425,15 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _take_place_of(self, other: DataLoader[Any]) -> None:
         """Take over order and share of the loader from which Lightning made this one."""
-        sampler, skip = replacement_sampler(self, other), other._config.skip
-        if sampler is None and not skip:
+        sampler = replacement_sampler(self, other)
+        if sampler is None:
             return
-        self._config = replace(self._config, skip=skip)
-        if sampler is not None:
-            # torch refuses assignments to these two.
-            vars(self)["sampler"] = sampler
-            if self.batch_sampler is not None:
-                batches: Any = copy.copy(self.batch_sampler)
-                batches.sampler = sampler
-                vars(self)["batch_sampler"] = batches
+        # torch refuses assignments to these two.
+        vars(self)["sampler"] = sampler
+        if self.batch_sampler is not None:
+            batches: Any = copy.copy(self.batch_sampler)
+            batches.sampler = sampler
+            vars(self)["batch_sampler"] = batches
         self._set_up()
 
     def __copy__(self) -> Self:
@@ -469,8 +466,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch, wherever the consumer is in it."""
-        stream = isinstance(self.dataset, IterableDataset) and not self._config.skip
-        if self.pipeline.position.plan is None or stream:
+        if self.pipeline.position.plan is None or isinstance(self.dataset, IterableDataset):
             return super().__len__()
         return len(self.pipeline.position.whole())
 

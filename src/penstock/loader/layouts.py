@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.order import Partition
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
+from penstock.plan.cursor import State, read_int
 from penstock.plan.epoch import RankPartition
 
 __all__ = ["Layout", "Layouts", "Stretch"]
@@ -195,58 +196,72 @@ class Layouts:
     Args:
         layouts: layouts of a state, oldest first.
         parts: mini-epochs per epoch.
+        next_step: the next step, if some steps consist of padding only. At the end of an epoch, the position does not
+            tell how many of those were delivered.
     """
 
-    def __init__(self, layouts: Sequence[Layout] = (), parts: int = 1) -> None:
+    def __init__(self, layouts: Sequence[Layout] = (), parts: int = 1, next_step: int | None = None) -> None:
         self.layouts = tuple(layouts)
         self.parts = parts
+        self.next_step = next_step
 
     @classmethod
     def read(cls, state: Mapping[str, Any], parts: int = 1) -> Self:
         """Return the layouts of a state; none if the state is from before layouts existed.
 
         Raises:
-            StateError: the layouts are damaged.
+            StateError: the layouts are damaged, or the state contains skipped steps.
         """
+        if "skipped" in state:
+            raise StateError(
+                "the state of this DataLoader contains skipped steps, which are no longer stored: the position is "
+                "valid without its entry 'skipped', but a Ledger then counts the rows of these steps as delivered"
+            )
         entries = state.get("layouts", [])
         fine = isinstance(entries, list) and all(map(_is_layout, entries))
         layouts = [Layout(*entry) for entry in entries] if fine else []
         fine = fine and all(a.step < b.step and a.epoch <= b.epoch for a, b in pairwise(layouts))
         if not fine or any(max(one.mini_epoch + 1, one.done) > parts for one in layouts):
             raise StateError(f"the state of this DataLoader is damaged: layouts is {entries!r}")
-        return cls(layouts, parts)
+        return cls(layouts, parts, read_int(state, "step", of="DataLoader") if "step" in state else None)
 
-    def state(self) -> list[list[Any]]:
-        """Return the entry for a state."""
-        return [list(layout if layout.excluded else layout[:_NUMBERS]) for layout in self.layouts]
+    def state(self, delivered: int) -> State:
+        """Return the entries for a state, after so many batches of the epoch plan that these layouts follow."""
+        if not self.layouts:
+            return {}
+        step = {} if self.next_step is None else {"step": self.next_step + delivered}
+        return step | {"layouts": [list(one if one.excluded else one[:_NUMBERS]) for one in self.layouts]}
 
-    def followed(self, share: RankPartition, stood: int | None = None) -> Layouts:
+    def followed(self, share: RankPartition) -> Layouts:
         """Return these layouts, plus one for a bound plan if its distribution differs from the last one.
 
         Args:
             share: this rank's partition of the epoch plan.
-            stood: the next step according to a state. At the end of an epoch, the position does not tell how many steps
-                of padding were delivered.
 
         If the plan starts before the last layout, its own layout replaces all others, from the start of the job.
         """
+        layouts, partition = self._extended(share), share.partition
+        is_padded = partition.padded >= partition.world_size
+        return Layouts(layouts, share.parts, Layouts(layouts, share.parts).step_of(share) if is_padded else None)
+
+    def _extended(self, share: RankPartition) -> list[Layout]:
         now, layouts = Layout.of(0, share), list(self.layouts)
         if not layouts or _before(share, layouts[-1], share.parts):
             layouts = [now.whole]
         found = Layouts(layouts, share.parts)
         last, stretch = layouts[-1], found._last_stretch(share)
         step = stretch.step_of(share)
-        if stood is not None and share.empty:
-            step = min(max(stretch.first, stood), step)
+        if self.next_step is not None and share.empty:
+            step = min(max(stretch.first, self.next_step), step)
         if last.rule == now.rule and (share.empty or _fits(share, stretch, step)):
-            return found
+            return layouts
         if kept := [layout for layout in layouts if layout.step < step]:
             # The last layout had no step.
             if len(kept) < len(layouts):
-                return Layouts(kept, share.parts).followed(share, stood)
+                return Layouts(kept, share.parts, self.next_step)._extended(share)
         else:
             layouts = []
-        return Layouts([*layouts, now._replace(step=step)][-_MOST:], share.parts)
+        return [*layouts, now._replace(step=step)][-_MOST:]
 
     def step_of(self, share: RankPartition) -> int:
         """Return the first step of a bound plan."""

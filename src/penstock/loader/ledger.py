@@ -12,7 +12,6 @@ in that step (`penstock.loader.layouts`), and their rows from the order (`data_p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from penstock.loader.data_positions import (
     positions_of_order,
 )
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.history import History
 from penstock.loader.layouts import Layout, Layouts, Stretch
 from penstock.loader.source import has_own_order, sampler_of, why_not_computable
 from penstock.order.permutation import Indices
@@ -52,7 +50,6 @@ class StepRows(NamedTuple):
         positions: position of each row's sample in the job's epoch; for a document, the position of its pack.
         sources: number of each row's source in a mixture; -1 without a mixture.
         keys: key of each row's generator, see `penstock.generator`; None without a seed.
-        skipped: whether the job skipped this step, so that no rank received these rows in it.
     """
 
     epoch: int
@@ -61,7 +58,6 @@ class StepRows(NamedTuple):
     positions: Indices
     sources: Indices
     keys: list[int] | None
-    skipped: bool = False
 
 
 class Occurrence(NamedTuple):
@@ -79,8 +75,8 @@ class Ledger:
         loader: a loader over a dataset with its own order (`penstock.RankDataset`, `Mixture`, `PackedDataset`, ...), or
             with a seeded Penstock sampler.
         state: a state of the loader or of the run in question; by default the loader's current state. It is read, not
-            loaded. It contains the job's ranks and batch sizes over time, and its skipped steps. The dataset may
-            exclude other rows than the state.
+            loaded. It contains the job's ranks and batch sizes over time. The dataset may exclude other rows than the
+            state.
         world_size: number of ranks, for a job that never changed it; by default from the state or the loader.
 
     Raises:
@@ -137,15 +133,13 @@ class Ledger:
             # First, because it may count the samples of uncounted shards.
             cursor = self._cursor_of(state)
         self._now = self._rank_partition(Cursor())
-        nothing = Layouts(parts=self._now.parts)
-        self._history, self._epoch = History(skip=loader.config.skip, layouts=nothing), plan.epoch
+        self._job, self._epoch, self._step = Layouts(parts=self._now.parts), plan.epoch, 0
         if state is not None and cursor is not None:
             self._read(state, cursor)
-        if not self._history.layouts.layouts:
+        if not self._job.layouts:
             first = Layout.of(0, self._now).whole
             ranks = first.ranks if world_size is None else world_size
-            always = Layouts([first._replace(ranks=ranks)], self._now.parts)
-            self._history = replace(self._history, layouts=always)
+            self._job = Layouts([first._replace(ranks=ranks)], self._now.parts)
         elif world_size is not None:
             raise ConfigError("the state says how many ranks the job had in each step: omit world_size=")
 
@@ -158,13 +152,12 @@ class Ledger:
         return self._plan.read({name: sampler[name] for name in sampler if name not in ("excluded", "windows")})
 
     def _read(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Take history and epoch from a state."""
-        history = self._history.read(state)
+        """Take layouts, epoch and step from a state."""
+        self._job, self._epoch = Layouts.read(state, self._now.parts), cursor.epoch
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
-        layouts, here = history.layouts, self._rank_partition(cursor)
-        first = (layouts if layouts.layouts else layouts.followed(here)).step_of(here)
-        first = first if history.stood is None else history.stood
-        self._history, self._epoch = replace(history, first=first, origin=first), cursor.epoch
+        here = self._rank_partition(cursor)
+        step = (self._job if self._job.layouts else self._job.followed(here)).step_of(here)
+        self._step = step if self._job.next_step is None else self._job.next_step
 
     def _rank_partition(self, cursor: Cursor) -> RankPartition:
         """Return how the rest of an epoch is distributed to the job's ranks."""
@@ -183,16 +176,16 @@ class Ledger:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts of the job's steps, oldest first."""
-        return self._history.layouts.layouts
+        return self._job.layouts
 
     @property
     def step(self) -> int:
         """The next step of the loader or of the state."""
-        return self._history.first
+        return self._step
 
     def layout(self, step: int) -> Layout:
         """Return the layout of a step."""
-        return self._history.layouts.at(step).layout
+        return self._job.at(step).layout
 
     @property
     def world_size(self) -> int:
@@ -251,13 +244,13 @@ class Ledger:
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and its first position in the job's epoch."""
-        stretch = self._history.layouts.at(step)
+        stretch = self._job.at(step)
         return stretch.epoch, stretch.position(step)
 
     def step_from(self, position: int, *, epoch: int) -> int:
         """Return the first step that contains a position of an epoch or a later one, since the last may be dropped."""
         step = 0
-        for stretch in self._history.layouts.in_epoch(epoch):
+        for stretch in self._job.in_epoch(epoch):
             number = stretch.number(max(position, stretch.position(stretch.first)))
             if position < stretch.partition().end and number < stretch.steps:
                 return stretch.first + number
@@ -276,7 +269,7 @@ class Ledger:
         Raises:
             ConfigError: the step or the rank does not exist.
         """
-        stretch = self._history.layouts.at(step)
+        stretch = self._job.at(step)
         self._same_rows(stretch)
         epoch, world_size = stretch.epoch, stretch.layout.ranks
         if rank is not None and not 0 <= rank < world_size:
@@ -286,22 +279,21 @@ class Ledger:
         else:
             where = stretch.positions(step, rank)
             of_rank = np.full(len(where), rank)
-        skipped = self.skipped(step)
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
-            return self._of_batches(run, where, of_rank, skipped)
+            return self._of_batches(run, where, of_rank)
         found = self._data(stretch).rows(where % max(1, stretch.layout.samples))
         positions = where[found.at]
         keys = self._keys(epoch, positions)
-        return StepRows(epoch, found.rows, of_rank[found.at], positions, found.sources, keys, skipped)
+        return StepRows(epoch, found.rows, of_rank[found.at], positions, found.sources, keys)
 
-    def _of_batches(self, run: ClassBatchPlan, numbers: Indices, ranks: Indices, skipped: bool) -> StepRows:
+    def _of_batches(self, run: ClassBatchPlan, numbers: Indices, ranks: Indices) -> StepRows:
         """Return the rows of batches from a batch sampler."""
         batches, none = run.numbered(numbers), np.empty(0, np.int64)
         rows = np.concatenate([none, *(np.array(indices, np.int64) for indices, _ in batches)])
         positions = np.concatenate([none, *(positions for _, positions in batches)])
         sizes = [len(indices) for indices, _ in batches]
         no_source, keys = np.full(len(rows), -1), self._keys(run.epoch, positions)
-        return StepRows(run.epoch, rows, np.repeat(ranks, sizes), positions, no_source, keys, skipped)
+        return StepRows(run.epoch, rows, np.repeat(ranks, sizes), positions, no_source, keys)
 
     def _keys(self, epoch: int, positions: Indices) -> list[int] | None:
         seed = self._seed if self._seed is not None else self._plan.key_seed
@@ -310,8 +302,7 @@ class Ledger:
     def steps(self, row: int, *, source: int | str = -1, epoch: int | None = None) -> list[Occurrence]:
         """Return the occurrences of a row in an epoch.
 
-        There may be several: padding or a mixture repeats rows, and a document may be cut into several packs. Skipped
-        steps are included, see `skipped`.
+        There may be several: padding or a mixture repeats rows, and a document may be cut into several packs.
 
         Args:
             row: row of the data as in `rows`; for packs, the row of a document.
@@ -322,7 +313,7 @@ class Ledger:
 
     def _occurrences(self, row: int, source: int | str, epoch: int) -> Iterator[Occurrence]:
         """Yield the occurrences of a row in an epoch."""
-        for stretch in self._history.layouts.in_epoch(epoch):
+        for stretch in self._job.in_epoch(epoch):
             self._same_rows(stretch)
             for position in self._positions(row, source, stretch):
                 if (found := stretch.locate(position)) is not None:
@@ -339,15 +330,14 @@ class Ledger:
         for position in found:
             yield from range(position, stretch.partition().end, max(1, stretch.layout.samples))
 
-    def skipped(self, step: int) -> bool:
-        """Return whether the job has skipped a step or will skip it, so that no rank receives its rows."""
-        return any(begin <= step < end for begin, end in self._history.passed_before(step + 1))
-
     def seen(self, row: int, *, until: int, source: int | str = -1) -> int:
-        """Return how often the job delivered a row before a step, without skipped steps. Arguments as in `steps`."""
-        last = self._history.layouts.at(until).epoch
+        """Return how often the steps before a step contain a row, also those left out by `DataLoader.skip`.
+
+        Arguments as in `steps`.
+        """
+        last = self._job.at(until).epoch
         every = (found for epoch in range(last + 1) for found in self._occurrences(row, source, epoch))
-        return sum(found.step < until and not self.skipped(found.step) for found in every)
+        return sum(found.step < until for found in every)
 
 
 def _listed(layouts: tuple[Layout, ...]) -> str:

@@ -55,7 +55,7 @@ class Pipeline:
         self._last: list[Stream] = []
         states = self.worker_states(config, stream=plan is None)
         layout = {"batch_size": config.batch_size, "drop_last": config.drop_last}
-        self.position = Position(dataset, plan, sampler, config.seed, layout, states, config.skip)
+        self.position = Position(dataset, plan, sampler, config.seed, layout, states)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": []}

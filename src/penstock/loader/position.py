@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +37,12 @@ from penstock.samplers.shares import layers, rank_of
 from penstock.sources.batched import StreamDataset
 
 if TYPE_CHECKING:
-    from penstock.loader.config import Ranges
-    from penstock.loader.history import History
+    from penstock.loader.layouts import Layouts
 
 __all__ = ["Position", "base_seed_after"]
 
 
-_VALUES = ("_progress", "_base_seed", "_ahead", "_skipped", "_history", "_users_epoch", "_chosen", "_epoch_delivered")
+_VALUES = ("_progress", "_base_seed", "_ahead", "_skipped", "_job", "_users_epoch", "_chosen", "_epoch_delivered")
 """Attributes of a `Position` that `Position.start` changes."""
 _values_of = attrgetter(*_VALUES)
 
@@ -63,10 +61,6 @@ class Position:
         seed: the loader's own seed; None without one.
         layout: the settings that a stream's batches depend on.
         states: states of users' objects, by worker.
-        skip: steps to leave out.
-
-    Raises:
-        ConfigError: ``skip`` is set, but the steps of the batches are unknown.
     """
 
     def __init__(
@@ -77,7 +71,6 @@ class Position:
         seed: int | None,
         layout: State,
         states: WorkerStates,
-        skip: Ranges = (),
     ) -> None:
         self.dataset = dataset
         self.plan = plan
@@ -102,12 +95,9 @@ class Position:
         self._chosen = False
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style dataset, also inside one of our iterable ones."""
-        unknown = why_not_computable(plan, self.samples)
-        if skip and unknown:
-            raise ConfigError(f"skip= counts steps as a ledger does: {unknown}")
-        self._counts = unknown is None
-        self._history = self._new_history(skip) if skip else None
-        """History of the job's steps, if steps have numbers and a caller needs them."""
+        self._counts = why_not_computable(plan, self.samples) is None
+        self._job: Layouts | None = None
+        """The layouts of the job's steps, if steps have numbers and a caller needs them."""
         own = None if isinstance(dataset, IterableDataset) else own_order(dataset)
         reads_own = isinstance(sampler, SequentialSampler) and sampler.inner is not None
         self._under: PlanReader[EpochPlan] | None = None if own is None or reads_own else PlanReader(own)
@@ -128,7 +118,7 @@ class Position:
             self._stream, epochs = copy.copy(other._stream), self._stream.plan
             self._stream.plan = epochs
         self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
-        self._history = other._history
+        self._job = other._job
         self._users_epoch, self._chosen = other._users_epoch, other._chosen
 
     @property
@@ -211,25 +201,20 @@ class Position:
         """
         if self._reader is None:
             raise ConfigError("a stream cannot skip batches by their number: skip them in the training loop")
-        (progress, history), running = self._present(), self.running
+        (progress, job), running = self._present(), self.running
         assert progress.run is not None
         run, end = _whole(progress.run), _at(progress.run, progress.count)
         ahead = sorted(_at(progress.run, number) for number in progress.ahead)
         left = _length_to_skip(run) - end - len(ahead)
         if not 0 <= batches <= left:
             raise ConfigError(f"epoch {run.epoch} has {left} batches left: skip takes 0 to {left}, got {batches}")
-        skipped, rest = [], batches
+        rest = batches
         for number in ahead:
             if rest <= number - end:
                 break
             # This batch was delivered before the ones on both sides of it, so it does not count.
-            skipped.append((end, number))
             rest, end = rest - (number - end), number + 1
-        skipped.append((end, end + rest))
         end += rest
-        if history is not None:
-            for begin, stop in skipped:
-                history = history.passing(history.first + begin, stop - begin)
         cursor = run.cursor(end)
         # The rest is as from a state: users' objects, and the draws of the later batches, do not change.
         if (workers := self.states.state()) is not None:
@@ -240,7 +225,7 @@ class Position:
             self._under.choose(self._under.cursor(0), loaded=True)
         self._reader.choose(cursor, loaded=True)
         self._ahead = frozenset(number - end for number in ahead if number >= end)
-        self._progress, self._skipped, self._history = None, 0, history
+        self._progress, self._skipped, self._job = None, 0, job
 
     # Iteration.
 
@@ -315,7 +300,7 @@ class Position:
                 self._under.start(advance=self.seeded)
             run = self._reader.start(advance=self._advances, delivered=_delivered(self._progress))
             self._warn_of_same_epoch(run)
-            self._progress, self._history = self._beginning(run, base_seed)
+            self._progress, self._job = self._beginning(run, base_seed)
             self._chosen, self._skipped, self._ahead = False, 0, frozenset()
             return self._progress
         if self._stream is not None:
@@ -329,29 +314,30 @@ class Position:
         self._progress = Progress(None, base_seed)
         return self._progress
 
-    def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, History | None]:
-        """Return the progress of a new iterator over an epoch plan, and the job's history until then.
+    def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
+        """Return the progress of a new iterator over an epoch plan, and the job's layouts until then.
 
         The iterator leaves out skipped batches and those already delivered ahead of others.
         """
-        history = None if self._history is None else self._history.followed(run)
-        left = run if history is None else history.left(run, self._skipped)
-        if history is None and self._skipped:
-            left = RemainingBatches(run, [(0, self._skipped)])
-        ahead = self._ahead
-        if ahead and isinstance(left, RemainingBatches):
-            ahead = frozenset(number for at in ahead if (number := left.number(at)) is not None)
-        return Progress(left, base_seed, ahead), history
+        left = RemainingBatches(run, self._skipped) if self._skipped else run
+        return Progress(left, base_seed, self._ahead), self._followed(run)
 
-    def _present(self) -> tuple[Progress, History | None]:
-        """Return the progress of the running or else the next iterator, and the job's history."""
+    def _followed(self, run: BatchEpochPlan) -> Layouts | None:
+        """Return the job's layouts until an epoch plan starts."""
+        job = self._job
+        if job is None or (share := run.rank_partition) is None:
+            return job
+        return job.followed(share)
+
+    def _present(self) -> tuple[Progress, Layouts | None]:
+        """Return the progress of the running or else the next iterator, and the job's layouts."""
         progress, running = self._progress, self.running
-        if self._history is None and self._counts:
-            self._history = self._new_history()
+        if self._job is None and self._counts:
+            self._job = self._read_layouts({})
             if running and progress is not None and progress.run is not None:
-                self._history = self._history.followed(_whole(progress.run))
+                self._job = self._followed(progress.run)
         if running and progress is not None and progress.run is not None:
-            return progress, self._history
+            return progress, self._job
         assert self._reader is not None
         return self._beginning(self._reader.peek())
 
@@ -430,19 +416,14 @@ class Position:
     def whole(self) -> BatchEpochPlan:
         """Return all batches of the current or next epoch."""
         assert self._reader is not None
-        whole, history = self._reader.whole(), self._history
-        if history is None or not history.skip:
-            return whole
-        run = self._reader.peek()
-        # An epoch that was re-partitioned keeps its end; its beginning had other steps.
-        first = history.followed(run).first + len(run) - len(whole)
-        return replace(history, first=first).left(whole)
+        return self._reader.whole()
 
-    def _new_history(self, skip: Ranges = ()) -> History:
+    def _read_layouts(self, state: Mapping[str, Any]) -> Layouts:
+        """Return the layouts in a state."""
         # Imported only when needed: few loaders create a state before their first batch.
-        from penstock.loader.history import new_history
+        from penstock.loader.layouts import Layouts
 
-        return new_history(skip, parts=getattr(own_order(self.samples), "mini_epochs", 1))
+        return Layouts.read(state, getattr(own_order(self.samples), "mini_epochs", 1))
 
     # State.
 
@@ -460,7 +441,7 @@ class Position:
             elif self._users_epoch is not None:
                 state["epoch"] = self._users_epoch
         else:
-            here, history = self._present()
+            here, job = self._present()
             assert here.run is not None
             at = _at(here.run, here.count)
             cursor = here.run.cursor(here.count)
@@ -468,8 +449,8 @@ class Position:
             if cursor.data is not None:
                 state["fingerprint"] = cursor.data
             state.update(self._overtaking(_at(here.run, number) - at for number in here.ahead))
-            if history is not None:
-                state.update(history.state(at))
+            if job is not None:
+                state.update(job.state(at))
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
         if not self.seeded:
@@ -514,7 +495,7 @@ class Position:
             # The iterator drew when it started. A generator saved with this state has advanced beyond that.
             base_seed = 0
         workers = self.states.read(state.get("workers"))
-        history = (self._history or self._new_history()).read(state) if self._counts else None
+        job = self._read_layouts(state) if self._counts else None
         # Everything is checked now. What follows cannot fail and leave the loader between two states.
         if self._reader is not None and cursor is not None:
             self._reader.choose(cursor, loaded=True)
@@ -525,7 +506,7 @@ class Position:
         if self._under is not None and under is not None:
             self._under.choose(under, loaded=True)
         self.states.load(state.get("workers"), workers)
-        self._ahead, self._skipped, self._history = ahead, 0, history
+        self._ahead, self._skipped, self._job = ahead, 0, job
         self._base_seed = base_seed
         self._progress = self._epoch_delivered = None
 
@@ -581,7 +562,7 @@ def _delivered(progress: Progress | None) -> int:
 
 def _at(run: BatchEpochPlan, count: int) -> int:
     """Return the number, in the epoch plan, of the batch after the first ``count`` of an iterator."""
-    return run.at(count) if isinstance(run, RemainingBatches) else count
+    return run.skipped + count if isinstance(run, RemainingBatches) else count
 
 
 def _whole(run: BatchEpochPlan) -> BatchEpochPlan:

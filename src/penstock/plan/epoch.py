@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -317,22 +317,16 @@ class PartitionedOrder(EpochPlan):
 
 
 class RemainingBatches(BatchEpochPlan):
-    """The rest of a batch epoch plan: some batches are skipped. Their indices are drawn and dropped.
+    """A batch epoch plan without its first batches. Their indices are drawn and dropped.
 
     Args:
         whole: the plan with all batches.
-        passed: ranges of batch numbers to skip, in order, not empty, with gaps between them.
-
-    Attributes:
-        whole: the plan with all batches.
-
-    If a skipped range follows the first ``count`` batches directly, their cursor is after that range.
+        skipped: number of first batches to leave out.
     """
 
-    def __init__(self, whole: BatchEpochPlan, passed: Sequence[tuple[int, int]]) -> None:
-        self.whole = whole
-        self._passed = passed
-        self.first_batch = whole.first_batch + self.at(0)
+    def __init__(self, whole: BatchEpochPlan, skipped: int) -> None:
+        self.whole, self.skipped = whole, skipped
+        self.first_batch = whole.first_batch + skipped
         self.seed, self.epoch = whole.seed, whole.epoch
         self.per_rank, self.one_by_one = whole.per_rank, whole.one_by_one
 
@@ -346,43 +340,19 @@ class RemainingBatches(BatchEpochPlan):
         return self.whole.rank_partition
 
     def __len__(self) -> int:
-        length = len(self.whole)
-        return length - sum(min(end, length) - min(begin, length) for begin, end in self._passed)
+        return max(0, len(self.whole) - self.skipped)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches, at = iter(self.whole), 0
-        for begin, end in self._passed:
-            yield from itertools.islice(batches, begin - at)
-            for _ in itertools.islice(batches, end - begin):
-                pass
-            at = end
-        yield from batches
-
-    def at(self, count: int) -> int:
-        """Return the number, in the whole plan, of the batch after ``count`` batches of this plan."""
-        for begin, end in self._passed:
-            if begin > count:
-                break
-            count += end - begin
-        return count
-
-    def number(self, at: int) -> int | None:
-        """Return the number, in this plan, of a batch of the whole plan; None if it is skipped."""
-        before = 0
-        for begin, end in self._passed:
-            if begin <= at < end:
-                return None
-            before += end - begin if end <= at else 0
-        return at - before
+        return itertools.islice(self.whole, self.skipped, None)
 
     def cursor(self, count: int) -> Cursor:
-        return self.whole.cursor(self.at(count))
+        return self.whole.cursor(count + self.skipped)
 
     def exhaust(self) -> None:
         self.whole.exhaust()
 
     def delivered(self, count: int) -> None:
-        self.whole.delivered(self.at(count))
+        self.whole.delivered(count + self.skipped)
 
 
 def length_of(plan: EpochPlan | BatchEpochPlan) -> int:

@@ -227,7 +227,7 @@ class _Iterations(BatchEpochPlan):
         run, skip = self._locate()
         if not skip:
             return run
-        return RemainingBatches(run, [(0, skip)]) if run.one_by_one else self._bind(run.cursor(skip))
+        return RemainingBatches(run, skip) if run.one_by_one else self._bind(run.cursor(skip))
 
     def _locate(self) -> tuple[BatchEpochPlan, int]:
         """Return the epoch of the first iteration, and the number of its batches before that iteration."""

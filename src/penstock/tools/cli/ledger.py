@@ -83,7 +83,6 @@ def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
         "epoch": found.epoch,
         "world_size": ledger.layout(step).ranks,
         "batch_size": ledger.layout(step).batch_size,
-        "skipped": found.skipped,
         "rows": found.rows.tolist(),
         "ranks": found.ranks.tolist(),
         "sources": found.sources.tolist() if mixed else None,
@@ -106,14 +105,11 @@ def _row(ledger: Ledger, row: int | None, source: int | str, epoch: int | None, 
         "row": row,
         "steps": [occurrence.step for occurrence in found],
         "ranks": [occurrence.rank for occurrence in found],
-        "skipped": [occurrence.step for occurrence in found if ledger.skipped(occurrence.step)],
         "seen": seen,
     }
 
 
 def _in_words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if not isinstance(value, list):
         return f"{value:,}"
     rest = f" ... {len(value):,} in total" if len(value) > _SHOWN else ""
