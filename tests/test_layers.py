@@ -21,7 +21,7 @@ LAYERS = (
     {"samplers"},
     {"clips", "server", "shards", "sources", "tables", "tokens"},
     {"datasets"},
-    {"opening"},
+    {"ledger", "opening"},
     {"loader"},
     {"compat", "integrations", "wds"},
     {"__main__", "tokenizing", "tools"},

@@ -24,7 +24,7 @@ _HOMES = {
     "ImageDataset": "datasets",
     "InfiniteSampler": "samplers",
     "IterationBasedBatchSampler": "samplers",
-    "Ledger": "loader",
+    "Ledger": "ledger",
     "LeRobotDataset": "datasets",
     "LoadArray": "datasets",
     "LoadBytes": "datasets",
@@ -158,7 +158,8 @@ if TYPE_CHECKING:
         collate_packed,
         count_lengths,
     )
-    from penstock.loader import DataLoader, DpexDataLoader, Failure, Ledger, OnError, RayOptions
+    from penstock.ledger import Ledger
+    from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record
     from penstock.opening import open
     from penstock.order import Partition, Permutation, make_order

@@ -16,7 +16,7 @@ from loader_conformance import travelled
 
 import penstock as ps
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.loader.ledger import Ledger
+from penstock.ledger.ledger import Ledger
 from penstock.shards.writer import ShardWriter
 
 N = 120

@@ -39,12 +39,11 @@ from penstock.errors import ConfigError
 from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.ranks import splits_by_rank
-from penstock.loader.source import sampler_of
 from penstock.order import Partition
 from penstock.plan.epoch import RankPartition
 from penstock.plan.share import SharePlan
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.batch import batch_plan_of
+from penstock.samplers.batch import batch_plan_of, sampler_of
 from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.sequential import SequentialSampler
 

@@ -9,11 +9,11 @@ from penstock import lazy
 __all__ = ["DataLoader", "DpexDataLoader", "Failure", "Ledger", "OnError", "RayOptions"]
 
 if TYPE_CHECKING:
+    from penstock.ledger import Ledger
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.dpex import DpexDataLoader
     from penstock.loader.executors.ray import RayOptions
     from penstock.loader.failures import Failure, OnError
-    from penstock.loader.ledger import Ledger
 
 __getattr__, __dir__ = lazy.names(
     __name__,
@@ -21,7 +21,7 @@ __getattr__, __dir__ = lazy.names(
         "DataLoader": "dataloader",
         "DpexDataLoader": "dpex",
         "Failure": "failures",
-        "Ledger": "ledger",
+        "Ledger": ".ledger",
         "OnError": "failures",
         "RayOptions": "executors.ray",
     },

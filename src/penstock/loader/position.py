@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, LengthUnknownError, StateError
 from penstock.hashing import mix
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
-from penstock.loader.source import plan_requests, why_not_computable
+from penstock.loader.source import plan_requests
 from penstock.loader.stateful import WorkerStates
 from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
@@ -31,13 +31,14 @@ from penstock.plan.reader import PlanReader
 from penstock.plan.stream import is_opened
 from penstock.plan.stream_plan import EpochStart, StreamPlan
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.batch import why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.shares import layers, rank_of
 from penstock.sources.batched import StreamDataset
 
 if TYPE_CHECKING:
-    from penstock.loader.layouts import Layouts
+    from penstock.ledger.layouts import Layouts
 
 __all__ = ["Position", "base_seed_after"]
 
@@ -421,7 +422,7 @@ class Position:
     def _read_layouts(self, state: Mapping[str, Any]) -> Layouts:
         """Return the layouts in a state."""
         # Imported only when needed: few loaders create a state before their first batch.
-        from penstock.loader.layouts import Layouts
+        from penstock.ledger.layouts import Layouts
 
         return Layouts.read(state, getattr(own_order(self.samples), "mini_epochs", 1))
 

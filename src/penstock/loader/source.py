@@ -9,14 +9,11 @@ from penstock.errors import ConfigError
 from penstock.loader.messages import BatchRequest
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 from penstock.random import packed_sample_keys
-from penstock.samplers.base import EpochBatchSampler, EpochSampler
+from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
-from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.identity import own_order
 from penstock.samplers.sequential import SequentialSampler
-from penstock.wording import kind_text
 
-__all__ = ["batch_source", "has_own_order", "plan_requests", "sampler_of", "stream_source", "why_not_computable"]
+__all__ = ["batch_source", "plan_requests", "stream_source"]
 
 
 _EPOCHS = 1 << 62
@@ -57,32 +54,3 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
         place = run.place if under is None else under.place
         for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
             yield BatchRequest(indices, keys, place)
-
-
-def sampler_of(plan: EpochBatchSampler) -> Any:
-    """Return the sampler inside a plan of batches, or the plan itself if it is a batch sampler."""
-    return plan.sampler if isinstance(plan, BatchSampler) else plan
-
-
-def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
-    """Return whether a plan uses the dataset's own order."""
-    return own_order(samples) is not None and isinstance(sampler_of(plan), SequentialSampler)
-
-
-def why_not_computable(plan: EpochBatchSampler | None, samples: Any) -> str | None:
-    """Return why the order of a loader's batches cannot be computed; None if it can.
-
-    Args:
-        plan: plan of the batches.
-        samples: the map-style dataset.
-    """
-    if plan is None:
-        return "a ledger needs an order that can be computed, and the order of a stream is known only by reading it"
-    if has_own_order(plan, samples):
-        return None
-    sampler = sampler_of(plan)
-    if own_order(samples) is not None or not isinstance(sampler, EpochSampler | EpochBatchSampler):
-        return f"a ledger does not know the order of {kind_text(sampler)}"
-    if plan.key_seed is None and not isinstance(sampler, SequentialSampler | DistributedSampler):
-        return "without a seed the rows of an epoch cannot be computed: pass seed= to the sampler"
-    return None

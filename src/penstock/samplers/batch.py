@@ -1,4 +1,4 @@
-"""`BatchSampler`: torch's batch sampler as a plan over the plan of its sampler."""
+"""`BatchSampler`: torch's batch sampler as a plan over the plan of its sampler; and whether its order is computable."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, EpochPla
 from penstock.plan.iteration import BatchIterator, batch_blocks, batches
 from penstock.plan.wrapper import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
+from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
+from penstock.samplers.identity import own_order
 from penstock.samplers.plan_of import plan_of
+from penstock.samplers.sequential import SequentialSampler
+from penstock.wording import kind_text
 
-__all__ = ["BatchSampler", "batch_plan_of"]
+__all__ = ["BatchSampler", "batch_plan_of", "has_own_order", "sampler_of", "why_not_computable"]
 
 
 class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.data.BatchSampler):
@@ -241,3 +245,32 @@ def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
     if type(batches) is torch.utils.data.BatchSampler:
         return TorchBatches(batches)
     return ExternalSampler(batches)
+
+
+def sampler_of(plan: EpochBatchSampler) -> Any:
+    """Return the sampler inside a plan of batches, or the plan itself if it is a batch sampler."""
+    return plan.sampler if isinstance(plan, BatchSampler) else plan
+
+
+def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
+    """Return whether a plan uses the dataset's own order."""
+    return own_order(samples) is not None and isinstance(sampler_of(plan), SequentialSampler)
+
+
+def why_not_computable(plan: EpochBatchSampler | None, samples: Any) -> str | None:
+    """Return why the order of a loader's batches cannot be computed; None if it can.
+
+    Args:
+        plan: plan of the batches.
+        samples: the map-style dataset.
+    """
+    if plan is None:
+        return "a ledger needs an order that can be computed, and the order of a stream is known only by reading it"
+    if has_own_order(plan, samples):
+        return None
+    sampler = sampler_of(plan)
+    if own_order(samples) is not None or not isinstance(sampler, EpochSampler | EpochBatchSampler):
+        return f"a ledger does not know the order of {kind_text(sampler)}"
+    if plan.key_seed is None and not isinstance(sampler, SequentialSampler | DistributedSampler):
+        return "without a seed the rows of an epoch cannot be computed: pass seed= to the sampler"
+    return None

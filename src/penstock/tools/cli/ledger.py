@@ -17,7 +17,7 @@ from penstock.tools.cli.manifest_options import Json, console, pairs, print_json
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:
-    from penstock.loader.ledger import Ledger
+    from penstock.ledger.ledger import Ledger
 
 __all__ = ["command"]
 
@@ -53,8 +53,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """List the rows in step N of a job, or the steps with a row. The job needs no log."""
+    from penstock.ledger.ledger import Ledger
     from penstock.loader.dataloader import DataLoader
-    from penstock.loader.ledger import Ledger
     from penstock.tools.cli.profile_source import load, names_a_loader
 
     if (step is None) == (row is None):

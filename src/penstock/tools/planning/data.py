@@ -27,8 +27,8 @@ from penstock.datasets.packed import PackedDataset
 from penstock.datasets.rows import row_count
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
+from penstock.ledger.ledger import Ledger
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.ledger import Ledger
 from penstock.order.mixture import BlockMixture
 from penstock.order.stages import StagedMixture, WeightStage, WeightStages, boundary, counts_before
 from penstock.wording import kind_text

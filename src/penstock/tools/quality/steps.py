@@ -23,8 +23,8 @@ from penstock.datasets.packed import PackedDataset
 from penstock.datasets.rows import row_count
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
+from penstock.ledger.ledger import Ledger, StepRows
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.ledger import Ledger, StepRows
 from penstock.order.permutation import Indices
 from penstock.order.stages import StagedMixture
 from penstock.tools.quality.packs import PackSpread, pack_spread

@@ -6,26 +6,24 @@ ledger.steps(777)                   # the steps with row 777 in the current epoc
 ledger.seen(777, until=12_345)      # how often the row was delivered before that step
 
 A step is one batch of all ranks together, counted from the start of epoch 0. Its positions follow from the job's layout
-in that step (`penstock.loader.layouts`), and their rows from the order (`data_positions`).
+in that step (`penstock.ledger.layouts`), and their rows from the order (`positions`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.loader.data_positions import (
+from penstock.ledger.layouts import Layout, Layouts, Stretch
+from penstock.ledger.positions import (
     DataPositions,
     check_no_source,
     positions_of_dataset,
     positions_of_order,
 )
-from penstock.loader.dataloader import DataLoader
-from penstock.loader.layouts import Layout, Layouts, Stretch
-from penstock.loader.source import has_own_order, sampler_of, why_not_computable
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
@@ -34,7 +32,11 @@ from penstock.plan.share import ShareCursor
 from penstock.plan.windows import WindowPlan
 from penstock.random import sample_keys
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.batch import has_own_order, sampler_of, why_not_computable
 from penstock.wording import kind_text
+
+if TYPE_CHECKING:
+    from penstock.loader.dataloader import DataLoader
 
 __all__ = ["Ledger", "Occurrence", "StepRows"]
 
@@ -107,12 +109,12 @@ class Ledger:
     def __init__(
         self, loader: DataLoader[Any], *, state: Mapping[str, Any] | None = None, world_size: int | None = None
     ) -> None:
-        if not isinstance(loader, DataLoader):
+        position = getattr(getattr(loader, "pipeline", None), "position", None)
+        if position is None:
             raise ConfigError(
                 f"Ledger takes a penstock.DataLoader, got {type(loader).__module__}.{type(loader).__name__}: batches "
                 "of other loaders are known only by reading them"
             )
-        position = loader.pipeline.position
         plan = position.plan
         self.dataset: Any = position.samples
         """The loader's map-style dataset."""

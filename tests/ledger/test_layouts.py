@@ -28,7 +28,7 @@ from penstock import (
     TokenBudgetBatchSampler,
 )
 from penstock.errors import ConfigError, StateError
-from penstock.loader.layouts import Layout
+from penstock.ledger.layouts import Layout
 
 LENGTHS = np.random.default_rng(0).integers(1, 40, 150).tolist()
 
