@@ -660,65 +660,52 @@ def test_shares_inside_of_torchs_are_shares(tmp_path: Path, job: Any) -> None:
     assert together(job(2, read), 0) == sorted([*range(N)] * 2)
 
 
+SHARED = "which is split among the 2 ranks, and a {}, which is not"
 REST = [manifest, lambda folder: Subset(Range(N), range(N))]
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"split": True}, {"split": False}, {"sampler": range(4)}])
 @pytest.mark.parametrize("rest", REST)
-def test_a_share_beside_whole_data_is_refused(rest: Any, options: Any, tmp_path: Path, job: Any) -> None:
+def test_a_share_and_unsplit_data_are_refused(rest: Any, options: Any, tmp_path: Path, job: Any) -> None:
     """Each rank would read all of one part, and a share of the other."""
 
     def mixed() -> Any:
         return ConcatDataset([Subset(share(tmp_path, shuffle="none"), range(4)), rest(tmp_path)])
 
     def refuse() -> None:
-        with pytest.raises(ConfigError, match=r"one rank's share of a RankDataset.*read on each of the 2 ranks"):
+        with pytest.raises(ConfigError, match=SHARED.format(r"\w+") + ": replace a RankDataset by the data"):
             loader_over(mixed(), **options)
 
     job(2, refuse)
     (late,) = job(1, lambda: loader_over(mixed(), **options))
     if "split" not in options:
-        with pytest.raises(ConfigError, match="read on each of the 2 ranks"):
+        with pytest.raises(ConfigError, match="split among the 2 ranks"):
             job(2, lambda: iter(late))
 
 
 @pytest.mark.parametrize("rest", REST)
-def test_what_the_message_of_mixed_data_says_works(rest: Any, tmp_path: Path, job: Any) -> None:
-    def everything() -> Any:
-        mixed = ConcatDataset([share(tmp_path, rank=0, world_size=1), rest(tmp_path)])
-        with pytest.raises(ConfigError, match="read on each of the 2 ranks"):
-            loader_over(mixed, shuffle=True)
-        return sorted(epochs(loader_over(mixed, shuffle=True, split=False))[0])
+def test_the_remedies_for_mixed_data_work(rest: Any, tmp_path: Path, job: Any) -> None:
+    def read(data: Any, **options: Any) -> Any:
+        return job(2, lambda: epochs(loader_over(data(), shuffle=True, **options), 1))
 
-    assert job(2, everything) == [sorted([*range(N)] * 2)] * 2
+    def below() -> Any:
+        return ConcatDataset([share(tmp_path).manifest, rest(tmp_path)])
 
-    def shared_out() -> Any:
-        below = ConcatDataset([share(tmp_path).manifest, rest(tmp_path)])
-        return epochs(loader_over(below, shuffle=True, split=True))
-
-    assert together(job(2, shared_out), 0) == sorted([*range(N)] * 2)
+    twice = sorted([*range(N)] * 2)
+    assert together(read(below, split=True), 0) == twice
+    assert [sorted(each[0]) for each in read(below, split=False)] == [twice] * 2
+    mixed = read(lambda: ps.Mixture([(manifest(tmp_path), 0.5), (rest(tmp_path), 0.5)]))
+    assert [len(each[0]) for each in mixed] == [N, N]
 
 
-@pytest.mark.parametrize("options", [{"split": False}, {"sampler": range(4)}])
-def test_a_share_beside_one_that_is_opened_whole_is_refused(options: Any, tmp_path: Path, job: Any) -> None:
-    def refuse() -> None:
-        mixed = ConcatDataset([share(tmp_path, rank=0, world_size=1), share(tmp_path), manifest(tmp_path)])
-        with pytest.raises(ConfigError, match="read on each of the 2 ranks"):
-            loader_over(mixed, **options)
-
-    job(2, refuse)
-
-
-def test_data_of_ours_beside_others_need_a_word(job: Any) -> None:
-    """The loader shares out one of them by its rule, and not the other."""
+def test_unsplit_data_of_ours_and_others_are_refused_with_shuffle(job: Any) -> None:
+    """The loader would split one of them by its rule, and not the other."""
 
     def read(**options: Any) -> Any:
         return epochs(loader_over(ConcatDataset([Numbers(), Range(N)]), **options))
 
     def refuse() -> None:
-        with pytest.raises(
-            ConfigError, match=r"contains a Numbers, which .* and a Range, which it does not: pass split"
-        ):
+        with pytest.raises(ConfigError, match="contains a Numbers, " + SHARED.format("Range") + ": pass split=True"):
             read(shuffle=True)
 
     job(2, refuse)

@@ -2,32 +2,22 @@
 
 For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more than one rank:
 
-    dataset                       split=  shuffle=True or a name          no shuffle, or "none"
-    ----------------------------  ------  ------------------------------  --------------------------------------
-    one rank's share already      None    its own order, if they agree    its own order; "none" has to agree; False
-                                                                          reads it in order, no sample twice,
-                                                                          unless it is in order already
-                                  True    the same                        the same
-                                  False   ConfigError                     ConfigError
-    Penstock, unsplit             None    the loader splits               every rank reads all, and a warning
-                                  True    the loader splits               the loader splits, no sample twice
-                                  False   every rank reads all            every rank reads all
-    any other                     None    every rank reads all; a warning every rank reads all
-                                          if all draw the same order
-                                  True    the loader splits               the loader splits, no sample twice
-                                  False   every rank reads all            every rank reads all
+    dataset                 split=None                                          True               False
+    ----------------------  --------------------------------------------------  -----------------  -----------------
+    one rank's share        its own order                                       its own order      ConfigError
+    Penstock's, unsplit     with shuffle= the loader splits; else every rank    the loader splits  every rank reads all
+                            reads all, with a warning
+    any other               every rank reads all; a warning if the order is     the loader splits  every rank reads all
+                            the same on all
 
-torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of their parts. It is a ConfigError if the
-indices of a ``Subset`` or a ``StackDataset`` would be other rows of a share in each epoch. If the parts differ:
-
-    shares and unsplit data            any   ConfigError                  ConfigError
-    Penstock unsplit, and others       None  ConfigError                  every rank reads all, and a warning
-                                       else  as split= says               as split= says
+torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of the datasets inside. It is one ConfigError
+if some of these are split and others are not.
 
 With one rank nothing is split, but ``split=True`` yields the same order as with several ranks. A sampler splits
 or not according to its own arguments, and so does an iterable dataset: with these, ``split=`` is a ConfigError.
 
-A share determines its order: a sampler whose indices name rows, or another seed, is a ConfigError if it is shuffled.
+A share determines its order: another order or seed is a ConfigError. If it is shuffled, so is a sampler or a ``Subset``
+whose indices name rows. With ``split=True`` and no shuffle, no sample is read twice.
 """
 
 from __future__ import annotations
@@ -153,7 +143,7 @@ def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | It
     if not isinstance(requested.split, bool | None):
         raise ConfigError(f"split takes True, False or None, got {requested.split!r}")
     given, parts = requested.given, DatasetParts.of(dataset)
-    _check_mixed_shares(dataset, parts, told=requested.split is False or given is not None)
+    _check_alike(dataset, parts.shares, [*parts.whole, *parts.others])
     if given is not None or isinstance(dataset, IterableDataset):
         _refuse_split(dataset, requested, given)
         _refuse_double_split(dataset, given)
@@ -172,7 +162,7 @@ def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | It
     elif requested.split:
         return _splitting_sampler(dataset, requested)
     elif requested.split is None and requested.shuffles and parts.whole and _ranks() > 1:
-        _check_mixed_owners(dataset, parts)
+        _check_alike(dataset, parts.whole, parts.others)
         return _splitting_sampler(dataset, requested)
     return _whole_sampler(dataset, requested)
 
@@ -214,7 +204,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     if ranks == 1:
         return
     parts = DatasetParts.of(loader.dataset)
-    _check_mixed_shares(loader.dataset, parts, told=not chosen)
+    _check_alike(loader.dataset, parts.shares, [*parts.whole, *parts.others])
     if not chosen or parts.shares or not parts.whole:
         warn_of_same_batches(loader, plan, chosen=chosen)
     elif isinstance(loader.sampler, RandomSampler):
@@ -398,37 +388,19 @@ def _plan_inside(dataset: Any) -> SharePlan | None:
     return plan if isinstance(plan, SharePlan) else None
 
 
-def _check_mixed_shares(dataset: Any, parts: DatasetParts, *, told: bool) -> None:
-    """Raise if every rank would read all of one part of the data, and only a share of another.
-
-    Args:
-        told: whether the program decides that every rank reads all, or which samples it reads.
-    """
-    rest, ranks = [*parts.whole, *parts.others], _ranks()
-    if ranks == 1 or not parts.shares or not rest:
+def _check_alike(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
+    """Raise if several ranks would read a share of some datasets inside a dataset, and all of others."""
+    ranks = _ranks()
+    if ranks == 1 or not split or not unsplit:
         return
-    if told and all(_ranks_of(share) == 1 for share in parts.shares):
-        return
+    name, shared = type(dataset).__name__, kind_text(split[0])
+    is_share = getattr(split[0], "splits_by_rank", False)
+    first = f"replace {shared} by the data that it splits (a Manifest, a ShardSet, ...), then " if is_share else ""
     raise ConfigError(
-        f"this {type(dataset).__name__} contains one rank's share of {_name(parts.shares)}, and all of "
-        f"{_name(rest)}, whose samples would be read on each of the {ranks} ranks: replace the share by its "
-        "underlying data (a Manifest, a ShardSet, ...) and pass split=True to the DataLoader to split everything; or "
-        "open the share with rank=0, world_size=1 and pass split=False to let every rank read everything"
+        f"this {name} contains {shared}, which is split among the {ranks} ranks, and {kind_text(unsplit[0])}, which is "
+        f"not: {first}pass split=True to let each rank read a share of everything, or split=False to let every rank "
+        f"read everything, or use a Mixture instead of {name}, which splits all its parts"
     )
-
-
-def _check_mixed_owners(dataset: Any, parts: DatasetParts) -> None:
-    """Raise if the rule splits one part of the data and not another."""
-    if parts.others:
-        raise ConfigError(
-            f"this {type(dataset).__name__} contains {_name(parts.whole)}, which a DataLoader with shuffle= splits "
-            f"among the {_ranks()} ranks, and {_name(parts.others)}, which it does not: pass split=True to let each "
-            "rank read a share of everything, or split=False to let every rank read everything"
-        )
-
-
-def _name(parts: list[Any]) -> str:
-    return kind_text(parts[0])
 
 
 def _ranks_of(share: Any) -> int:
