@@ -175,7 +175,7 @@ def test_a_share_refuses_another_order(name: str, tmp_path: Path) -> None:
 
 
 def test_a_share_in_order_refuses_a_shuffle(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"created with shuffle='none'.*open it with shuffle='global'"):
+    with pytest.raises(ConfigError, match="not shuffle=True: choose the order there"):
         loader_over(share(tmp_path, shuffle="none"), shuffle=True)
     loader_over(mixture(tmp_path, shuffle="none"), shuffle=True)  # whose order is that of its weights
     loader_over(share(tmp_path, shuffle="none"), shuffle="none")
@@ -218,14 +218,11 @@ def test_images_are_read_in_order_for_shuffle_false(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (mixture, "this Mixture determines its own order, and shuffle=False cannot change it"),
+        (mixture, "this Mixture determines its own order, which is not shuffle=False"),
         (lambda folder: share(folder, mini_epochs=2), "this RankDataset determines its own order"),
         (lambda folder: ps.MPDataset(manifest(folder), batch_size=4), "this MPDataset determines its own order"),
-        (lambda folder: ConcatDataset([share(folder), share(folder)]), "the RankDataset inside is shuffled"),
-        (
-            lambda folder: ConcatDataset([mixture(folder, shuffle="none")]),
-            r"the Mixture inside is shuffled: omit shuffle here, .* \(not a mixture or packs",
-        ),
+        (lambda folder: ConcatDataset([share(folder), share(folder)]), "this RankDataset determines its own order"),
+        (lambda folder: ConcatDataset([mixture(folder, shuffle="none")]), "this Mixture determines its own order"),
     ],
 )
 def test_shuffle_false_is_refused_where_there_is_no_order_of_rows(make: Any, says: str, tmp_path: Path) -> None:

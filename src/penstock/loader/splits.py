@@ -59,9 +59,6 @@ __all__ = [
 
 Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
 
-_OF_ROWS = "(not a mixture or packs, which have no order of rows)"
-"""Ends advice about ``shuffle="none"``."""
-
 _warned = False
 """Whether this process has warned of a loader without shuffle."""
 
@@ -126,10 +123,7 @@ def in_requested_order(dataset: Any, requested: OrderArguments) -> Any:
         return dataset
     # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order.
     if plan.shuffle == "none" or plan.mini_epochs > 1 or not hasattr(dataset, "in_order"):
-        raise ConfigError(
-            f"this {type(dataset).__name__} determines its own order, and shuffle=False cannot change it: choose the "
-            "order there, and omit shuffle here"
-        )
+        raise _other_order(dataset, requested.shuffle)
     return dataset.in_order()
 
 
@@ -149,22 +143,22 @@ def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | It
         _refuse_double_split(dataset, given)
         _check_rows(dataset, parts.shares, given)
         if given is None:
-            _check_seeds(parts.shares, requested)
+            _check_shares(parts.shares, requested)
         return requested.sampler
     _check_shuffle(requested.shuffle)
-    if own_order(dataset) is not None:
-        _check_share(dataset, requested)
-        _check_seeds([dataset], requested)
+    if (plan := own_order(dataset)) is not None:
+        if requested.shuffles and not isinstance(plan, SharePlan):
+            raise _other_order(dataset, requested.shuffle)
+        _check_shares([dataset], requested)
         return _in_order(dataset)
-    if parts.shares:
-        _check_inner_shares(parts.shares, requested)
-        _check_rows(dataset, parts.shares, None)
-    elif requested.split:
-        return _splitting_sampler(dataset, requested)
-    elif requested.split is None and requested.shuffles and parts.whole and _ranks() > 1:
+    # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
+    _check_shares(parts.shares, requested._replace(shuffle=None, seed=None) if requested.shuffles else requested)
+    _check_rows(dataset, parts.shares, None)
+    split = requested.split
+    if split is None and requested.shuffles and parts.whole and _ranks() > 1:
         _check_alike(dataset, parts.whole, parts.others)
-        return _splitting_sampler(dataset, requested)
-    return _whole_sampler(dataset, requested)
+        split = True
+    return _splitting_sampler(dataset, requested) if split and not parts.shares else _whole_sampler(dataset, requested)
 
 
 def _check_shuffle(shuffle: Any) -> None:
@@ -305,50 +299,27 @@ def _in_order(dataset: Any) -> SequentialSampler:
     return SequentialSamplerOfShare(dataset) if holds_a_share(dataset) else SequentialSampler(dataset)
 
 
-def _check_share(dataset: Any, requested: OrderArguments) -> None:
-    """Raise if a dataset's own order or share differs from the requested one."""
-    plan, name = own_order(dataset), type(dataset).__name__
-    if not isinstance(plan, SharePlan):
-        if requested.shuffles:
-            raise ConfigError(f"{name} has its own order: choose it there, and omit shuffle={requested.shuffle!r} here")
-        return
-    # Checked only with split=, since the world may not be known yet.
-    if requested.split is not None:
-        _check_world(name, plan.ranks, requested)
+def _other_order(dataset: Any, shuffle: Any) -> ConfigError:
+    """Return the error for a dataset that has another order than the requested one."""
+    return ConfigError(
+        f"this {type(dataset).__name__} determines its own order, which is not shuffle={shuffle!r}: choose the order "
+        "there (shuffle=, seed=), and omit shuffle here"
+    )
+
+
+def _check_shares(shares: list[Any], requested: OrderArguments) -> None:
+    """Raise if a dataset has another order than the requested one, or another part of the data."""
     shuffle = requested.shuffle if isinstance(requested.shuffle, str | None) else bool(requested.shuffle)
-    if shuffle is not None and not plan.agrees_with(shuffle):
-        if shuffle is True:
-            raise ConfigError(
-                f"this {name} was created with shuffle='none' and determines its own order: open it with "
-                "shuffle='global', or omit shuffle=True here"
-            )
-        raise ConfigError(
-            f"this {name} determines its own order, which is not shuffle={requested.shuffle!r}: choose the order there "
-            "(shuffle=, seed=), and omit shuffle here or pass True"
-        )
-
-
-def _check_inner_shares(shares: list[Any], requested: OrderArguments) -> None:
-    """Raise if shares inside of torch's wrappers contradict ``split=`` or ``shuffle=False``."""
     for share in shares:
         plan, name = _plan_inside(share), type(share).__name__
         # Checked only with split=, since the world may not be known yet.
         if requested.split is not None:
-            _check_world(name, _ranks_of(share), requested)
-        if requested.in_order and plan is not None and not plan.agrees_with(False):
-            raise ConfigError(
-                f"shuffle=False, but the {name} inside is shuffled: omit shuffle here, or open it with shuffle='none' "
-                f"{_OF_ROWS}"
-            )
-    if not requested.shuffles:
-        _check_seeds(shares, requested)
-
-
-def _check_seeds(shares: list[Any], requested: OrderArguments) -> None:
-    """Raise if ``seed=`` or ``generator=`` is for an order that follows from the seed of a share."""
-    for share in shares:
-        plan, name = _plan_inside(share), type(share).__name__
-        if plan is None or plan.agrees_with(False):
+            _check_world(name, _ranks() if plan is None else plan.ranks, requested)
+        if plan is None:
+            continue
+        if shuffle is not None and not plan.agrees_with(shuffle):
+            raise _other_order(share, shuffle)
+        if plan.agrees_with(False):
             continue
         if requested.seed is not None and requested.seed != plan.seed:
             raise ConfigError(
@@ -378,7 +349,8 @@ def _check_rows(dataset: Any, shares: list[Any], given: Any) -> None:
             raise ConfigError(
                 f"the indices of {kind_text(innermost)} are rows, but an index of this {type(share).__name__} is "
                 "a position in its own order, which differs in each epoch: omit the sampler (shuffle=False reads in "
-                f"order), or open the dataset with shuffle='none', remainder='uneven' {_OF_ROWS}"
+                "order), or open the dataset with shuffle='none', remainder='uneven' (not a mixture or packs, which "
+                "have no order of rows)"
             )
 
 
@@ -401,12 +373,6 @@ def _check_alike(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
         f"not: {first}pass split=True to let each rank read a share of everything, or split=False to let every rank "
         f"read everything, or use a Mixture instead of {name}, which splits all its parts"
     )
-
-
-def _ranks_of(share: Any) -> int:
-    """Return the number of ranks among which a share was split."""
-    plan = own_order(share)
-    return plan.ranks if isinstance(plan, SharePlan) else _ranks()
 
 
 def _check_world(name: str, ranks: int, requested: OrderArguments) -> None:
