@@ -12,7 +12,7 @@ import torch
 from loader_support import Range, Stream
 
 import penstock as ps
-from penstock.loader import ranks
+from penstock.loader import splits
 
 WORDS = "each of the 2 ranks reads all of this Range"
 
@@ -22,7 +22,7 @@ def _two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torchrun says it; and nothing has been said yet."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(ranks, "_warned", False)
+    monkeypatch.setattr(splits, "_warned", False)
 
 
 def said(loader: ps.DataLoader[Any], epochs: int = 1) -> list[warnings.WarningMessage]:
@@ -65,7 +65,7 @@ def test_an_order_that_all_ranks_draw_alike_is_said_once(kind: str) -> None:
 def test_the_message_says_what_to_write() -> None:
     """What it says to write is among `DEALT`."""
     (message,) = said(ps.DataLoader(Range(8), shuffle="block", seed=4))
-    assert "To split the data among the ranks, pass split=True to the DataLoader" in str(message.message)
+    assert "in the same order: pass split=True to the DataLoader" in str(message.message)
     assert "pass split=False" in str(message.message)
     (message,) = said_anew(ps.DataLoader(Range(8), sampler=ps.RandomSampler(Range(8), shuffle="block", seed=4)))
     expected = "sampler=ps.DistributedSampler(dataset, shuffle='block', seed=4)"
@@ -77,7 +77,7 @@ def test_the_message_says_what_to_write() -> None:
 
 
 def said_anew(loader: ps.DataLoader[Any]) -> list[warnings.WarningMessage]:
-    ranks._warned = False
+    splits._warned = False
     return said(loader)
 
 

@@ -29,7 +29,6 @@ from torch.utils.data import (
 
 import penstock as ps
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.loader import ranks as same_batches
 from penstock.loader import splits
 from penstock.sources.batched import BatchedDataset
 
@@ -41,7 +40,6 @@ Loader = ps.DataLoader[Any]
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splits, "_warned", False)
-    monkeypatch.setattr(same_batches, "_warned", False)
 
 
 @pytest.fixture
@@ -447,7 +445,7 @@ def test_an_unseeded_shuffle_changes_ranks_between_epochs(before: int, after: in
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_loader_in_order_reads_all_and_warns_once(name: str, tmp_path: Path, job: Any) -> None:
-    with pytest.warns(UserWarning, match=r"in order: pass split=True.*or split=False") as said:
+    with pytest.warns(UserWarning, match=r"in order: pass split=True.*or pass split=False") as said:
         found = job(2, lambda: epochs(loader_over(WHOLE[name](tmp_path))))
     assert len(said) == 1
     assert Path(said[0].filename) == Path(__file__)

@@ -47,7 +47,6 @@ from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetcher
 from penstock.loader.pipeline import Pipeline, declarations, plan_of_batches
 from penstock.loader.position import Position, base_seed_after
-from penstock.loader.ranks import has_rank
 from penstock.loader.recreate import (
     RECORD,
     AccelerateGuard,
@@ -62,6 +61,7 @@ from penstock.loader.splits import (
     check_split,
     choose_sampler,
     epoch_of_other_world,
+    has_rank,
     in_requested_order,
     splitter_of,
 )

@@ -33,7 +33,6 @@ from torch.utils.data import IterableDataset, Sampler
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.loader.ranks import splits_by_rank, warn_of_same_batches
 from penstock.order import SHUFFLES
 from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
@@ -53,14 +52,16 @@ __all__ = [
     "check_split",
     "choose_sampler",
     "epoch_of_other_world",
+    "has_rank",
     "in_requested_order",
+    "splits_by_rank",
     "splitter_of",
 ]
 
 Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
 
 _warned = False
-"""Whether this process has warned of a loader without shuffle."""
+"""Whether this process has warned that every rank reads all samples."""
 
 
 class OrderArguments(NamedTuple):
@@ -182,8 +183,22 @@ def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, by_framework: boo
     return "a framework" if by_framework else "nobody"
 
 
+def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
+    """Return whether the loader's dataset or one of its samplers gives each of ``ranks`` ranks a separate share."""
+    return holds_a_share(loader.dataset) or rank_splitter(_outermost(loader), ranks=ranks) is not None
+
+
+def has_rank(sampler: Any) -> bool:
+    """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
+    return _is_told(sampler) or rank_splitter(sampler, ranks=2) is not None
+
+
 def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
-    """Raise or warn if all ranks are about to read all samples without the user's consent.
+    """Raise, or warn once per process, if all ranks are about to read all samples without the user's consent.
+
+    With data that are not Penstock's there is no warning for an unseeded shuffle, since each rank draws another order,
+    as with torch's loader; for a dataset in its own order, since programs evaluate on every rank; or for a sampler that
+    was created for one rank.
 
     Args:
         loader: a loader that is about to start, without ``split=`` and without a framework that distributes batches.
@@ -194,20 +209,31 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
         ConfigError: the dataset contains both a share and unsplit data.
         PartitionError: the process group was created after a loader that would have split the data.
     """
+    global _warned
     ranks = distributed.current().world_size
     if ranks == 1:
         return
-    parts = DatasetParts.of(loader.dataset)
+    parts, name = DatasetParts.of(loader.dataset), type(loader.dataset).__name__
     _check_alike(loader.dataset, parts.shares, [*parts.whole, *parts.others])
-    if not chosen or parts.shares or not parts.whole:
-        warn_of_same_batches(loader, plan, chosen=chosen)
-    elif isinstance(loader.sampler, RandomSampler):
+    if plan is None or splits_by_rank(loader, ranks=ranks) or _is_told(_outermost(loader)):
+        return
+    should_split = chosen and bool(parts.whole)
+    if should_split and isinstance(loader.sampler, RandomSampler):
         raise PartitionError(
             f"this DataLoader was created with one rank, and now there are {ranks}: initialise torch.distributed "
             "before you create it, or pass split=True; with split=False every rank reads all samples"
         )
-    elif isinstance(loader.sampler, SequentialSampler):
-        _warn_of_whole(type(loader.dataset).__name__, ranks)
+    if _warned or (plan.key_seed is None and not should_split):
+        return
+    _warned = True
+    share, everything = ("split=True", "split=False") if chosen else _what_to_write(loader)
+    warnings.warn(
+        f"each of the {ranks} ranks reads all of this {name}, {'in order' if should_split else 'in the same order'}: "
+        f"pass {share}{'' if chosen else ' instead of its shuffle or sampler'} to the DataLoader to let each rank read "
+        f"a separate share, or pass {everything} to let every rank read all samples, as for an evaluation on one rank "
+        "or if the data already are this rank's share",
+        stacklevel=4,
+    )
 
 
 def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
@@ -245,18 +271,25 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     return epoch + (consumed > 0)
 
 
-def _warn_of_whole(name: str, ranks: int) -> None:
-    """Warn once per process of a loader without shuffle, if ``split=`` does not say what each rank reads."""
-    global _warned
-    if _warned:
-        return
-    _warned = True
-    warnings.warn(
-        f"each of the {ranks} ranks reads all of this {name}, in order: pass split=True to let each rank read a "
-        "separate share without repeated samples, or split=False to let every rank read all samples, as for an "
-        "evaluation on one rank",
-        stacklevel=5,
-    )
+def _is_told(sampler: Any) -> bool:
+    """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
+    return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
+
+
+def _what_to_write(loader: TorchDataLoader[Any]) -> tuple[str, str]:
+    """Return the arguments that split the samples among ranks, and those with which each rank reads all."""
+    *_, innermost = layers(_outermost(loader))
+    if isinstance(innermost, RandomSampler) and not innermost.replacement:
+        order = f"shuffle={innermost.shuffle!r}, seed={innermost.seed}"
+        name = "sampler=ps.DistributedSampler"
+        return f"{name}(dataset, {order})", f"{name}(dataset, num_replicas=1, rank=0, {order})"
+    name, groups = "batch_sampler=ps.GroupedBatchSampler", "sampler, [0] * len(dataset), batch_size"
+    return f"{name}({groups})", f"{name}({groups}, world_size=1)"
+
+
+def _outermost(loader: TorchDataLoader[Any]) -> Any:
+    """Return the sampler that the loader reads: the batch sampler, or the sampler of indices without batching."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def _ranks() -> int:
