@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pickle
 import textwrap
 import threading
@@ -20,6 +22,7 @@ from state_support import CountingMap
 
 import penstock as ps
 from penstock.errors import ConfigError, PartitionError, StateError
+from penstock.loader.config import LoaderConfig
 
 
 class Stream(torch.utils.data.IterableDataset[int]):
@@ -83,6 +86,14 @@ def test_threads_without_a_number_are_one_thread(options: dict[str, Any]) -> Non
         loader.num_workers = 0
         assert [workers for _, workers in {sample for batch in loader for sample in batch}] == [1]
         assert loader.num_workers == 1
+
+
+def test_the_signature_has_the_settings_of_the_config() -> None:
+    arguments = {name: each.default for name, each in inspect.signature(ps.DataLoader).parameters.items()}
+    fields = {each.name: each.default for each in dataclasses.fields(LoaderConfig)}
+    assert arguments.keys() - fields.keys() == {"dataset", "sampler", "batch_sampler"}
+    assert fields.keys() - arguments.keys() == {"pure", "releases_gil", "exact_depth"}
+    assert all(arguments[name] == fields[name] for name in arguments.keys() & fields.keys())
 
 
 def test_an_unknown_argument_names_the_class_that_was_called() -> None:

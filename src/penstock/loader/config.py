@@ -4,8 +4,9 @@
     loader.timeout = 9            |          read by the engine, auto-tuning, Probe and integrations
        a new record at the next iter()
 
-It also contains the properties that dataset and sampler declare (``pure``, ``releases_gil``, ``exact_depth``), because
-the executor depends on them.
+Its fields are the list of settings: the constructor's signature repeats it, and a loader's attributes and torch's
+arguments are made from it. It also contains the properties that dataset and sampler declare (``pure``,
+``releases_gil``, ``exact_depth``), because the executor depends on them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import operator
 import select
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -23,7 +24,6 @@ from torch.utils.data import IterDataPipe
 
 from penstock.cores import cores
 from penstock.errors import ConfigError
-from penstock.order import SHUFFLES
 from penstock.plan.user_states import has_state
 
 if TYPE_CHECKING:
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "EXECUTORS",
+    "FIELDS",
     "OUTPUTS",
     "PROCESSES",
+    "SETTINGS",
     "AutoWorkers",
     "LoaderConfig",
     "check",
+    "check_assigned",
     "check_stream",
     "check_threads",
     "resolve_num_workers",
@@ -133,6 +136,11 @@ class LoaderConfig:
     exact_depth: bool = False
 
     @property
+    def shuffles(self) -> bool:
+        """Whether the user requests another order than the dataset's."""
+        return bool(self.shuffle) and self.shuffle != "none"
+
+    @property
     def auto_tunes(self) -> bool:
         """Whether auto-tuning still has to choose executor and number of workers."""
         return isinstance(self.num_workers, AutoWorkers)
@@ -190,6 +198,13 @@ class LoaderConfig:
         return self.kind in ("process", "ray")
 
 
+FIELDS = tuple(one.name for one in fields(LoaderConfig))
+SETTINGS = tuple(
+    name for name in FIELDS if name not in ("shuffle", "split", "skip", "pure", "releases_gil", "exact_depth")
+)
+"""The fields that are attributes of a loader under the same names, so programs can assign them."""
+
+
 def check(config: LoaderConfig) -> None:
     """Refuse settings that are unknown or do not fit together.
 
@@ -197,13 +212,12 @@ def check(config: LoaderConfig) -> None:
         ConfigError: an unknown name, or a combination in which one setting would be ignored.
     """
     _check_executor(config)
-    shuffle, generator = config.shuffle, config.generator
-    if generator is not None and (config.seed is not None or isinstance(shuffle, str)):
+    if config.generator is not None and (config.seed is not None or isinstance(config.shuffle, str)):
         raise ConfigError(
             "generator= is for torch's orders, seed= and a named shuffle are for Penstock's: pass only one of them"
         )
-    if isinstance(shuffle, str) and shuffle not in SHUFFLES:
-        raise ConfigError(f"unknown shuffle {shuffle!r}: use True, False, or one of {', '.join(map(repr, SHUFFLES))}")
+    if not isinstance(config.split, bool | None):
+        raise ConfigError(f"split takes True, False or None, got {config.split!r}")
     if config.dispatch not in _DISPATCHES:
         raise ConfigError(f"unknown dispatch {config.dispatch!r}: use one of {', '.join(map(repr, _DISPATCHES))}")
     if config.on_worker_death not in ("raise", "restart"):

@@ -15,6 +15,7 @@ loader's arguments.
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import time
 import warnings
@@ -22,9 +23,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
@@ -32,6 +33,8 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
 from penstock.loader.config import (
+    FIELDS,
+    SETTINGS,
     LoaderConfig,
     check,
     check_assigned,
@@ -56,7 +59,6 @@ from penstock.loader.recreate import (
     replacement_sampler,
 )
 from penstock.loader.splits import (
-    OrderArguments,
     Splitter,
     check_split,
     choose_sampler,
@@ -82,14 +84,8 @@ __all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_ATTRIBUTES = (
-    *("batch_size", "drop_last", "num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout"),
-    *("worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
-    *("executor", "threads_per_worker", "dispatch", "seed", "on_error", "on_worker_death", "max_bytes_in_flight"),
-    *("ray_options", "output", "device", "progress"),
-)
-"""Settings that are attributes of a loader under the same names."""
-_values_of = attrgetter(*_ATTRIBUTES)
+_TORCHS = tuple(name for name in inspect.signature(TorchDataLoader.__init__).parameters if name in FIELDS)
+"""Settings that are arguments of torch's loader."""
 
 
 class _TorchsPrefetch(int):
@@ -212,42 +208,17 @@ class DataLoader(TorchDataLoader[T_co]):
                 "DataLoader takes no skip=: call loader.skip(n), which leaves out the next n batches. "
                 "Ledger(loader).step is the number of the next step"
             )
-        config = LoaderConfig(
-            batch_size=batch_size,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=None if seed is None else checked_seed(seed),
-            generator=generator,
-            split=split,
-            collate_fn=collate_fn,
-            executor=executor,
-            num_workers=resolve_num_workers(num_workers, executor),
-            threads_per_worker=threads_per_worker,
-            dispatch=dispatch,
-            multiprocessing_context=multiprocessing_context,
-            worker_init_fn=worker_init_fn,
-            persistent_workers=persistent_workers,
-            prefetch_factor=prefetch_factor,
-            max_bytes_in_flight=max_bytes_in_flight,
-            in_order=in_order,
-            timeout=timeout,
-            on_error=on_error,
-            on_worker_death=on_worker_death,
-            ray_options=ray_options,
-            pin_memory=pin_memory,
-            pin_memory_device=pin_memory_device,
-            output=output,
-            device=device,
-            progress=progress,
-            **declarations(dataset),
-        )
+        arguments = {name: value for name, value in locals().items() if name in FIELDS} | declarations(dataset)
+        arguments["shuffle"] = bool(shuffle) if isinstance(shuffle, int | np.bool_) and shuffle in (0, 1) else shuffle
+        arguments["seed"] = None if seed is None else checked_seed(seed)
+        arguments["num_workers"] = resolve_num_workers(num_workers, executor)
+        self._config = config = LoaderConfig(**arguments)
         check(config)
+        data: Any = dataset
+        if sampler is None and batch_sampler is None:
+            data = in_requested_order(dataset, config)
         self._given_dataset = dataset
-        orders = config.seed, config.generator, config.drop_last, config.split
-        requested = OrderArguments(shuffle, sampler, batch_sampler, *orders)
-        dataset = in_requested_order(dataset, requested)
-        convert_positional_arguments(self, dataset)
-        self._config = config
+        convert_positional_arguments(self, data)
         self._tuner: Autotuner | None = None
         self.executor = config.executor
         self.threads_per_worker = config.threads_per_worker
@@ -260,55 +231,33 @@ class DataLoader(TorchDataLoader[T_co]):
         self.output = config.output
         self.device = config.device
         self.progress = config.progress
-        self._begin_as_torch(dataset, requested)
-        self._set_up()
-
-    def _begin_as_torch(self, dataset: Any, requested: OrderArguments) -> None:
-        """Call torch's constructor, with a Penstock sampler if the user passed none."""
-        config, shuffle = self._config, self._config.shuffle
-        sampler, batch_sampler = requested.sampler, requested.batch_sampler
-        found = choose_sampler(dataset, requested)
-        self._has_chosen_sampler = found is not sampler
-        if self._has_chosen_sampler:
-            sampler, shuffle = found, None
+        torchs: dict[str, Any] = {name: getattr(config, name) for name in _TORCHS}
+        # torch's errors show the shuffle that the program passed.
+        torchs |= {"dataset": data, "sampler": sampler, "batch_sampler": batch_sampler, "shuffle": shuffle}
+        chosen = choose_sampler(data, config, sampler, batch_sampler)
+        self._has_chosen_sampler = chosen is not None
+        if chosen is not None:
+            torchs |= {"sampler": chosen, "shuffle": None}
         with drop_base_record(self):
-            super().__init__(
-                dataset=dataset,
-                batch_size=config.batch_size,
-                shuffle=shuffle,  # type: ignore[arg-type]
-                sampler=sampler,
-                batch_sampler=batch_sampler,
-                num_workers=config.num_workers,
-                collate_fn=config.collate_fn,
-                pin_memory=config.pin_memory,
-                drop_last=config.drop_last,
-                timeout=config.timeout,
-                worker_init_fn=config.worker_init_fn,
-                multiprocessing_context=config.multiprocessing_context,
-                generator=config.generator,
-                prefetch_factor=config.prefetch_factor,
-                persistent_workers=config.persistent_workers,
-                pin_memory_device=config.pin_memory_device,
-                in_order=config.in_order,
-            )
+            super().__init__(**torchs)
             if config.prefetch_factor is None and self.prefetch_factor is not None:
                 self.prefetch_factor = _TorchsPrefetch(self.prefetch_factor)
         if batch_sampler is not None and has_rank(batch_sampler):
             # Nothing reads it here, but Lightning asks for it.
-            vars(self)["sampler"] = SequentialSamplerOfShare(dataset)
+            vars(self)["sampler"] = SequentialSamplerOfShare(data)
+        self._set_up()
 
     def _set_up(self) -> None:
         """Create the pipeline and the engine that the arguments describe."""
         policy = OnError.of(self.on_error)
         plan = plan_of_batches(self, self.config, tolerant=policy.tolerant)
         self._config = config = replace(self.config, exact_depth=plan is not None and plan.draws_late)
-        self._values = _values_of(self)
         self._log = FailureLog(policy) if policy.tolerant else None
         self._policy = policy if policy.tolerant else None
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
-        self._engine = self._make_engine()
+        self._engine = self._make_engine(self._config)
         if self._engine.config.kind == "process":
             # Unsupported settings are reported now, not at the first iter().
             self._engine.plan(self._fetcher())
@@ -320,7 +269,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def config(self) -> LoaderConfig:
         """The current settings, including assigned attributes."""
-        values = dict(zip(_ATTRIBUTES, _values_of(self), strict=True))
+        values = {name: getattr(self, name) for name in SETTINGS}
         if isinstance(values["prefetch_factor"], _TorchsPrefetch):
             values["prefetch_factor"] = None
         return replace(self._config, **values)
@@ -332,12 +281,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _follow_settings(self) -> None:
         """Apply attributes that were assigned since the last ``iter()``."""
-        # "auto" and torch's prefetch_factor compare equal to their numbers.
-        same = type(self.num_workers) is type(self._config.num_workers) and self._values == _values_of(self)
-        if same and (type(self.prefetch_factor) is int) is (self._config.prefetch_factor is not None):
+        self.num_workers = resolve_num_workers(self.num_workers, self.executor)
+        before, config = self._config, self.config
+        # "auto" compares equal to its number.
+        if config == before and config.auto_tunes == before.auto_tunes:
             return
-        before, self.num_workers = self._config, resolve_num_workers(self.num_workers, self.executor)
-        config = self.config
         if config.seed != before.seed:
             raise ConfigError(
                 f"seed={config.seed!r} was assigned, but samplers and states use seed={before.seed!r} since this "
@@ -355,18 +303,15 @@ class DataLoader(TorchDataLoader[T_co]):
             self._log = FailureLog(policy) if policy.tolerant else None
         if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
             self._tuner = None
-        was, self._config = self._engine, config
-        engine = self._make_engine()
+        was, engine = self._engine, self._make_engine(config)
         if (engine.config.kind, engine.config.workers) != (was.config.kind, was.config.workers):
             self._renew_states(engine.config)
         was.close()
-        self._engine = engine
         # Last, so that a refused value is refused again at the next iter().
-        self._values = _values_of(self)
+        self._engine, self._config = engine, config
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self, config: LoaderConfig) -> Engine:
         """Return an engine for the config; for "auto", one with the first setting to try."""
-        config = self._config
         if config.auto_tunes:
             # Imported only for num_workers="auto".
             from penstock.loader.autotune import autotuner_of
@@ -412,7 +357,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if not chosen.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
             self.prefetch_factor = None
-        self._config, self._values = self.config, _values_of(self)
+        self._config = self.config
 
     def _fetcher(self) -> Fetcher:
         return self.pipeline.fetcher(self._engine.config, self._policy)
@@ -452,7 +397,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.__dict__["_engine"] = self._make_engine()
+        self.__dict__["_engine"] = self._make_engine(self._config)
 
     def __repr__(self) -> str:
         return describe(self)

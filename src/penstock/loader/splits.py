@@ -23,16 +23,17 @@ whose indices name rows. With ``split=True`` and no shuffle, no sample is read t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, Sampler
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
+from penstock.loader.config import LoaderConfig
 from penstock.order import SHUFFLES
 from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
@@ -47,7 +48,6 @@ from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.wording import kind_text
 
 __all__ = [
-    "OrderArguments",
     "Splitter",
     "check_split",
     "choose_sampler",
@@ -62,33 +62,6 @@ Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nob
 
 _warned = False
 """Whether this process has warned that every rank reads all samples."""
-
-
-class OrderArguments(NamedTuple):
-    """The arguments of a loader that determine its order and its part of the data."""
-
-    shuffle: bool | str | None
-    sampler: Sampler[Any] | Iterable[Any] | None
-    batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None
-    seed: int | None
-    generator: torch.Generator | None
-    drop_last: bool
-    split: bool | None
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether the user requests another order than the dataset's."""
-        return bool(self.shuffle) and self.shuffle != "none"
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the user passes ``shuffle=False``. None is not False: it leaves a dataset its own order."""
-        return self.shuffle is not None and not isinstance(self.shuffle, str) and not self.shuffle
-
-    @property
-    def given(self) -> Any:
-        """The user's sampler or batch sampler; None without one."""
-        return self.sampler if self.sampler is not None else self.batch_sampler
 
 
 class DatasetParts(NamedTuple):
@@ -113,60 +86,87 @@ class DatasetParts(NamedTuple):
         return found
 
 
-def in_requested_order(dataset: Any, requested: OrderArguments) -> Any:
-    """Return the dataset that a loader reads: for ``shuffle=False``, a share in its own order as a copy in order.
+def in_requested_order(dataset: Any, config: LoaderConfig) -> Any:
+    """Return the dataset that a loader without a user's sampler reads: for ``shuffle=False``, a share in order.
 
     Raises:
         ConfigError: the share has no order of rows, or is read in mini-epochs.
     """
     plan = _plan_inside(dataset)
-    if not requested.in_order or requested.given is not None or plan is None or plan.agrees_with(False):
+    # None is not False: it leaves a dataset its own order.
+    if config.shuffle is not False or plan is None or plan.agrees_with(False):
         return dataset
     # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order.
     if plan.shuffle == "none" or plan.mini_epochs > 1 or not hasattr(dataset, "in_order"):
-        raise _other_order(dataset, requested.shuffle)
+        raise _other_order(dataset, config.shuffle)
     return dataset.in_order()
 
 
-def choose_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any] | Iterable[Any] | None:
-    """Return the sampler for a loader: the user's, or one chosen by the rule of this module.
+def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampler: Any) -> Sampler[int] | None:
+    """Return a sampler by the rule of this module; None to leave the user's sampler, or an iterable dataset without.
 
     Raises:
         ConfigError: the arguments contradict each other or the dataset.
         PartitionError: both the dataset and the sampler split the samples among ranks.
     """
-    if not isinstance(requested.split, bool | None):
-        raise ConfigError(f"split takes True, False or None, got {requested.split!r}")
-    given, parts = requested.given, DatasetParts.of(dataset)
+    parts = DatasetParts.of(dataset)
     _check_alike(dataset, parts.shares, [*parts.whole, *parts.others])
-    if given is not None or isinstance(dataset, IterableDataset):
-        _refuse_split(dataset, requested, given)
-        _refuse_double_split(dataset, given)
-        _check_rows(dataset, parts.shares, given)
-        if given is None:
-            _check_shares(parts.shares, requested)
-        return requested.sampler
-    _check_shuffle(requested.shuffle)
+    if sampler is not None or batch_sampler is not None:
+        _check_sampler(dataset, parts.shares, config, sampler, batch_sampler)
+        return None
+    if isinstance(dataset, IterableDataset):
+        if config.split is not None:
+            raise ConfigError(
+                f"split={config.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
+                "not. Omit split, or make it a map-style dataset"
+            )
+        _check_shares(parts.shares, config)
+        return None
+    if not (config.shuffle is None or isinstance(config.shuffle, bool) or config.shuffle in SHUFFLES):
+        # torch would interpret it as one of them.
+        names = ", ".join(map(repr, SHUFFLES))
+        raise ConfigError(f"unknown shuffle {config.shuffle!r}: use True, False, or one of {names}")
     if (plan := own_order(dataset)) is not None:
-        if requested.shuffles and not isinstance(plan, SharePlan):
-            raise _other_order(dataset, requested.shuffle)
-        _check_shares([dataset], requested)
-        return _in_order(dataset)
+        if config.shuffles and not isinstance(plan, SharePlan):
+            raise _other_order(dataset, config.shuffle)
+        _check_shares([dataset], config)
+        return _sampler_over(dataset, replace(config, shuffle=None), share=bool(parts.shares), split=False)
     # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
-    _check_shares(parts.shares, requested._replace(shuffle=None, seed=None) if requested.shuffles else requested)
-    _check_rows(dataset, parts.shares, None)
-    split = requested.split
-    if split is None and requested.shuffles and parts.whole and _ranks() > 1:
+    _check_shares(parts.shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
+    _check_rows(dataset)
+    split = bool(config.split)
+    if config.split is None and config.shuffles and parts.whole and _ranks() > 1:
         _check_alike(dataset, parts.whole, parts.others)
         split = True
-    return _splitting_sampler(dataset, requested) if split and not parts.shares else _whole_sampler(dataset, requested)
+    return _sampler_over(dataset, config, share=bool(parts.shares), split=split)
 
 
-def _check_shuffle(shuffle: Any) -> None:
-    """Refuse a ``shuffle`` that is neither a truth value nor a name. torch would interpret it as one of them."""
-    named = shuffle is None or isinstance(shuffle, str | np.bool_)
-    if not (named or (isinstance(shuffle, int) and shuffle in (0, 1))):
-        raise ConfigError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
+def _sampler_over(dataset: Any, config: LoaderConfig, *, share: bool, split: bool) -> Sampler[int]:
+    """Return a sampler of the requested order.
+
+    Args:
+        share: whether the dataset already is one rank's share, which is never split again.
+        split: whether to split it among the ranks.
+    """
+    split = split and not share
+    if not config.shuffles:
+        if split:
+            # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
+            return DistributedSampler(dataset, shuffle=False, remainder="drop" if config.drop_last else "uneven")
+        return SequentialSamplerOfShare(dataset) if share else SequentialSampler(dataset)
+    name, seed = config.shuffle if isinstance(config.shuffle, str) else "global", config.seed or 0
+    if split:
+        if config.generator is not None:
+            raise ConfigError(
+                "ranks can only split an order that all of them compute alike: pass seed= instead of generator=, or "
+                "split=False to let every rank read all samples"
+            )
+        # Never torch's order: it needs 8 bytes per sample, and its epochs do not advance by themselves.
+        return DistributedSampler(dataset, shuffle=name, seed=seed, drop_last=config.drop_last)
+    random = RandomSamplerOfShare if share else RandomSampler
+    if isinstance(config.shuffle, str) or config.seed is not None:
+        return random(dataset, shuffle=name, seed=seed)
+    return random(dataset, generator=config.generator)
 
 
 def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, by_framework: bool) -> Splitter:
@@ -302,36 +302,6 @@ def _ranks() -> int:
         return 1
 
 
-def _splitting_sampler(dataset: Any, requested: OrderArguments) -> DistributedSampler:
-    if requested.generator is not None and requested.shuffles:
-        raise ConfigError(
-            "ranks can only split an order that all of them compute alike: pass seed= instead of generator=, or "
-            "split=False to let every rank read all samples"
-        )
-    if not requested.shuffles:
-        # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
-        remainder = "drop" if requested.drop_last else "uneven"
-        return DistributedSampler(dataset, shuffle=False, remainder=remainder)
-    # Without a name use our order: torch's needs 8 bytes per sample, and its epochs do not advance by themselves.
-    name = requested.shuffle if isinstance(requested.shuffle, str) else "global"
-    return DistributedSampler(dataset, shuffle=name, seed=requested.seed or 0, drop_last=requested.drop_last)
-
-
-def _whole_sampler(dataset: Any, requested: OrderArguments) -> Sampler[Any]:
-    """Return a sampler over all samples, with torch's order without a seed and ours with one."""
-    if not requested.shuffles:
-        return _in_order(dataset)
-    random = RandomSamplerOfShare if holds_a_share(dataset) else RandomSampler
-    if isinstance(requested.shuffle, str) or requested.seed is not None:
-        name = requested.shuffle if isinstance(requested.shuffle, str) else "global"
-        return random(dataset, shuffle=name, seed=requested.seed or 0)
-    return random(dataset, generator=requested.generator)
-
-
-def _in_order(dataset: Any) -> SequentialSampler:
-    return SequentialSamplerOfShare(dataset) if holds_a_share(dataset) else SequentialSampler(dataset)
-
-
 def _other_order(dataset: Any, shuffle: Any) -> ConfigError:
     """Return the error for a dataset that has another order than the requested one."""
     return ConfigError(
@@ -340,42 +310,67 @@ def _other_order(dataset: Any, shuffle: Any) -> ConfigError:
     )
 
 
-def _check_shares(shares: list[Any], requested: OrderArguments) -> None:
-    """Raise if a dataset has another order than the requested one, or another part of the data."""
-    shuffle = requested.shuffle if isinstance(requested.shuffle, str | None) else bool(requested.shuffle)
+def _check_shares(shares: list[Any], config: LoaderConfig) -> None:
+    """Raise if a share has another order than the requested one, or is another part of the data."""
     for share in shares:
         plan, name = _plan_inside(share), type(share).__name__
         # Checked only with split=, since the world may not be known yet.
-        if requested.split is not None:
-            _check_world(name, _ranks() if plan is None else plan.ranks, requested)
+        ranks = None if config.split is None else _ranks() if plan is None else plan.ranks
+        if config.split is False and ranks != 1:
+            raise ConfigError(
+                f"split=False, but this {name} already is one rank's share of {ranks}: open it with rank=0, "
+                "world_size=1 to let every rank read all of it"
+            )
+        # A share for fewer ranks than the job has may belong to a process group. A share for one rank is everything.
+        if config.split and ranks == 1 and _ranks() > 1:
+            raise ConfigError(
+                f"split=True, but this {name} was opened with world_size=1, so that every rank reads all of it: omit "
+                "rank and world_size there"
+            )
         if plan is None:
             continue
-        if shuffle is not None and not plan.agrees_with(shuffle):
-            raise _other_order(share, shuffle)
+        if config.shuffle is not None and not plan.agrees_with(config.shuffle):
+            raise _other_order(share, config.shuffle)
         if plan.agrees_with(False):
             continue
-        if requested.seed is not None and requested.seed != plan.seed:
+        if config.seed is not None and config.seed != plan.seed:
             raise ConfigError(
-                f"the order of this {name} follows from its own seed={plan.seed}, not from seed={requested.seed} of "
-                f"the DataLoader: pass seed={requested.seed} there, and omit it here"
+                f"the order of this {name} follows from its own seed={plan.seed}, not from seed={config.seed} of "
+                f"the DataLoader: pass seed={config.seed} there, and omit it here"
             )
-        if requested.generator is not None and requested.shuffles:
+        if config.generator is not None and config.shuffles:
             raise ConfigError(
                 f"the order of this {name} follows from its own seed={plan.seed}, not from a generator: pass seed= "
                 "there, and omit generator= here"
             )
 
 
-def _check_rows(dataset: Any, shares: list[Any], given: Any) -> None:
-    """Raise if torch's ``Subset`` or ``StackDataset``, or a user's sampler, takes an index of a share for a row.
-
-    It is a position in the share's own order. A random order of positions is a random order of rows.
-    """
+def _check_rows(dataset: Any) -> None:
+    """Raise if torch's ``Subset`` or ``StackDataset`` takes an index of a share, a position in its order, for a row."""
     for share in parts_by_row(dataset):
         if (plan := _plan_inside(share)) is not None:
             plan.check_reads_by_row()
-    *_, innermost = [None, *layers(given)]
-    if given is None or isinstance(innermost, SequentialSamplerOfShare | torch.utils.data.RandomSampler):
+
+
+def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, sampler: Any, batch_sampler: Any) -> None:
+    """Raise if a user's sampler contradicts ``split=``, or the share or the order of the dataset."""
+    if config.split is not None:
+        argument = "batch_sampler" if sampler is None else "sampler"
+        raise ConfigError(
+            f"split={config.split} and {argument}= exclude each other: the sampler determines which samples this rank "
+            f"reads. Omit split, or pass shuffle= instead of {argument}="
+        )
+    given = batch_sampler if sampler is None else sampler
+    second = rank_splitter(given, ranks=_ranks()) if shares else None
+    if second is not None:
+        raise PartitionError(
+            f"{type(dataset).__name__} already is this rank's share, and {type(second).__name__} would split it "
+            "again: omit the sampler, or use it with the Manifest"
+        )
+    _check_rows(dataset)
+    *_, innermost = layers(given)
+    # A random order of positions is a random order of rows.
+    if isinstance(innermost, SequentialSamplerOfShare | torch.utils.data.RandomSampler):
         return
     for share in shares:
         if (plan := _plan_inside(share)) is not None and not plan.keeps_rows:
@@ -406,45 +401,3 @@ def _check_alike(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
         f"not: {first}pass split=True to let each rank read a share of everything, or split=False to let every rank "
         f"read everything, or use a Mixture instead of {name}, which splits all its parts"
     )
-
-
-def _check_world(name: str, ranks: int, requested: OrderArguments) -> None:
-    if requested.split is False and ranks > 1:
-        raise ConfigError(
-            f"split=False, but this {name} already is one rank's share of {ranks}: open it with rank=0, "
-            "world_size=1 to let every rank read all of it"
-        )
-    # A share for fewer ranks than the job has may belong to a process group. A share for one rank is everything.
-    if requested.split and ranks == 1 and _ranks() > 1:
-        raise ConfigError(
-            f"split=True, but this {name} was opened with world_size=1, so that every rank reads all of it: omit rank "
-            "and world_size there"
-        )
-
-
-def _refuse_split(dataset: Any, requested: OrderArguments, given: Any) -> None:
-    """Raise if ``split=`` is used with a sampler or an iterable dataset, which split by themselves or not."""
-    if requested.split is None:
-        return
-    if given is None:
-        raise ConfigError(
-            f"split={requested.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
-            "not. Omit split, or make it a map-style dataset"
-        )
-    argument = "batch_sampler" if requested.sampler is None else "sampler"
-    raise ConfigError(
-        f"split={requested.split} and {argument}= exclude each other: the sampler determines which samples this rank "
-        f"reads. Omit split, or pass shuffle= instead of {argument}="
-    )
-
-
-def _refuse_double_split(dataset: Any, given: Any) -> None:
-    """Raise if both the dataset and the sampler split the samples among ranks."""
-    if not holds_a_share(dataset):
-        return
-    second = rank_splitter(given, ranks=_ranks())
-    if second is not None:
-        raise PartitionError(
-            f"{type(dataset).__name__} already is this rank's share, and {type(second).__name__} would split it "
-            "again: omit the sampler, or use it with the Manifest"
-        )
