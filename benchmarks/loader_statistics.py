@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 import penstock
 from _common import parse, remark, table
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import Statistics, size_of
 from penstock.stages import collect, stage
@@ -60,7 +61,7 @@ def seconds_each(function: Callable[[], object], repeat: int) -> float:
 def consumer(batch: Any) -> Callable[[], None]:
     """What a batch costs in the consumer's thread."""
     counted = Statistics()
-    counted.begin(executor="process", workers=2, depth=4)
+    counted.begin(LoaderConfig(num_workers=2))
     metrics = BatchMetrics()
     metrics.samples, metrics.fetch, metrics.stages = BATCH, 0.01, {"read": 0.001, "decode": 0.005}
     made = BatchResult(batch, metrics, 0, way="ring")

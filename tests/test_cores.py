@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cores import cores, ticks
+from penstock.loader.config import LoaderConfig
 from penstock.loader.statistics import Statistics
 
 
@@ -39,7 +40,7 @@ def test_cores_of_a_container_with_a_quota(tmp_path: Path) -> None:
 def test_work_makes_cores_busy() -> None:
     statistics = Statistics()
     assert statistics.stats()["cores_busy"] is None
-    statistics.begin(executor="inline")
+    statistics.begin(LoaderConfig())
     end = time.perf_counter() + 0.5
     while time.perf_counter() < end:
         pass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.metrics import export
 from penstock.loader.statistics import Statistics
@@ -38,7 +39,7 @@ def registry() -> Any:
 def test_values_are_read_when_scraped(registry: Any) -> None:
     loader = Counted()
     export(loader, registry=registry, labels={"loader": "train"})
-    loader.statistics.begin(executor="process", workers=2, depth=4)
+    loader.statistics.begin(LoaderConfig(num_workers=2))
 
     def value(name: str, **labels: str) -> float | None:
         found: float | None = registry.get_sample_value(f"penstock_{name}", {"loader": "train", **labels})

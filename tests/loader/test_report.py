@@ -15,6 +15,7 @@ import pytest
 from interpreter_support import Popen
 
 from penstock.loader.bar import Bar
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.report import diagnose, print_report, summarize
 from penstock.loader.statistics import Statistics
@@ -32,7 +33,7 @@ def run(*, metrics: float, train: float, workers: int, seconds: float = 1.2, way
 
     statistics = Statistics()
     depth = 2 * workers
-    statistics.begin(executor="thread", workers=workers, depth=depth)
+    statistics.begin(LoaderConfig(executor="thread", num_workers=workers))
     end = time.perf_counter() + seconds
     with ThreadPoolExecutor(max(1, workers)) as pool:
         begun = deque(pool.submit(make, number) for number in range(depth))
@@ -52,7 +53,7 @@ def run(*, metrics: float, train: float, workers: int, seconds: float = 1.2, way
 def stats_of(**changes: Any) -> dict[str, Any]:
     """Statistics of a run of 100 s: 1000 batches of 10 samples, half of the time waiting, 4 busy workers."""
     statistics = Statistics()
-    statistics.begin(executor="process", workers=4, depth=8)
+    statistics.begin(LoaderConfig(num_workers=4))
     stats: dict[str, Any] = {
         **statistics.stats(),
         "cores": 8,
@@ -222,7 +223,7 @@ def test_names_of_stages_are_no_markup() -> None:
 def pass_over(batches: int, total: int | None, done: int = 0) -> Statistics:
     """A pass with a bar."""
     statistics = Statistics()
-    statistics.begin(executor="inline")
+    statistics.begin(LoaderConfig())
     bar = Bar(statistics, total, done)
     for number in range(batches):
         statistics.delivered(BatchResult(None, BatchMetrics(), number), 1, 0.01, 0, 0)
@@ -255,7 +256,7 @@ def test_bar_within_a_bar_is_not_seen(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_bar_that_is_dropped_leaves_its_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     statistics = Statistics()
-    statistics.begin(executor="inline")
+    statistics.begin(LoaderConfig())
     bar = Bar(statistics, 7)
     statistics.delivered(BatchResult(None, BatchMetrics(), 0), 1, 0.01, 0, 0)
     bar.update()
@@ -269,10 +270,11 @@ def test_bar_that_is_dropped_leaves_its_last_line(capsys: pytest.CaptureFixture[
 _PROGRAM = """
 import os, sys, time
 from penstock.loader.bar import Bar
+from penstock.loader.config import LoaderConfig
 from penstock.loader.statistics import Statistics
 from penstock.loader.messages import BatchMetrics, BatchResult
 statistics = Statistics()
-statistics.begin(executor="inline")
+statistics.begin(LoaderConfig())
 bar = Bar(statistics, 40)
 before = sys.stdout, sys.stderr
 for number in range(30):

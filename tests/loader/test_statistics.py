@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import Statistics, size_of
 
@@ -36,7 +37,7 @@ def consume(
     statistics: Statistics, batches: int, *, wait: float, train: float, end: bool = True, first: float = 0.0
 ) -> None:
     """One pass of a consumer that waits and trains."""
-    statistics.begin(executor="thread", workers=2, depth=4)
+    statistics.begin(LoaderConfig(executor="thread", num_workers=2))
     for number in range(batches):
         start = time.perf_counter()
         time.sleep(wait + (0.0 if number else first))
@@ -86,7 +87,7 @@ def test_the_first_batch_of_a_pass_is_counted_apart() -> None:
 
 def test_an_error_costs_time_and_is_no_batch() -> None:
     statistics = Statistics()
-    statistics.begin(executor="inline")
+    statistics.begin(LoaderConfig())
     statistics.delivered(made(), 1, 0.0, 0, 0)
     time.sleep(0.02)
     statistics.failed(0.0)
@@ -101,7 +102,7 @@ def test_an_error_costs_time_and_is_no_batch() -> None:
 
 def test_stages_add_up_to_the_work() -> None:
     statistics = Statistics()
-    statistics.begin(executor="process", workers=2, depth=4)
+    statistics.begin(LoaderConfig(num_workers=2))
     for _ in range(3):
         batch = made(fetch=0.25, read=1.0, decode=2.0, collate=0.5, hand_over=0.125, cpu=2.5)
         statistics.delivered(batch, 1, 0.0, 0, 4)
@@ -120,7 +121,7 @@ def test_stages_named_like_ours_are_added_to_ours() -> None:
 
 def test_the_queue_is_what_requests_found() -> None:
     statistics = Statistics()
-    statistics.begin(executor="thread", workers=2, depth=4)
+    statistics.begin(LoaderConfig(executor="thread", num_workers=2))
     for ready, depth in ((0, 4), (1, 4), (3, 4), (2, 2)):
         statistics.delivered(made(), 1, 0.0, ready, depth)
     queue = statistics.stats()["queue"]
@@ -129,7 +130,7 @@ def test_the_queue_is_what_requests_found() -> None:
 
 def test_ways_errors_and_restarts() -> None:
     statistics = Statistics()
-    statistics.begin(executor="process", workers=2, threads=3)
+    statistics.begin(LoaderConfig(num_workers=2, threads_per_worker=3))
     for way in ("pipe", "ring", "ring", "copy"):
         statistics.delivered(made(way=way), 1, 0.0, 0, 4)
     statistics.restarts = 1  # as the loader says
@@ -163,7 +164,7 @@ def test_reset_counts_from_zero() -> None:
 def test_two_iterators_in_turn_share_the_clock() -> None:
     statistics = Statistics()
     for _ in range(2):
-        statistics.begin(executor="inline")
+        statistics.begin(LoaderConfig())
     begin = time.perf_counter()
     for _ in range(10):  # zip(loader, loader): both wait, then the consumer trains
         for _ in range(2):

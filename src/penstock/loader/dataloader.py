@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -253,7 +254,6 @@ class DataLoader(TorchDataLoader[T_co]):
         plan = plan_of_batches(self, self.config, tolerant=policy.tolerant)
         self._config = config = replace(self.config, exact_depth=plan is not None and plan.draws_late)
         self._log = FailureLog(policy) if policy.tolerant else None
-        self._policy = policy if policy.tolerant else None
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
@@ -299,7 +299,6 @@ class DataLoader(TorchDataLoader[T_co]):
             check_threads(self.pipeline.samples, config)
         if config.on_error != before.on_error:
             policy = OnError.of(config.on_error)
-            self._policy = policy if policy.tolerant else None
             self._log = FailureLog(policy) if policy.tolerant else None
         if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
             self._tuner = None
@@ -339,7 +338,7 @@ class DataLoader(TorchDataLoader[T_co]):
         wanted = tuner.current.of(self._config)
         if wanted != self._engine.config:
             self._engine = Engine(wanted)
-            self._statistics.runs(**_statistics_arguments(wanted))
+            self._statistics.runs(wanted)
         if tuner.decided:
             self._renew_states(self._engine.config)
             self._settle(wanted)
@@ -349,10 +348,8 @@ class DataLoader(TorchDataLoader[T_co]):
         """Write the setting that "auto" chose to the loader's attributes."""
         self.num_workers: int = chosen.num_workers
         plain = replace(self._config, num_workers=chosen.num_workers)
-        if (
-            _statistics_arguments(plain) != _statistics_arguments(chosen)
-            or plain.small_batch_depth != chosen.small_batch_depth
-        ):
+        follows = attrgetter("kind", "workers", "threads", "small_batch_depth")
+        if follows(plain) != follows(chosen):
             self.executor = chosen.executor
         if not chosen.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
@@ -360,7 +357,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._config = self.config
 
     def _fetcher(self) -> Fetcher:
-        return self.pipeline.fetcher(self._engine.config, self._policy)
+        return self.pipeline.fetcher(self._engine.config, None if self._log is None else self._log.on_error)
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
@@ -508,7 +505,12 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
         if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
             raise AssertionError(f"prefetch_factor={config.prefetch_factor} prefetches no batch: pass 1 or more")
-        copier = _copier_of(config)
+        copier: DeviceCopier | None = None
+        if config.device is not None and config.to_device:
+            # Imported only for device=.
+            from penstock.loader.device import copier_of
+
+            copier = copier_of(config.device)
         kept = engine.keeps_workers and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
         if self.num_workers:
@@ -532,7 +534,7 @@ class DataLoader(TorchDataLoader[T_co]):
             requests, epoch = position.requests(progress), position.stream_epoch
             run = EpochRun(requests, fetcher, epoch, worker_seed, states.resume, states.next)
             batches = self._results(run, progress, started=not kept)
-            self._statistics.begin(**_statistics_arguments(config))
+            self._statistics.begin(config)
             if self._log is not None:
                 self._log.begin()
             return self._deliver(batches, progress, config, copier)
@@ -714,33 +716,6 @@ class _PersistentIterator:
 
     def _shutdown_workers(self) -> None:
         self._engine.close()
-
-
-def _statistics_arguments(config: LoaderConfig) -> dict[str, Any]:
-    """Return the arguments of `Statistics.runs` for a config."""
-    return {
-        "executor": config.kind,
-        "workers": config.num_workers,
-        "threads": config.threads if config.kind == "ray" else config.threads_per_worker,
-        "processes": config.workers if config.forks_workers else 0,
-        "depth": config.depth,
-        "persistent": config.persistent_workers,
-    }
-
-
-def _copier_of(config: LoaderConfig) -> DeviceCopier | None:
-    """Return the copier for the requested device; None if batches stay on the CPU.
-
-    Raises:
-        ConfigError: the device does not exist.
-    """
-    if not config.to_device:
-        return None
-    # Imported only for device=.
-    from penstock.loader.device import copier_of
-
-    assert config.device is not None
-    return copier_of(config.device)
 
 
 def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:

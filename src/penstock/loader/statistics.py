@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from penstock.cores import Ticks, cores, ticks
+from penstock.loader.config import LoaderConfig
 from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 
@@ -60,44 +61,25 @@ class Statistics:
         # Whether the next batch is the first one of its iterator.
         self._first = True
 
-    def begin(
-        self,
-        *,
-        executor: str,
-        workers: int = 0,
-        threads: int = 1,
-        processes: int | None = None,
-        depth: int = 0,
-        persistent: bool = False,
-    ) -> None:
-        """Record the start of an epoch iterator.
-
-        Args:
-            executor: "inline", "thread", "process" or "ray".
-            workers: ``num_workers``; 0 inline.
-            threads: threads of each worker, so ``workers * threads`` work at the same time.
-            processes: number of worker processes; by default one for each worker if the executor is "process".
-            depth: maximum number of batches in flight, from prefetch_factor.
-            persistent: whether workers outlive the iterator.
-        """
-        self.runs(executor, workers, threads, processes, depth, persistent)
+    def begin(self, config: LoaderConfig) -> None:
+        """Record the start of an epoch iterator."""
+        self.runs(config)
         if not self.passes:
             self._ticks = ticks()
         self.passes += 1
         self._last, self._first = 0.0, True
 
-    def runs(
-        self, executor: str, workers: int, threads: int, processes: int | None, depth: int, persistent: bool
-    ) -> None:
-        """Record a change of executor, with arguments as in `begin`.
+    def runs(self, config: LoaderConfig) -> None:
+        """Record a change of executor.
 
         Queues of different settings are not comparable, so the queue's counters restart.
         """
-        if (executor, workers, depth) != (self.executor, self.workers, self.depth):
+        if (config.kind, config.num_workers, config.depth) != (self.executor, self.workers, self.depth):
             self.ready = self.allowed = self.asked = 0
-        self.executor, self.workers, self.threads, self.depth = executor, workers, threads, depth
-        self.processes = (workers if executor == "process" else 0) if processes is None else processes
-        self.persistent = persistent
+        self.executor, self.workers, self.depth = config.kind, config.num_workers, config.depth
+        self.threads = config.threads if config.kind == "ray" else config.threads_per_worker
+        self.processes = config.workers if config.forks_workers else 0
+        self.persistent = config.persistent_workers
 
     def delivered(self, result: BatchResult, nbytes: int, wait: float, ready: int, depth: int) -> None:
         """Record a batch that the consumer received.
