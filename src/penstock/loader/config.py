@@ -20,16 +20,17 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock.cores import cores
 from penstock.errors import ConfigError
+from penstock.loader.failures import Failure, OnError
 from penstock.plan.user_states import has_state
+from penstock.sources.batched import StreamDataset
 
 if TYPE_CHECKING:
     from penstock.loader.device import DeviceCopier
     from penstock.loader.executors.ray.options import RayOptions
-    from penstock.loader.failures import Failure, OnError
 
 __all__ = [
     "AUTO",
@@ -42,8 +43,7 @@ __all__ = [
     "LoaderConfig",
     "check",
     "check_assigned",
-    "check_stream",
-    "check_threads",
+    "check_dataset",
     "resolve_num_workers",
 ]
 
@@ -199,9 +199,7 @@ class LoaderConfig:
 
 
 FIELDS = tuple(one.name for one in fields(LoaderConfig))
-SETTINGS = tuple(
-    name for name in FIELDS if name not in ("shuffle", "split", "skip", "pure", "releases_gil", "exact_depth")
-)
+SETTINGS = tuple(name for name in FIELDS if name not in ("shuffle", "split", "pure", "releases_gil", "exact_depth"))
 """The fields that are attributes of a loader under the same names, so programs can assign them."""
 
 
@@ -332,28 +330,23 @@ def _ray_threads(config: LoaderConfig) -> int:
     return (config.ray_options or RayOptions()).threads(config.threads_per_worker)
 
 
-def check_threads(dataset: Any, config: LoaderConfig) -> None:
-    """Refuse several threads that share a map-style dataset with a state.
+def check_dataset(dataset: Any, config: LoaderConfig) -> None:
+    """Refuse settings that a dataset cannot support.
 
     Raises:
-        ConfigError: the state after a batch would contain samples of any other batches in progress.
+        ConfigError: several threads share a map-style dataset with a state, or a user's iterable dataset cannot do it.
     """
-    # Auto-tuning refuses states itself.
-    several = config.threads > 1 or (config.kind == "thread" and config.num_workers > 1)
-    if several and not config.auto_tunes and has_state(dataset):
-        raise ConfigError(
-            f"{type(dataset).__name__} has a state, and several threads share one dataset: use processes with "
-            "threads_per_worker=1, or one thread"
-        )
-
-
-def check_stream(dataset: Any, config: LoaderConfig, *, tolerant: bool) -> None:
-    """Refuse settings that a user's iterable dataset cannot support.
-
-    Raises:
-        ConfigError: such a setting.
-    """
-    name = type(dataset).__name__
+    samples = dataset.samples if isinstance(dataset, StreamDataset) else dataset
+    name = type(samples).__name__
+    if not isinstance(samples, IterableDataset):
+        # The state after a batch would contain samples of other batches in progress. Auto-tuning refuses states itself.
+        several = config.threads > 1 or (config.kind == "thread" and config.num_workers > 1)
+        if several and not config.auto_tunes and has_state(samples):
+            raise ConfigError(
+                f"{name} has a state, and several threads share one dataset: use processes with threads_per_worker=1, "
+                "or one thread"
+            )
+        return
     if isinstance(dataset, IterDataPipe):
         # torch's loader has wrapped it to make it picklable.
         name = type(getattr(dataset, "_datapipe", dataset)).__name__
@@ -366,7 +359,7 @@ def check_stream(dataset: Any, config: LoaderConfig, *, tolerant: bool) -> None:
             f"seed= has no effect on {name}: an iterable dataset fixes its own order and draws. Omit seed, or "
             "make it a map-style dataset"
         )
-    if tolerant:
+    if OnError.of(config.on_error).tolerant:
         raise ConfigError(
             f"on_error cannot skip a sample of {name}: an iterable dataset cannot continue after an error. "
             "Handle errors in its __iter__, or make it a map-style dataset"

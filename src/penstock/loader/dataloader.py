@@ -39,8 +39,7 @@ from penstock.loader.config import (
     LoaderConfig,
     check,
     check_assigned,
-    check_stream,
-    check_threads,
+    check_dataset,
     resolve_num_workers,
 )
 from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, finisher
@@ -251,7 +250,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def _set_up(self) -> None:
         """Create the pipeline and the engine that the arguments describe."""
         policy = OnError.of(self.on_error)
-        plan = plan_of_batches(self, self.config, tolerant=policy.tolerant)
+        check_dataset(self.dataset, self.config)
+        plan = plan_of_batches(self)
         self._config = config = replace(self.config, exact_depth=plan is not None and plan.draws_late)
         self._log = FailureLog(policy) if policy.tolerant else None
         self._statistics = Statistics()
@@ -293,10 +293,7 @@ class DataLoader(TorchDataLoader[T_co]):
             )
         check_assigned(config)
         check(config)
-        if self.pipeline.stream:
-            check_stream(self.dataset, config, tolerant=OnError.of(config.on_error).tolerant)
-        else:
-            check_threads(self.pipeline.samples, config)
+        check_dataset(self.dataset, config)
         if config.on_error != before.on_error:
             policy = OnError.of(config.on_error)
             self._log = FailureLog(policy) if policy.tolerant else None

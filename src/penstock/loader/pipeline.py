@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from penstock.loader.collate import Collate
-from penstock.loader.config import LoaderConfig, check_stream, check_threads
+from penstock.loader.config import LoaderConfig
 from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.position import Position
@@ -121,19 +121,13 @@ def _no_snapshot() -> None:
     """Return no snapshot: no object has a state."""
 
 
-def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> EpochBatchSampler | None:
-    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order.
-
-    Raises:
-        ConfigError: the dataset does not support a setting.
-    """
-    if not isinstance(loader.dataset, IterableDataset):
-        check_threads(loader.dataset, config)
-        return batch_source(loader.sampler, loader.batch_sampler)
+def plan_of_batches(loader: Any) -> EpochBatchSampler | None:
+    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order."""
     if isinstance(loader.dataset, StreamDataset):
-        return stream_source(loader.dataset, config.batch_size, config.drop_last)
-    check_stream(loader.dataset, config, tolerant=tolerant)
-    return None
+        return stream_source(loader.dataset, loader.batch_size, loader.drop_last)
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    return batch_source(loader.sampler, loader.batch_sampler)
 
 
 def declarations(dataset: Any) -> dict[str, bool]:
