@@ -190,7 +190,7 @@ def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
 
 def has_rank(sampler: Any) -> bool:
     """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
-    return _is_told(sampler) or rank_splitter(sampler, ranks=2) is not None
+    return _has_world(sampler) or rank_splitter(sampler, ranks=2) is not None
 
 
 def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
@@ -215,7 +215,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
         return
     parts, name = DatasetParts.of(loader.dataset), type(loader.dataset).__name__
     _check_alike(loader.dataset, parts.shares, [*parts.whole, *parts.others])
-    if plan is None or splits_by_rank(loader, ranks=ranks) or _is_told(_outermost(loader)):
+    if plan is None or splits_by_rank(loader, ranks=ranks) or _has_world(_outermost(loader)):
         return
     should_split = chosen and bool(parts.whole)
     if should_split and isinstance(loader.sampler, RandomSampler):
@@ -252,18 +252,17 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     Raises:
         StateError: the state is from the middle of an epoch.
     """
-    saved = state.get("sampler") if isinstance(state, Mapping) else None
-    if not isinstance(saved, Mapping) or state.get("seed") is not None:
+    several = isinstance(sampler, DistributedSampler)
+    data = data_identity(sampler.dataset if several else sampler.data_source)
+    saved = state.get("sampler") if isinstance(state, Mapping) and state.get("seed") is None else None
+    other = {"shuffle": "randperm" if several else "global", **data}
+    if not isinstance(saved, Mapping) or any(saved.get(name) != value for name, value in other.items()):
         return None
-    orders = ("randperm", "global") if isinstance(sampler, DistributedSampler) else ("global", "randperm")
-    data = data_identity(sampler.dataset if isinstance(sampler, DistributedSampler) else sampler.data_source)
     epoch, consumed = saved.get("epoch"), saved.get("consumed")
-    if saved.get("shuffle") != orders[0] or any(saved.get(name) != value for name, value in data.items()):
-        return None
     if not isinstance(epoch, int) or not isinstance(consumed, int):
         return None
     if 0 < consumed < data["samples"]:
-        before, now = ("one rank", "several") if orders[0] == "randperm" else ("several ranks", "one")
+        before, now = ("one rank", "several") if several else ("several ranks", "one")
         raise StateError(
             f"this state is of {before}, in the middle of an epoch, and without seed= the order is different on {now}: "
             "finish the epoch with the same number of ranks, or train with seed= to resume on any number"
@@ -271,7 +270,7 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     return epoch + (consumed > 0)
 
 
-def _is_told(sampler: Any) -> bool:
+def _has_world(sampler: Any) -> bool:
     """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
     return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
 
