@@ -12,7 +12,7 @@ import torch
 from loader_support import Range, Stream
 
 import penstock as ps
-from penstock.loader import splits
+from penstock.loader import who_splits
 
 WORDS = "each of the 2 ranks reads all of this Range"
 
@@ -22,7 +22,7 @@ def _two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torchrun says it; and nothing has been said yet."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(splits, "_warned", False)
+    monkeypatch.setattr(who_splits, "_warned", False)
 
 
 def said(loader: ps.DataLoader[Any], epochs: int = 1) -> list[warnings.WarningMessage]:
@@ -77,7 +77,7 @@ def test_the_message_says_what_to_write() -> None:
 
 
 def said_anew(loader: ps.DataLoader[Any]) -> list[warnings.WarningMessage]:
-    splits._warned = False
+    who_splits._warned = False
     return said(loader)
 
 

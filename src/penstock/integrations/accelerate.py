@@ -38,7 +38,7 @@ from torch.utils.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.splits import splits_by_rank
+from penstock.loader.who_splits import splits_by_rank
 from penstock.order import Partition
 from penstock.plan.epoch import RankPartition
 from penstock.plan.share import SharePlan

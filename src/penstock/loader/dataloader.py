@@ -58,7 +58,8 @@ from penstock.loader.recreate import (
     drop_base_record,
     replacement_sampler,
 )
-from penstock.loader.splits import (
+from penstock.loader.statistics import Statistics
+from penstock.loader.who_splits import (
     Splitter,
     check_split,
     choose_sampler,
@@ -67,7 +68,6 @@ from penstock.loader.splits import (
     in_requested_order,
     splitter_of,
 )
-from penstock.loader.statistics import Statistics
 from penstock.plan.cursor import State
 from penstock.plan.epoch import BatchEpochPlan
 from penstock.samplers.identity import own_order

@@ -25,7 +25,7 @@ import torch.utils.data
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError
-from penstock.loader.splits import splits_by_rank
+from penstock.loader.who_splits import splits_by_rank
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.random import RandomSampler
 

@@ -1,4 +1,4 @@
-"""Who splits the data among the ranks: every row of the table in `penstock.loader.splits`, on 1, 2 and 8 ranks."""
+"""Who splits the data among the ranks: every row of the table in `penstock.loader.who_splits`, on 1, 2 and 8 ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 import penstock as ps
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.loader import splits
+from penstock.loader import who_splits
 from penstock.sources.batched import BatchedDataset
 
 N = 48
@@ -39,7 +39,7 @@ Loader = ps.DataLoader[Any]
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "_warned", False)
+    monkeypatch.setattr(who_splits, "_warned", False)
 
 
 @pytest.fixture
