@@ -717,7 +717,6 @@ PROGRAMS = (
     *("distributed, global", "random, global, 80", "torch, distributed", "share, mini-epochs", "batch", "batch, share"),
     *(
         "grouped",
-        "grouped, list",
         "iterations",
         "dealt, even",
         "external, seeded",

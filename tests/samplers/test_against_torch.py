@@ -235,7 +235,9 @@ def test_batch_refuses_in_torchs_words(arguments: tuple[Any, Any]) -> None:
 
 
 def _grouped(batch_size: Any, drop_last: Any) -> GroupedBatchSampler:
-    return GroupedBatchSampler(range(3), [0, 0, 0], batch_size, drop_last=drop_last, world_size=1, rank=0)
+    return GroupedBatchSampler(
+        SequentialSampler(range(3)), [0, 0, 0], batch_size, drop_last=drop_last, world_size=1, rank=0
+    )
 
 
 @settings(deadline=None, max_examples=60)

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_support import bound
 
-from penstock import DataLoader, DistributedSampler, GroupedBatchSampler, Ledger, TokenBudgetBatchSampler
+from penstock import (
+    DataLoader,
+    DistributedSampler,
+    GroupedBatchSampler,
+    Ledger,
+    SequentialSampler,
+    TokenBudgetBatchSampler,
+)
 from penstock.errors import ConfigError, SamplerError, StateError
 
 LENGTHS = np.random.default_rng(5).integers(1, 60, 120)
@@ -184,4 +191,4 @@ def test_what_makes_no_sense() -> None:
     with pytest.raises(ConfigError, match="leaves none of 120 rows"):
         budget(range(120))
     with pytest.raises(SamplerError, match="use order='class', not order='first'"):
-        GroupedBatchSampler(range(90), GROUPS, 4, order="first", exclude=[1], world_size=1)
+        GroupedBatchSampler(SequentialSampler(range(90)), GROUPS, 4, order="first", exclude=[1], world_size=1)

@@ -18,9 +18,13 @@ from hypothesis import strategies as st
 from plan_support import bound
 
 from penstock.errors import ManifestError, ManifestIOError, SamplerError, StateError
+from penstock.order import Partition
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.samplers import (
     BatchSampler,
     DistributedSampler,
+    EpochSampler,
     GroupedBatchSampler,
     InfiniteSampler,
     RandomSampler,
@@ -28,6 +32,23 @@ from penstock.samplers import (
     WeightedRandomSampler,
 )
 from penstock.samplers.grouping import Groups, by_completion, by_first
+
+
+class Given(EpochSampler):
+    """Indices in a given order."""
+
+    def __init__(self, indices: Any) -> None:
+        super().__init__()
+        self.indices = np.array(indices, np.int64)
+
+    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+        partition = Partition(len(self.indices), remainder="uneven", consumed=cursor.consumed)
+        return PartitionedOrder(
+            lambda: self.indices, partition, {"order": "given"}, seed=None, epoch=cursor.epoch, rounds=None
+        )
+
+    def read(self, state: Any) -> Cursor:
+        return Cursor.read(state, of="Given", plan={"order": "given"}, most=len(self.indices))
 
 
 def by_hand(stream: list[int], groups: Any, size: int, drop: bool, order: str) -> list[list[int]]:
@@ -118,7 +139,7 @@ def test_ranks(n: int, world: int, size: int, kinds: int, order: str, remainder:
 
 def test_repeated_draws_are_all_delivered() -> None:
     stream = [0, 1, 0, 0, 2, 1, 0]  # maskrcnn-benchmark delivers three of these seven
-    sampler = GroupedBatchSampler(stream, [0, 0, 1], 2, world_size=1, rank=0)
+    sampler = GroupedBatchSampler(Given(stream), [0, 0, 1], 2, world_size=1, rank=0)
     batches = list(sampler)
     assert Counter(index for batch in batches for index in batch) == Counter(stream)
     assert len(sampler) == len(batches) == 4
@@ -126,17 +147,17 @@ def test_repeated_draws_are_all_delivered() -> None:
 
 def test_order_first_is_that_of_maskrcnn_benchmark() -> None:
     groups = [0, 1, 0, 1, 0, 0, 1]
-    first = GroupedBatchSampler([6, 2, 5, 1, 3, 0, 4], groups, 2, order="first", world_size=1, rank=0)
+    first = GroupedBatchSampler(Given([6, 2, 5, 1, 3, 0, 4]), groups, 2, order="first", world_size=1, rank=0)
     assert list(first) == [[6, 1], [2, 5], [3], [0, 4]]
     uneven = GroupedBatchSampler(
-        [6, 2, 5, 1, 3, 0, 4], groups, 2, order="first", drop_uneven=True, world_size=1, rank=0
+        Given([6, 2, 5, 1, 3, 0, 4]), groups, 2, order="first", drop_uneven=True, world_size=1, rank=0
     )
     assert list(uneven) == [[6, 1], [2, 5], [0, 4]]
     assert uneven.drop_last is uneven.drop_uneven is True
 
 
 def test_empty_and_missing_groups() -> None:
-    assert list(GroupedBatchSampler([], [], 3, world_size=2, rank=1)) == []
+    assert list(GroupedBatchSampler(SequentialSampler([]), [], 3, world_size=2, rank=1)) == []
     assert len(GroupedBatchSampler(DistributedSampler([], 4, 2, "global"), [], 3)) == 0
     # rank 3 of 4 has no batch of its own: it repeats one
     tiny = [GroupedBatchSampler(DistributedSampler(range(2), 4, r, False), [0, 1], 3) for r in range(4)]
@@ -192,7 +213,7 @@ def test_a_loaded_place_does_not_outlive_its_epoch() -> None:
     assert len(list(sampler)) == whole
 
 
-def test_a_foreign_sampler_is_drawn_once() -> None:
+def test_torchs_sampler_is_drawn_once() -> None:
     torch.manual_seed(0)
     expected = list(torch.utils.data.RandomSampler(range(40), replacement=True))
     torch.manual_seed(0)
@@ -203,28 +224,6 @@ def test_a_foreign_sampler_is_drawn_once() -> None:
     assert len(batches) == announced
     assert batches == by_hand(expected, np.arange(40) % 4, 3, False, "completion")
     assert list(sampler) != batches, "the next pass draws anew"
-
-
-class ByEpoch:
-    """A sampler of others, which has another order in each epoch."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(np.random.default_rng(self.epoch).permutation(40).tolist())
-
-
-def test_what_was_drawn_for_a_length_is_not_used_in_another_epoch() -> None:
-    def batches_of(epoch: int, asked: bool) -> list[list[int]]:
-        sampler = GroupedBatchSampler(ByEpoch(), np.arange(40) % 4, 3, world_size=1)
-        assert not asked or len(sampler) == 16
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    assert batches_of(1, True) == batches_of(1, False) != batches_of(0, False)
 
 
 def test_positions_are_places_in_the_stream() -> None:
@@ -294,17 +293,32 @@ def test_refusals() -> None:
     with pytest.raises(SamplerError, match="10 entries for a dataset of 11"):
         GroupedBatchSampler(DistributedSampler(range(11), 2, 0), groups, 2)
     with pytest.raises(SamplerError, match=r"index 10, but group_ids has 10 entries"):
-        list(GroupedBatchSampler([3, 10], groups, 2))
+        list(GroupedBatchSampler(Given([3, 10]), groups, 2))
     with pytest.raises(SamplerError, match=r"index -1"):
-        list(GroupedBatchSampler([3, -1], groups, 2))
-    with pytest.raises(SamplerError, match="iterator"):
-        list(GroupedBatchSampler(iter([1, 2]), groups, 2))
+        list(GroupedBatchSampler(Given([3, -1]), groups, 2))
     with pytest.raises(SamplerError, match="one-dimensional array of integers"):
-        GroupedBatchSampler([1], [0.5], 2)
+        GroupedBatchSampler(SequentialSampler([1]), [0.5], 2)
     with pytest.raises(SamplerError, match="unknown order 'last'"):
-        GroupedBatchSampler([1], groups, 2, order="last")
+        GroupedBatchSampler(SequentialSampler([1]), groups, 2, order="last")
     with pytest.raises(ValueError, match="batch_size should be a positive integer value, but got batch_size=0"):
-        GroupedBatchSampler([1], groups, 0)
+        GroupedBatchSampler(SequentialSampler([1]), groups, 0)
+
+
+class OwnOrder(DistributedSampler):
+    """A user's subclass, which yields other indices than its plan."""
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(list(super().__iter__()))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kind"),
+    [([3, 1], "a list"), (iter([1]), "a list_iterator"), (OwnOrder(range(10), 1, 0), "an OwnOrder")],
+)
+@pytest.mark.parametrize("order", ["completion", "first", "class"])
+def test_a_sampler_of_another_library_is_refused(sampler: Any, kind: str, order: str) -> None:
+    with pytest.raises(SamplerError, match=rf"that of {kind} is unknown: pass a sampler of Penstock.*order='class'"):
+        GroupedBatchSampler(sampler, [0] * 10, 2, order=order, world_size=1)
 
 
 def test_a_state_of_other_groups_is_refused() -> None:
@@ -322,7 +336,7 @@ def test_a_state_of_other_groups_is_refused() -> None:
 
 @pytest.mark.parametrize("ids", [[-3, 7, -3, 10**9], [0, 300, 0, 70_000], np.array([0, 1, 0, 5], dtype=np.uint8)])
 def test_any_integers_are_groups(ids: Any) -> None:
-    sampler = GroupedBatchSampler(range(4), ids, 2, world_size=1, rank=0)
+    sampler = GroupedBatchSampler(SequentialSampler(range(4)), ids, 2, world_size=1, rank=0)
     assert list(sampler) == [[0, 2], [1], [3]]
     assert sampler.groups.ids.itemsize == 1 if max(ids) < 256 or len(set(ids)) < 256 else True
 

@@ -98,7 +98,7 @@ def test_an_empty_batch_sampler_ends() -> None:
         BatchSampler(SequentialSampler([]), 3, False),
         BatchSampler(SequentialSampler(range(2)), 3, True),
         BatchSampler([], 3, False),
-        GroupedBatchSampler([], [], 3),
+        GroupedBatchSampler(SequentialSampler([]), [], 3),
         torch.utils.data.BatchSampler(range(0), 3, False),
     ):
         for start in (0, 4):

@@ -147,4 +147,4 @@ def test_one_of_the_two_is_enough_for_a_distributed_sampler_alone(init: Callable
     with pytest.raises(PartitionError, match="give both"):
         InfiniteSampler(range(20), rank=1)
     with pytest.raises(PartitionError, match="give both"):
-        GroupedBatchSampler(range(20), GROUPS, 2, world_size=2)
+        GroupedBatchSampler(SequentialSampler(range(20)), GROUPS, 2, world_size=2)

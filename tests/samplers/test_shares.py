@@ -19,6 +19,7 @@ from penstock.samplers import (
     InfiniteSampler,
     IterationBasedBatchSampler,
     RandomSampler,
+    SequentialSampler,
     WeightedRandomSampler,
     make_batch_data_sampler,
 )
@@ -92,9 +93,6 @@ class Wrapper(Sized):
 SHARES: dict[str, Callable[[int], Any]] = {
     "copy of torch's": lambda rank: Share(range(N), 2, rank),
     "torch's": lambda rank: torch.utils.data.DistributedSampler(range(N), 2, rank),
-    "shorter": lambda rank: Sized(list(range(rank, N, 2))),
-    "list": lambda rank: list(range(rank, N, 2)),
-    "subset": lambda rank: torch.utils.data.SubsetRandomSampler(range(rank, N, 2), torch.Generator().manual_seed(1)),
     "rank and world_size": lambda rank: Named(list(range(N)), rank=rank, world_size=2),
     "detectron2's names": lambda rank: Named(list(range(N)), _rank=rank, _world_size=2),
     "rank alone": lambda rank: Named(list(range(N)), rank=rank),
@@ -114,77 +112,42 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return become
 
 
-SHORT = ("shorter", "list", "subset")
-"""Those that nothing but their length tells of."""
+@pytest.mark.parametrize("kind", SHARES)
+def test_a_share_is_known(kind: str) -> None:
+    assert rank_splitter(SHARES[kind](0), ranks=2) is not None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHARES if kind not in SHORT])
-@pytest.mark.parametrize("given", [{}, {"world_size": 2, "rank": 0}], ids=["found", "given"])
-def test_a_share_is_refused_where_it_would_be_dealt_again(kind: str, given: Any, two_ranks: Any) -> None:
+@pytest.mark.parametrize("given", [{}, {"world_size": 2, "rank": 0}, {"world_size": 1}], ids=str)
+def test_a_share_is_refused_where_it_would_be_dealt_again(given: Any, two_ranks: Any) -> None:
     """Half of the data would never be seen."""
-    with pytest.raises(SamplerError, match=r"has only one rank's share.*penstock.DistributedSampler.*world_size=1"):
-        GroupedBatchSampler(SHARES[kind](0), GROUPS, 4, False, **given)
+    share = torch.utils.data.DistributedSampler(range(N), 2, 0)
+    message = r"torch.utils.data.distributed.DistributedSampler has only one rank's share.*penstock.DistributedSampler"
+    with pytest.raises(SamplerError, match=message):
+        GroupedBatchSampler(share, GROUPS, 4, False, **given)
 
 
-@pytest.mark.parametrize("kind", SHORT)
-def test_a_shorter_stream_has_to_be_told(kind: str, two_ranks: Any) -> None:
+def subset(rank: int) -> Any:
+    return torch.utils.data.SubsetRandomSampler(range(rank, N, 2), torch.Generator().manual_seed(1))
+
+
+def test_a_shorter_sampler_of_torch_has_to_be_told(two_ranks: Any) -> None:
     """It is a share, or a part of the data that is the same on all ranks."""
-    said = "has 21 of 41 samples.*one rank's share.*world_size=1.*the same on all ranks, pass world_size=2 and rank="
-    with pytest.raises(SamplerError, match=said):
-        GroupedBatchSampler(SHARES[kind](0), GROUPS, 4)
-    ranks = [GroupedBatchSampler(SHARES[kind](0), [0] * N, 4, world_size=2, rank=rank) for rank in range(2)]
+    said = (
+        "has 21 of 41 samples.*one rank's share.*DistributedSampler.*the same on all ranks, pass world_size=2 and rank="
+    )
+    for given in ({}, {"world_size": 1}):
+        with pytest.raises(SamplerError, match=said):
+            GroupedBatchSampler(subset(0), GROUPS, 4, **given)
+    ranks = [GroupedBatchSampler(subset(0), [0] * N, 4, world_size=2, rank=rank) for rank in range(2)]
     first, second = ({index for batch in sampler for index in batch} for sampler in ranks)
     assert first | second == set(range(0, N, 2))
 
 
-def test_the_error_names_the_sampler(two_ranks: Any) -> None:
-    with pytest.raises(SamplerError, match=r"test_shares.Share has only one rank's share"):
-        GroupedBatchSampler(Share(range(N)), GROUPS, 4)
-    with pytest.raises(SamplerError, match=r"torch.utils.data.distributed.DistributedSampler has only"):
-        GroupedBatchSampler(torch.utils.data.DistributedSampler(range(N), 2, 0), GROUPS, 4)
-
-
-@pytest.mark.parametrize("kind", ["copy of torch's", "torch's", "shorter", "list", "rank and world_size"])
-@pytest.mark.parametrize("order", ["first", "completion"])
-def test_a_share_is_grouped_by_itself_if_that_is_said(kind: str, order: str, two_ranks: Any) -> None:
-    """As maskrcnn-benchmark's own class does it."""
-    for rank in range(2):
-        two_ranks(rank)
-        sampler = SHARES[kind](rank)
-        batches = GroupedBatchSampler(sampler, GROUPS, 4, False, order=order, world_size=1)
-        found = list(batches)
-        assert len(batches) == len(found)
-        assert sorted(itertools.chain(*found)) == sorted(sampler)
-        assert all(len({GROUPS[index] for index in batch}) == 1 for batch in found)
-        assert found == list(GroupedBatchSampler(list(sampler), GROUPS, 4, order=order, world_size=1, rank=0))
-
-
-def test_a_run_over_a_share_goes_on_from_its_state(two_ranks: Any) -> None:
-    def make() -> GroupedBatchSampler:
-        return GroupedBatchSampler(Share(range(N), 2, 1), GROUPS, 4, False, world_size=1)
-
-    two_ranks(1)
-    whole = make()
-    whole.set_epoch(3)
-    expected = list(whole)
-    running = make()
-    running.set_epoch(3)
-    assert list(itertools.islice(running, 2)) == expected[:2]
-    other = make()
-    other.load_state_dict(running.state_dict())
-    assert list(other) == expected[2:]
-    steps = IterationBasedBatchSampler(make(), 9)
-    assert len(list(steps)) == 9
-
-
 def test_what_is_the_same_on_all_ranks_is_dealt(two_ranks: Any) -> None:
-    """As long as the data, and it says nothing of ranks; or it says that it is for one rank."""
+    """As long as the data, or for one rank."""
     streams: list[Callable[[], Any]] = [
-        lambda: Sized(list(range(N))),
-        lambda: range(N),
-        lambda: Share(range(N), 1, 0),
         lambda: torch.utils.data.DistributedSampler(range(N), 1, 0),
-        lambda: Named(list(range(N)), world_size=1, rank=0),
+        lambda: torch.utils.data.SequentialSampler(range(N)),
         lambda: torch.utils.data.SubsetRandomSampler(range(N), torch.Generator().manual_seed(1)),
         lambda: RandomSampler(range(N), shuffle="global", seed=1),
     ]
@@ -205,32 +168,10 @@ def test_fewer_draws_of_our_own_samplers_are_dealt(two_ranks: Any) -> None:
     assert [len(GroupedBatchSampler(stream, [0] * N, 3, rank=rank, world_size=2)) for rank in range(2)] == [2, 2]
 
 
-@pytest.mark.parametrize("told", [None, 1, 2])
-def test_what_has_no_length_has_to_be_told(told: int | None, two_ranks: Any) -> None:
-    stream = Unsized(range(N))
-    if told is None:
-        with pytest.raises(
-            SamplerError, match=r"has no length.*one rank's share.*world_size=1.*pass world_size=2 and rank="
-        ):
-            GroupedBatchSampler(stream, GROUPS, 4)
-        return
-    ranks = [GroupedBatchSampler(stream, GROUPS, 4, world_size=told, rank=rank) for rank in range(told)]
-    assert set(itertools.chain(*(batch for each in ranks for batch in each))) == set(range(N))
-
-
-def test_on_one_rank_nothing_is_dealt_and_nothing_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for stream in (Sized([3, 1]), Unsized([3, 1]), Named([3, 1], rank=0), Share([3, 1], 1, 0)):
-        assert len(list(GroupedBatchSampler(stream, GROUPS, 1))) == 2
-    with pytest.raises(SamplerError, match="only one rank's share"):
-        GroupedBatchSampler(Share(range(N), 2, 0), GROUPS, 4)  # it knows of two
-
-
 def test_a_share_is_noticed_when_the_process_group_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    sampler = GroupedBatchSampler(Sized(list(range(0, N, 2))), GROUPS, 4)
+    sampler = GroupedBatchSampler(subset(0), GROUPS, 4)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
@@ -244,29 +185,6 @@ def test_an_order_drawn_by_chance_is_refused(stream: Any, two_ranks: Any) -> Non
         len(GroupedBatchSampler(stream, GROUPS, 4))
 
 
-class Draws:
-    """What each sample draws."""
-
-    pure = True
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> float:
-        return float(ps.generator().random())
-
-
-def test_samples_of_two_shares_draw_for_themselves(two_ranks: Any) -> None:
-    """Places in a share are not those in the job's stream, and two ranks have the same ones."""
-    drawn: list[float] = []
-    for rank in range(2):
-        two_ranks(rank)
-        batches = GroupedBatchSampler(Share(range(N), 2, rank), GROUPS, 4, world_size=1)
-        loader: Any = ps.DataLoader(Draws(), batch_sampler=batches, seed=0)  # type: ignore[arg-type]
-        drawn += [value for batch in loader for value in batch.tolist()]
-    assert len(set(drawn)) == len(drawn) == 42
-
-
 def test_the_factory_refuses_a_share(two_ranks: Any) -> None:
     class Images:
         group_ids = GROUPS
@@ -274,7 +192,7 @@ def test_the_factory_refuses_a_share(two_ranks: Any) -> None:
         def __len__(self) -> int:
             return N
 
-    with pytest.raises(SamplerError, match="only one rank's share"):
+    with pytest.raises(SamplerError, match=r"that of a Share is unknown: pass a sampler of Penstock \(DistributedS"):
         make_batch_data_sampler(Images(), Share(range(N)), True, 4)
 
 
@@ -284,7 +202,7 @@ def test_a_data_set_that_is_a_share_takes_no_sampler_that_deals(tmp_path: Any) -
     dataset = ps.RankDataset(path, rank=0, world_size=2)
     with pytest.raises(PartitionError, match="RankDataset already is this rank's share, and Share would split it"):
         ps.DataLoader(dataset, 2, sampler=Share(range(10), 2, 0))
-    grouped = GroupedBatchSampler(range(10), [0] * 10, 2, world_size=2, rank=0)
+    grouped = GroupedBatchSampler(SequentialSampler(range(10)), [0] * 10, 2, world_size=2, rank=0)
     with pytest.raises(PartitionError, match="GroupedBatchSampler would split it"):
         ps.DataLoader(dataset, batch_sampler=grouped)
     rows = ps.RankDataset(path, rank=0, world_size=2, shuffle="none")
@@ -314,7 +232,7 @@ def test_samplers_that_hold_each_other_are_looked_at_once() -> None:
 
 def test_drop_uneven_is_the_fourth_argument_as_in_maskrcnn_benchmark() -> None:
     groups = [0, 1, 0, 1, 0, 0, 1]
-    stream = [6, 2, 5, 1, 3, 0, 4]
+    stream = SequentialSampler(range(7))
     dropped = GroupedBatchSampler(stream, groups, 2, True, world_size=1)
     assert dropped.drop_last is dropped.drop_uneven is True
     assert all(len(batch) == 2 for batch in dropped)

@@ -17,7 +17,13 @@ from plan_support import bound
 
 import penstock as ps
 from penstock.errors import DataFileChangedError, DataFileError, PartitionError, SamplerError, StateError
-from penstock.samplers import DistributedSampler, GroupedBatchSampler, RandomSampler, TokenBudgetBatchSampler
+from penstock.samplers import (
+    DistributedSampler,
+    GroupedBatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    TokenBudgetBatchSampler,
+)
 from penstock.storage import class_index
 
 LENGTHS = np.random.default_rng(5).integers(1, 60, 400)
@@ -425,7 +431,7 @@ def test_groups_by_class_resume_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_groups_by_class_take_a_random_order_of_all() -> None:
     for sampler in (
-        range(90),
+        SequentialSampler(range(90)),
         DistributedSampler(range(90), 1, 0),
         DistributedSampler(range(90), 1, 0, "none"),
         RandomSampler(range(90)),

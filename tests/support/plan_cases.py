@@ -256,8 +256,6 @@ BATCHES: dict[str, Case] = {
         lambda w, r, m: _alone(RandomSampler(range(N), True, 50, generator=of_generator()), drop_last=True), "own"
     ),
     "grouped, weighted": Case(lambda w, r, m: _alone(WeightedRandomSampler(WEIGHTS, 60, seed=2))),
-    "grouped, list": Case(lambda w, r, m: _grouped(list(range(N)), world_size=w, rank=r), ranks=True),
-    "grouped, by epoch": Case(lambda w, r, m: _grouped(ByEpoch(range(N)), world_size=w, rank=r), ranks=True),
     "grouped, class": Case(lambda w, r, m: _grouped(_dealt(w, r), order="class"), ranks=True),
     "grouped, class, drop": Case(lambda w, r, m: _grouped(_dealt(w, r), order="class", drop_last=True), ranks=True),
     "grouped, class, uneven": Case(

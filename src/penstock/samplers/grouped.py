@@ -17,6 +17,7 @@ from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.class_batches import ClassBatches, EpochBatches
+from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
@@ -24,14 +25,12 @@ from penstock.plan.exclusion import check_excluded
 from penstock.plan.reader import StartRequest
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.external import reported_epoch
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, fill, rank_rows
 from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.plan_of import plan_of
 from penstock.samplers.random import RandomSampler
-from penstock.samplers.shares import is_share, rank_splitter, refuse_share, refuse_unseeded
-from penstock.samplers.streams import ExternalStream, JobStream, Stream
+from penstock.samplers.shares import refuse_share, refuse_unseeded
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["GroupedBatchSampler", "group_ids_of"]
 
 _CHUNK = 1 << 16
+_FIRST_CHUNK = 4096
+"""Indices in the first chunk, few so that the first batch is ready at once."""
 _REPLAYED = {"completion": by_completion, "first": by_first}
 _ORDERS = (*_REPLAYED, "class")
 
@@ -48,9 +49,9 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     """Batches whose samples all belong to one group, such as images of one orientation.
 
     Args:
-        sampler: the indices. From a Penstock `DistributedSampler` this takes the global order, epoch, seed, world size,
-            rank and ``remainder``. Any other sampler or iterable is the stream of the whole job, and must be the same
-            on all ranks. One rank's share raises an error (see below), unless ``world_size=1`` groups it by itself.
+        sampler: a sampler of Penstock or torch. From a Penstock `DistributedSampler` this takes the global order,
+            epoch, seed, world size, rank and ``remainder``. Any other one yields the indices of the whole job, and must
+            be the same on all ranks.
         group_ids: one integer per sample of the dataset, or a `penstock.images.sizes.Sizes` or the path of its file
             (two groups: wider than high, and the others).
         batch_size: positive.
@@ -70,17 +71,15 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             and 0, read at the first use. With ``world_size=1`` all batches belong to this rank.
 
     Raises:
-        SamplerError: a sample has no group, the stream is one rank's share, arguments contradict each other, the batch
-            size is not a positive integer, or drop_last is not a bool.
+        SamplerError: a sample has no group, the sampler is another library's or yields one rank's share, arguments
+            contradict each other, the batch size is not a positive integer, or drop_last is not a bool.
         StateError: the sizes were measured from another manifest than the sampler's.
         PartitionError: the rank is outside the world, or (at use) a process group made later disagrees.
         ConfigError, IndexError: a sample to exclude does not exist, or all samples are excluded.
 
     **One rank's share.** Splitting a share among ranks once more would lose data. So these raise an error: torch's
-    DistributedSampler, any sampler with its ``num_replicas`` or ``rank``, the order of a RankDataset, and, on several
-    ranks, a sampler of another library that is shorter than ``group_ids``. On several ranks a sampler without a length
-    can be either: pass ``world_size``. With ``world_size=1`` each rank groups its own share, as in maskrcnn-benchmark.
-    Ranks may then have different numbers of batches, and a state is valid for one rank only.
+    DistributedSampler, the order of a RankDataset, and, on several ranks, a sampler of torch that is shorter than
+    ``group_ids``, unless ``world_size`` says that it is the same on all of them.
 
     **Ranks.** Batches are numbered over the whole job, and batch g goes to rank ``g % world_size``. All ranks have
     the same number: the first batches of the epoch are repeated (`repeated` lists them), or with ``drop_last`` the last
@@ -88,15 +87,14 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     every index of the stream is in exactly one batch.
 
     **Length.** ``len`` is always exact. Over a permutation it costs one pass over ``group_ids`` (one byte per sample, 1
-    ms per million). If indices repeat, the stream is counted once per epoch. A sampler of a library other than torch is
-    run, and its indices are held for the next epoch (8 bytes each).
+    ms per million). If indices repeat, the stream is counted once per epoch.
 
     **State.** The number of batches that the job has consumed, and the state of the sampler at the start of the epoch.
     It is elastic in the number of ranks. On a resume every rank forms all batches again from the start of the epoch, at
-    about 10 million indices per second; with ``order="class"`` this costs nothing. Over a sampler of a library other
-    than torch the resume is exact if the sampler repeats its order, and raises an error if not.
+    about 10 million indices per second; with ``order="class"`` this costs nothing.
 
-    >>> batches = GroupedBatchSampler(range(7), [0, 1, 0, 1, 0, 0, 1], 2, world_size=1, rank=0)
+    >>> from penstock.samplers import SequentialSampler
+    >>> batches = GroupedBatchSampler(SequentialSampler(range(7)), [0, 1, 0, 1, 0, 0, 1], 2, world_size=1, rank=0)
     >>> list(batches), len(batches)
     ([[0, 2], [1, 3], [4, 5], [6]], 4)
     """
@@ -122,15 +120,9 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             raise SamplerError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
         if order not in _ORDERS:
             raise SamplerError(f"unknown order {order!r}: use one of {', '.join(map(repr, _ORDERS))}")
-        _refuse_other_streams(sampler)
         self.sampler = sampler
-        # The plan of a share is the plan of all ranks, so a share that is grouped by itself has no plan here.
-        if isinstance(sampler, DistributedSampler):
-            self._plan: EpochSampler | None = sampler
-        else:
-            self._plan = (
-                None if rank_splitter(sampler, ranks=1) is not None and not _ours(sampler) else plan_of(sampler)
-            )
+        self.inner = _plan_of_job(sampler)
+        """The plan of the sampler."""
         self.batch_size = batch_size
         self.drop_last = self.drop_uneven = drop_last
         self.order = order
@@ -145,25 +137,17 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             self.remainder = "drop" if drop_last else "pad"
         self._given = world_size
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
-        self._epoch = self._shown = reported_epoch(sampler) or 0
         self._counted: tuple[Any, int] | None = None
         # times_set of the inner sampler at the last set_epoch or load_state_dict here, and at the last `show`.
         self._told: Any = "nothing"
         self._shown_at: Any = "nothing"
         self._check_size()
-        self._refuse_share(self._world.ranks)
+        self._refuse_share()
         if order == "class":
             _refuse_other_orders(sampler)
         elif exclude is not None:
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
         self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
-
-    @property
-    def _groups_a_share(self) -> bool:
-        """Whether the stream is one rank's share, which ``world_size=1`` groups by itself."""
-        if self._given != 1:
-            return False
-        return is_share(self.sampler, len(self.groups), ranks=distributed.ranks()) is not False
 
     @property
     def group_ids(self) -> npt.NDArray[Any]:
@@ -189,19 +173,14 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     # As a plan.
 
     @property
-    def inner(self) -> EpochSampler | None:
-        """The plan of the sampler; None for a sampler of a library other than torch."""
-        return self._plan
-
-    @property
     def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
-        return reported_epoch(self.sampler) is None if self.inner is None else self.inner.advances
+        """Whether a loader advances the epoch by itself: not if torch's sampler counts its own epochs."""
+        return self.inner.advances
 
     @property
     def key_seed(self) -> int | None:
         """Seed of the samples' generators."""
-        return None if self.inner is None else self.inner.key_seed
+        return self.inner.key_seed
 
     @property
     def draws_late(self) -> bool:
@@ -215,9 +194,8 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         if request.loaded and request.cursor.epoch == epoch:
             # The state may have been loaded into the inner sampler. From here on it belongs to this sampler.
             self._epoch, self._cursor = epoch, request.cursor
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-        self._told = self._shown_at = self._times_inside()
+        self.inner.set_epoch(epoch)
+        self._told = self._shown_at = self.inner.times_set
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``, on any number of ranks.
@@ -226,69 +204,47 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             StateError: the state belongs to other data, groups or batches.
         """
         super().load_state_dict(state)
-        self._told = self._shown_at = self._times_inside()
+        self._told = self._shown_at = self.inner.times_set
 
     @property
     def times_set(self) -> Any:
         """A value that changes with every `set_epoch` and `load_state_dict`, here or on the inner sampler."""
-        return self._times_set, self._times_inside()
+        return self._times_set, self.inner.times_set
 
     def start_request(self) -> StartRequest:
         """Return where the next reader should begin: as set last, here or on the inner sampler."""
-        if self._times_inside() == self._told:
+        if self.inner.times_set == self._told:
             return super().start_request()
-        if self.inner is None:
-            return StartRequest(Cursor(epoch=self._epoch_inside()), False)
         own = self.inner.start_request()
         cursor = Cursor(epoch=own.cursor.epoch, sampler=own.cursor if own.loaded else None)
         return StartRequest(cursor, own.loaded)
 
-    def _times_inside(self) -> Any:
-        return self._epoch_inside() if self.inner is None else self.inner.times_set
-
-    def _epoch_inside(self) -> int:
-        said = reported_epoch(self.sampler)
-        return self._epoch if said is None else said
-
     def _epoch_shown(self) -> int:
         # The epoch of the inner sampler may have been set since.
-        return super()._epoch_shown() if self._shown_at == self._times_inside() else self.start_request().cursor.epoch
+        return super()._epoch_shown() if self._shown_at == self.inner.times_set else self.start_request().cursor.epoch
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Record the position of a reader."""
         super().show(cursor, loaded=loaded, running=running)
-        if self.inner is not None:
-            self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
-        self._shown_at = self._times_inside()
+        self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
+        self._shown_at = self.inner.times_set
 
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
-        if self.inner is not None:
-            if cursor.sampler is not None:
-                self.inner.chosen(cursor.sampler)
-        elif hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(cursor.epoch)
+        if cursor.sampler is not None:
+            self.inner.chosen(cursor.sampler)
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the random draw of the inner sampler's epoch; the stream itself for a sampler of another library."""
-        if self.inner is not None:
-            return self.inner.draw(self._inner_cursor(cursor), held, seed)
-        if isinstance(held, ExternalStream) and held.epoch == cursor.epoch and cursor.sampler is None:
-            return held
-        return ExternalStream(self.sampler, self._inner_cursor(cursor))
+        """Return the random draw of the inner sampler's epoch."""
+        return self.inner.draw(self._inner_cursor(cursor), held, seed)
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         # A process group may have been made since the check in __init__.
-        self._refuse_share(self.world_size)
+        self._refuse_share()
         refuse_unseeded(self.sampler, self.world_size)
-        stream: Stream = entropy
-        if self.inner is not None:
-            inside = self.inner.bind(self._inner_cursor(cursor), entropy)
-            if self.order == "class":
-                return self._bind_classes(inside, cursor)
-            stream = JobStream(inside)
-        return _Grouped(self, stream, cursor.consumed)
+        inside = self.inner.bind(self._inner_cursor(cursor), entropy)
+        return self._bind_classes(inside, cursor) if self.order == "class" else _Grouped(self, inside, cursor.consumed)
 
     def _bind_classes(self, inside: EpochPlan, cursor: Cursor) -> ClassBatchPlan:
         """Return the batches for ``order="class"``, which are computed."""
@@ -324,7 +280,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
         cursor = Cursor.read(
-            state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self._read_inside
+            state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self.inner.read
         )
         mark = None if self._excluded is None else self._excluded.mark
         check_excluded(state, mark, of="GroupedBatchSampler")
@@ -339,20 +295,20 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             )
         return cursor
 
-    def _read_inside(self, state: Mapping[str, Any]) -> Cursor:
-        if self.inner is not None:
-            return self.inner.read(state)
-        return Cursor.read(state, of="GroupedBatchSampler", plan={"order": type(self.sampler).__name__})
-
     def _inner_cursor(self, cursor: Cursor) -> Cursor:
         """Return the cursor of the inner sampler at the start of the epoch."""
         return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
-    def _count(self, stream: Stream) -> int:
-        """Return the number of batches of a stream over all ranks; cached for the stream counted last."""
-        key = stream.rounds if stream.rounds is not None else stream.cursor()
-        if self._counted is None or self._counted[0] != key or isinstance(stream, ExternalStream):
-            self._counted = key, batch_count(stream.sizes(self.groups), self.batch_size, self.drop_last)
+    def _count(self, inside: EpochPlan) -> int:
+        """Return the number of batches of an epoch over all ranks; cached for the epoch counted last."""
+        job = inside.job()
+        key = inside.cursor(0) if job.rounds is None else job.rounds
+        if self._counted is None or self._counted[0] != key:
+            if job.rounds is None:
+                sizes = self.groups.sizes_in(self.groups.of(chunk) for chunk in _chunks(job, _CHUNK))
+            else:
+                sizes = self.groups.sizes() * job.rounds
+            self._counted = key, batch_count(sizes, self.batch_size, self.drop_last)
         return self._counted[1]
 
     @cached_property
@@ -370,10 +326,11 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             "groups": self._digest,
         }
 
-    def _refuse_share(self, ranks: int) -> None:
-        """Raise if the sampler is, or may be, one rank's share that would be split among ranks once more."""
-        if not isinstance(self.sampler, DistributedSampler) and self._given != 1:
-            refuse_share(self.sampler, len(self.groups), ranks=ranks, explicit=self._given is not None)
+    def _refuse_share(self) -> None:
+        """Raise if the sampler yields, or may yield, one rank's share, which would be split among ranks once more."""
+        if not isinstance(self.sampler, DistributedSampler):
+            explicit = self._given is not None and self._given > 1
+            refuse_share(self.sampler, len(self.groups), ranks=distributed.ranks(), explicit=explicit)
 
     def _check_size(self) -> None:
         data = data_of(self.sampler)
@@ -386,27 +343,25 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
 class _Grouped(BatchEpochPlan):
     """One rank's batches of one epoch."""
 
-    def __init__(self, sampler: GroupedBatchSampler, stream: Stream, consumed: int) -> None:
-        self._stream = stream
+    def __init__(self, sampler: GroupedBatchSampler, inside: EpochPlan, consumed: int) -> None:
+        self._inside, self._job = inside, inside.job()
         self._consumed = consumed
         self._groups, self._batch_size = sampler.groups, sampler.batch_size
         self._drop_last, self._form = sampler.drop_last, _REPLAYED[sampler.order]
         self._rank, self._world_size = sampler._world.get()
         self._remainder = sampler.remainder
         self._count, self._identity = sampler._count, sampler._identity()
-        self.seed, self.epoch = stream.seed, stream.epoch
-        # In a share, the same ordinal means different samples on different ranks.
-        self.per_rank = sampler._groups_a_share
+        self.seed, self.epoch = inside.seed, inside.epoch
 
     @cached_property
     def total(self) -> int:
         """Number of batches in the whole epoch over all ranks, without repeats."""
-        return self._count(self._stream)
+        return self._count(self._inside)
 
     @property
     def rounds(self) -> int | None:
-        """How often the stream yields each sample, if equally often; else None."""
-        return self._stream.rounds
+        """How often the sampler yields each sample, if equally often; else None."""
+        return self._job.rounds
 
     @property
     def repeated(self) -> list[int]:
@@ -419,24 +374,33 @@ class _Grouped(BatchEpochPlan):
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        chunks = self._stream.chunks(max(_CHUNK, self._groups.count * self._batch_size))
+        chunks = _chunks(self._job, max(_CHUNK, self._groups.count * self._batch_size))
         blocks = self._form(chunks, self._groups.of, self._batch_size, self._drop_last)
-        first = self._stream.first
+        first = int(self._job.positions(0, 1)[0]) if len(self._job) else 0
         mine: Iterator[Rows] = rank_rows(blocks, self._world_size, self._rank, self._consumed, self._remainder)
         for indices, ordinals in mine:
             yield from zip(indices.tolist(), ordinals + first, strict=True)
         self.exhaust()
 
     def exhaust(self) -> None:
-        self._stream.exhaust()
+        self._job.exhaust()
 
     def cursor(self, count: int) -> Cursor:
         consumed = self._consumed + count * self._world_size
         if self.rounds is not None:
             consumed = min(consumed, self.total)  # repeated batches do not count
         return Cursor(
-            epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._stream.cursor()
+            epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._inside.cursor(0)
         )
+
+
+def _chunks(run: EpochPlan, largest: int) -> Iterator[Indices]:
+    """Yield the indices of an epoch plan in chunks, which grow up to a size."""
+    begin, size = 0, _FIRST_CHUNK
+    while begin < len(run):
+        stop = min(begin + size, len(run))
+        yield run.indices(begin, stop)
+        begin, size = stop, min(size * 4, largest)
 
 
 def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = None) -> Any:
@@ -473,10 +437,6 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
     return Sizes(Path(path), *found)
 
 
-def _ours(sampler: Any) -> bool:
-    return isinstance(sampler, EpochSampler)
-
-
 def _refuse_other_orders(sampler: Any) -> None:
     """Raise unless the sampler is a permutation of all samples computed from (seed, epoch)."""
     known = isinstance(sampler, DistributedSampler | RandomSampler) and sampler.shuffle == "global"
@@ -488,8 +448,12 @@ def _refuse_other_orders(sampler: Any) -> None:
         )
 
 
-def _refuse_other_streams(sampler: Any) -> None:
-    """Raise for a sampler that cannot be the index stream of a whole job on any number of ranks."""
+def _plan_of_job(sampler: Any) -> EpochSampler:
+    """Return the plan of a sampler whose indices are those of the whole job on any number of ranks.
+
+    Raises:
+        SamplerError: the sampler is not one, or its order is unknown.
+    """
     data = data_of(sampler)
     if holds_a_share(data):
         raise SamplerError(
@@ -500,3 +464,11 @@ def _refuse_other_streams(sampler: Any) -> None:
         raise SamplerError("an InfiniteSampler has no end, so its batches cannot be counted: use a DistributedSampler")
     if isinstance(sampler, EpochBatchSampler):
         raise SamplerError(f"{kind_text(sampler)} already makes batches: pass its own sampler instead")
+    plan = plan_of(sampler)
+    if plan is None:
+        raise SamplerError(
+            f"a GroupedBatchSampler must know the order of the whole job, but that of {kind_text(sampler)} is unknown: "
+            "pass a sampler of Penstock (DistributedSampler, RandomSampler, WeightedRandomSampler or "
+            "SequentialSampler) or of torch; order='class' over a DistributedSampler needs least time and memory"
+        )
+    return plan

@@ -14,7 +14,7 @@ from penstock.samplers.base import EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
 
-__all__ = ["is_share", "layers", "rank_of", "rank_splitter", "refuse_share", "refuse_unseeded"]
+__all__ = ["layers", "rank_of", "rank_splitter", "refuse_share", "refuse_unseeded"]
 
 _DRAWING = (
     *(DrawingSampler, torch.utils.data.RandomSampler),
@@ -50,52 +50,30 @@ def rank_of(sampler: Any, *, ranks: int) -> int | None:
     return next((int(rank) for rank in found if isinstance(rank, Integral)), None)
 
 
-def is_share(sampler: Any, samples: int, *, ranks: int) -> bool | None:
-    """Return whether a stream of indices is one rank's share of ``samples`` samples; None if unknown.
-
-    A share has a rank, or is shorter than the data. A sampler of another library without a length can be either.
-
-    >>> is_share([0, 2, 4], 6, ranks=2), is_share(range(6), 6, ranks=2), is_share((i for i in range(6)), 6, ranks=2)
-    (True, False, None)
-    """
-    if rank_splitter(sampler, ranks=ranks) is not None:
-        return True
-    if isinstance(sampler, EpochSampler) or ranks == 1:
-        return False
-    try:
-        return len(sampler) < samples
-    except (TypeError, NotImplementedError):
-        return None
-
-
 def refuse_share(sampler: Any, samples: int, *, ranks: int, explicit: bool) -> None:
-    """Raise if a stream that will be split among ranks is one rank's share already, or may be.
+    """Raise if a sampler of Penstock or torch, which will be split among ranks, yields one rank's share, or may do so.
 
     Args:
         sampler: the sampler of the indices.
         samples: number of samples of the data.
         ranks: number of ranks of the job, as far as it is known.
-        explicit: the user passed world_size, which decides where `is_share` cannot.
+        explicit: the user said that the sampler is the same on all ranks.
 
     Raises:
-        SamplerError: the stream is, or may be, a share. The message says what to write instead.
+        SamplerError: the message says what to write instead.
     """
     name = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
     if rank_splitter(sampler, ranks=ranks) is not None:
         raise SamplerError(
             f"batches are formed from the indices of the whole job, but this {name} has only one rank's share: use "
-            "penstock.DistributedSampler, which knows the order of all ranks, or pass world_size=1 to group each "
-            "rank's share by itself"
+            "penstock.DistributedSampler, which knows the order of all ranks"
         )
-    share = is_share(sampler, samples, ranks=ranks)
-    if share is False or explicit:
-        return
-    why = f"has {len(sampler)} of {samples} samples" if share else "has no length"
-    raise SamplerError(
-        f"this {name} {why}, but batches are formed from the indices of the whole job: if it is one rank's share, use "
-        "penstock.DistributedSampler, which knows the order of all ranks, or pass world_size=1 to group each rank's "
-        f"share by itself; if it is the same on all ranks, pass world_size={ranks} and rank="
-    )
+    if ranks > 1 and not explicit and not isinstance(sampler, EpochSampler) and len(sampler) < samples:
+        raise SamplerError(
+            f"this {name} has {len(sampler)} of {samples} samples, but batches are formed from the indices of the "
+            "whole job: if it is one rank's share, use penstock.DistributedSampler, which knows the order of all "
+            f"ranks; if it is the same on all ranks, pass world_size={ranks} and rank="
+        )
 
 
 def refuse_unseeded(sampler: Any, ranks: int) -> None:

@@ -41,7 +41,6 @@ def resumed_cases(sources: Sources) -> Cases:
     )
     for order in "completion", "first":
         found |= _cases(f"grouped {order}", partial(_grouped, order))
-    found |= _cases("grouped over a list", _grouped_list)
     found |= _cases("iterations", lambda rank, world: ps.IterationBasedBatchSampler(_grouped("first", rank, world), 60))
     found |= _cases("infinite", lambda rank, world: ps.InfiniteSampler(range(N), seed=3, rank=rank, world_size=world))
     found |= _cases("sequential", lambda rank, world: ps.SequentialSampler(range(N)), elastic=False)
@@ -86,10 +85,6 @@ def _distributed(kind: str, remainder: str, rank: int, world: int) -> Any:
 
 def _grouped(order: str, rank: int, world: int) -> Any:
     return ps.GroupedBatchSampler(_distributed("global", "pad", rank, world), groups_of(N), 4, order=order)
-
-
-def _grouped_list(rank: int, world: int) -> Any:
-    return ps.GroupedBatchSampler(list(range(N)), groups_of(N), 4, world_size=world, rank=rank)
 
 
 def _cases(name: str, make: Make, *, elastic: bool = True) -> Cases:

@@ -245,7 +245,6 @@ def _grouped_streams() -> Cases:
         )
 
     streams: dict[str, Callable[[], Any]] = {
-        "a list": lambda: list(range(97)),
         "random": lambda: ps.RandomSampler(range(97), shuffle="global", seed=2),
         "replacement": lambda: ps.RandomSampler(range(97), True, 80, shuffle="global", seed=2),
         "weighted": lambda: ps.WeightedRandomSampler(weights_of(97), 80, seed=2),

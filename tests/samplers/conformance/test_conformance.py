@@ -133,7 +133,6 @@ CASES: dict[str, Case] = {
     "grouped-weighted": Case(
         lambda n, w, r: _grouped(WeightedRandomSampler(_weights(n), 60, seed=2), n, world_size=1, rank=0)
     ),
-    "grouped-foreign": Case(lambda n, w, r: _grouped(list(range(n)), n, world_size=w, rank=r), elastic=True),
     "grouped-class": Case(lambda n, w, r: _grouped(_distributed(n, w, r), n, order="class"), elastic=True),
     "grouped-class-drop": Case(
         lambda n, w, r: _grouped(RandomSampler(range(n), shuffle="global"), n, 3, order="class", drop_last=True)
