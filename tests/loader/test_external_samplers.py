@@ -141,8 +141,8 @@ def test_a_subclass_of_torchs_that_changes_nothing_goes_on_as_torchs() -> None:
     torch.manual_seed(99)
     resumed = ps.DataLoader(Range(12), 4, sampler=Reversed(range(12)))
     resumed.load_state_dict(state)
-    with pytest.raises(StateError, match="Reversed does not repeat its order"):
-        next(iter(resumed))
+    with pytest.warns(UserWarning, match=r"Reversed has no state_dict.*draws 4 samples again"):
+        assert len([row for batch in resumed for row in plain(batch)]) == 8
 
 
 class Grown(torch.utils.data.RandomSampler):
@@ -319,7 +319,7 @@ def test_a_state_of_one_rank_counts_more_than_another_has() -> None:
     next(running)
     other = ps.DataLoader(Range(12), 2, sampler=OneShare(1, 4))
     other.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="does not repeat its order"):
+    with pytest.raises(StateError, match=r"OneShare had yielded 4 items when this state was taken.*it has only 2"):
         list(other)
 
 

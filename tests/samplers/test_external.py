@@ -1,4 +1,4 @@
-"""Samplers that are not ours: a resume gives the rest of the epoch, whatever was drawn ahead, or it is refused."""
+"""Samplers that are not ours: a resume gives the rest of the epoch, whatever was drawn ahead."""
 
 from __future__ import annotations
 
@@ -242,6 +242,7 @@ def check(make: Callable[[], Any], epochs: int, ahead: int) -> None:
 def test_an_epoch_goes_on_behind_every_batch(name: str, ahead: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("default", "(Seeded|Told|Saying) has no state_dict")
         check(KINDS[name], 1, ahead)
 
 
@@ -392,25 +393,11 @@ def test_processes_go_on(name: str) -> None:
         assert begun + batches_of(loader) == whole
 
 
-# What does not repeat is refused.
-
-
-@pytest.mark.parametrize("numpy", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 6])
-def test_an_order_that_does_not_repeat_is_refused(numpy: bool, count: int) -> None:
-    reseed()
-    run = reader_of(batched(ShufflingSampler(N, numpy))).start(advance=False)
-    had(itertools.islice(run, count))
-    state = run.cursor(count).state()
-    reader = loaded(batched(ShufflingSampler(N, numpy)), state)
-    with pytest.raises(StateError, match=r"ShufflingSampler does not repeat its order.*hash \w+ in the state, \w+ her"):
-        next(iter(reader.start(advance=False)))
-    reseed()  # as the first run did
-    assert len(had(loaded(batched(ShufflingSampler(N, numpy)), state).start(advance=False))) == 6 - count
+# Samplers without a state are drawn again, with a warning.
 
 
 @pytest.mark.parametrize("options", [{}, *EXECUTORS.values(), {"num_workers": 2}, {"seed": 3}])
-def test_a_loader_refuses_an_order_that_does_not_repeat(options: dict[str, Any]) -> None:
+def test_a_loader_draws_again_with_one_warning(options: dict[str, Any]) -> None:
     def make() -> Any:
         return over(ShufflingSampler(N, False), **options)
 
@@ -419,14 +406,39 @@ def test_a_loader_refuses_an_order_that_does_not_repeat(options: dict[str, Any])
         state = loader.state_dict()
     with make() as loader:
         loader.load_state_dict(state)
-        with pytest.raises(StateError, match="does not repeat its order"):
-            batches_of(loader)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rest = [batches_of(loader) for _ in range(2)]
+    assert [len(epoch) for epoch in rest] == [5, 6]
+    (warning,) = caught
+    assert str(warning.message).startswith(
+        "ShufflingSampler has no state_dict and load_state_dict, so the resume draws 4 "
+    )
+
+
+@pytest.mark.parametrize("name", ["list", "list of lists", "range", "stateful", "iterator", "random", "distributed"])
+def test_no_warning_where_the_resume_is_exact(name: str) -> None:
+    run = reader_of(KINDS[name]()).start(advance=False)
+    had(itertools.islice(run, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        had(loaded(KINDS[name](), run.cursor(2).state()).start(advance=False))
+
+
+def test_a_state_with_hashes_of_an_earlier_version_is_drawn_again() -> None:
+    run = reader_of(batched(Seeded(range(N)))).start(advance=False)
+    whole = had(run)
+    state = {**run.cursor(2).state(), "entropy": {"hash": "0" * 16, "rank": 0}}
+    with pytest.warns(UserWarning, match="the resume draws 8 samples again"):
+        assert had(loaded(batched(Seeded(range(N))), state).start(advance=False)) == whole[2:]
 
 
 def test_an_order_that_got_shorter_is_refused() -> None:
     run = reader_of(batched(Seeded(range(N)))).start(advance=False)
     had(itertools.islice(run, 3))
-    with pytest.raises(StateError, match="does not repeat its order"):
+    with pytest.raises(
+        StateError, match="Seeded had yielded 12 items when this state was taken, but now it has only 9"
+    ):
         had(loaded(batched(Seeded(range(9))), run.cursor(3).state()).start(advance=False))
 
 
@@ -442,15 +454,6 @@ def test_another_sampler_is_refused() -> None:
     had(itertools.islice(run, 1))
     with pytest.raises(StateError, match=r"order is 'Seeded' in the state and 'Told' here"):
         reader_of(batched(Told(range(N)))).plan.read(run.cursor(1).state())
-
-
-def test_indices_that_cannot_be_compared_are_skipped_aloud() -> None:
-    items = [frozenset([index]) for index in range(N)]
-    run = reader_of(batched(Seeded(items))).start(advance=False)
-    whole = had(run)
-    reader = loaded(batched(Seeded(items)), run.cursor(2).state())
-    with pytest.warns(UserWarning, match=r"Seeded has no state_dict.*first 8 samples are drawn again"):
-        assert had(reader.start(advance=False)) == whole[2:]
 
 
 def test_a_sampler_that_lost_its_state_protocol_is_refused() -> None:
@@ -608,7 +611,7 @@ def test_damaged_states_are_refused(name: str, field: str, gone: bool) -> None:
     good = run.cursor(2).state()
     plan = reader_of(KINDS[name]()).plan
     if gone:
-        good.pop(field)
+        good.pop(field, None)  # a state without entropy has no such entry
         if field != "entropy":
             with pytest.raises(StateError, match=field):
                 plan.read(good)
@@ -634,23 +637,6 @@ def test_damaged_trails_are_refused(entropy: Any) -> None:
     (field,) = entropy
     with pytest.raises(StateError, match=field):
         reader_of(STATEFUL["stateful"]()).plan.read(state)
-
-
-@pytest.mark.parametrize("value", [3, None, ["a"], {}])
-def test_damaged_hashes_are_refused(value: Any) -> None:
-    run = reader_of(REPEATING["seeded"]()).start(advance=False)
-    had(itertools.islice(run, 2))
-    state = {**run.cursor(2).state(), "entropy": {"hash": value}}
-    with pytest.raises(StateError, match="hash"):
-        reader_of(REPEATING["seeded"]()).plan.read(state)
-
-
-def test_another_hash_is_refused() -> None:
-    run = reader_of(REPEATING["seeded"]()).start(advance=False)
-    had(itertools.islice(run, 2))
-    state = {**run.cursor(2).state(), "entropy": {"hash": "0" * 16}}
-    with pytest.raises(StateError, match=r"hash 0000000000000000 in the state"):
-        had(loaded(REPEATING["seeded"](), state).start(advance=False))
 
 
 def test_states_are_never_changed_afterwards() -> None:

@@ -5,12 +5,10 @@ another process:
 
 * If the sampler or its iterator has ``state_dict`` and ``load_state_dict``: its state at a batch, and the number of
   items drawn since.
-* Otherwise the number of items, and their hash. A resume draws that many items and drops them. If their hash differs,
-the
-  sampler does not repeat its order, and the resume raises an error.
+* Otherwise the number of items. A resume draws that many items again and drops them, with a warning, unless the sampler
+  is a sequence: it is exact only if the sampler repeats its order.
 
-Size: a few numbers, or the states of the user's objects. The hash takes 1 us for a batch of 32 integers and 5 us for
-256. Other types take 2 us per index.
+Size: a few numbers, or the states of the user's objects.
 """
 
 from __future__ import annotations
@@ -18,31 +16,27 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import xxhash
 
-from penstock.distributed import ranks
 from penstock.errors import StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import StartRequest
-from penstock.plan.user_states import Frozen, freeze, states_of, thaw
+from penstock.plan.source_stream import drop
+from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.shares import rank_of
 from penstock.wording import counted
 
 __all__ = ["ExternalSampler", "reported_epoch"]
 
-_KEPT = 4096
-"""Maximum number of stored marks of prefetched batches. A state of an earlier batch counts from the epoch's start."""
 _KEPT_STATES = 128
+"""Maximum number of stored states after prefetched batches. An earlier batch counts from the epoch's start."""
 _AMORTISE = 1 << 16
 """Bytes of states per batch. Larger states are taken less often, to keep the average below this."""
 
@@ -155,8 +149,6 @@ class ExternalSampler(EpochBatchSampler):
             read_mapping(cursor.entropy, "states", of=of)
             pulls = cursor.entropy.get("pulls")
             read_ints(cursor.entropy, "pulls", max(1, len(pulls)) if isinstance(pulls, list) else 1, of=of)
-        elif not isinstance(cursor.entropy.get("hash", ""), str):
-            raise StateError(f"the state of this {of} is damaged: hash is {cursor.entropy['hash']!r}, not a string")
         return cursor
 
     def _identity(self) -> State:
@@ -187,12 +179,11 @@ class ReplayPoint(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """The position after a batch."""
+    """The states after a batch."""
 
     batches: int
     consumed: int
-    states: Frozen | None
-    hash: str | None
+    states: Frozen
 
 
 class _Drawn(BatchEpochPlan):
@@ -210,11 +201,9 @@ class _Drawn(BatchEpochPlan):
         self.epoch = cursor.epoch
         self.first_batch = cursor.consumed if self._size is None else cursor.consumed // self._size
         self._begun: ReplayPoint | None = None
-        self._marks: deque[_Mark] = deque(maxlen=_KEPT)
+        self._marks: deque[_Mark] = deque(maxlen=_KEPT_STATES)
         # Batches drawn here, and the units of the epoch consumed with them.
         self._drawn = 0, cursor.consumed
-        self._hash: xxhash.xxh3_64 | None = xxhash.xxh3_64()
-        self._rank = rank_of(self._items, ranks=ranks())
 
     def __len__(self) -> int:
         left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)
@@ -236,7 +225,6 @@ class _Drawn(BatchEpochPlan):
                 return
             positions = self._positions(consumed, len(batch))
             consumed += 1 if self._size is None else len(batch)
-            states: Frozen | None = None
             ended = self._size is not None and len(batch) < self._size
             if wait:
                 wait -= 1
@@ -244,8 +232,8 @@ class _Drawn(BatchEpochPlan):
             elif not ended and (found := states_of(sampler=self._items, iterator=iterator)):
                 states = freeze(found)
                 point = self._plan.left = ReplayPoint(states, [0])
+                self._marks.append(_Mark(number, consumed, states))
                 wait = len(states) // _AMORTISE if isinstance(states, bytes) else 0
-            self._mark(_Mark(number, consumed, states, self._hashed(batch) if point is None else None))
             self._drawn = number, consumed
             yield batch, positions
 
@@ -263,23 +251,13 @@ class _Drawn(BatchEpochPlan):
 
     def _entropy(self, count: int, consumed: int) -> State:
         mark = next((mark for mark in reversed(self._marks) if mark.batches <= count), None)
-        if mark is not None and mark.states is not None:
+        if mark is not None:
             return {"states": thaw(mark.states), "pulls": [consumed - mark.consumed]}
         point = self._begun or self._where_it_begins()
-        if point is not None:
-            *before, last = point.pulls
-            return {"states": thaw(point.states), "pulls": [*before, last + consumed - self._cursor.consumed]}
-        if mark is None:
-            return self._cursor.entropy if consumed == self._cursor.consumed else {}
-        if mark.hash is None or mark.consumed != consumed:
+        if point is None:
             return {}
-        return {"hash": mark.hash, **({} if self._rank is None else {"rank": self._rank})}
-
-    def _mark(self, mark: _Mark) -> None:
-        if mark.states is not None or mark.hash is not None:
-            self._marks.append(mark)
-        if mark.states is not None and len(self._marks) > _KEPT_STATES:
-            self._marks.popleft()
+        *before, last = point.pulls
+        return {"states": thaw(point.states), "pulls": [*before, last + consumed - self._cursor.consumed]}
 
     def _where_it_begins(self) -> ReplayPoint | None:
         """Return the replay point of the start of this plan; None for a sampler without states."""
@@ -298,8 +276,16 @@ class _Drawn(BatchEpochPlan):
         if "states" in self._cursor.entropy and point is not None:
             return self._reopen(point)
         iterator = iter(self._items)
-        if self._cursor.consumed:
-            self._check(_take(iterator, self._cursor.consumed))
+        if consumed := self._cursor.consumed:
+            name = type(self._items).__name__
+            if not (isinstance(self._items, Sequence | np.ndarray) or has_state(iterator)):
+                warnings.warn(
+                    f"{name} has no state_dict and load_state_dict, so the resume draws "
+                    f"{counted(consumed, self._plan.unit)} again and drops them: it is exact only if the sampler "
+                    "repeats its order",
+                    stacklevel=2,
+                )
+            drop(iterator, consumed, name)
         return iterator
 
     def _reopen(self, point: ReplayPoint) -> Iterator[Any]:
@@ -323,44 +309,6 @@ class _Drawn(BatchEpochPlan):
             )
         item.load_state_dict(state)
 
-    def _check(self, dropped: list[Any]) -> None:
-        """Raise if the items drawn again are not the items that the state counts."""
-        name, count, entropy = type(self._items).__name__, self._cursor.consumed, self._cursor.entropy
-        if len(dropped) == count and entropy.get("rank", self._rank) != self._rank:
-            # The hash comes from another rank's share. The count is the same on all ranks of a job.
-            self._hash = None
-            return
-        expected = entropy.get("hash")
-        found = self._hashed([index for batch in dropped for index in batch] if self._size is None else dropped)
-        if len(dropped) < count or (expected is not None and found is not None and found != expected):
-            raise StateError(
-                f"{name} does not repeat its order. It has no state_dict and load_state_dict, so a resume draws the "
-                f"first {counted(count, self._plan.unit)} again, and they differ from the first run (hash {expected} "
-                f"in the state, {found} here). Seed the sampler as in the first run, give it state_dict and "
-                "load_state_dict, or begin the epoch anew without the state"
-            )
-        if expected is None or found is None:
-            warnings.warn(
-                f"{name} has no state_dict and load_state_dict: its first {counted(count, self._plan.unit)} are "
-                "drawn again and dropped. The resume is exact only if the sampler repeats its order",
-                stacklevel=2,
-            )
-
-    def _hashed(self, indices: Sequence[Any]) -> str | None:
-        """Add indices to the hash and return it; return None if their types have no stable hash."""
-        if self._hash is None:
-            return None
-        try:
-            self._hash.update(array("q", indices).tobytes())
-        except (TypeError, OverflowError):
-            if not all(map(_is_plain, indices)):
-                self._hash = None
-                return None
-            # One by one, because the first run hashes batch by batch, and a resume all at once.
-            for index in indices:
-                self._hash.update(_bytes_of(index))
-        return self._hash.hexdigest()
-
     def _next(self, iterator: Iterator[Any]) -> tuple[list[Any] | None, int]:
         """Return the next batch, or None at the end, and the number of next() calls."""
         if self._size is None:
@@ -376,20 +324,6 @@ class _Drawn(BatchEpochPlan):
             return (np.int64(consumed) << 24) + np.arange(count, dtype=np.int64)
         batches, places = np.divmod(np.arange(consumed, consumed + count, dtype=np.int64), self._size)
         return (batches << 24) + places
-
-
-def _is_plain(index: Any) -> bool:
-    """Return whether an index has the same repr in every process."""
-    if isinstance(index, tuple | list):
-        return all(map(_is_plain, index))
-    return index is None or isinstance(index, str | bytes | int | float | np.integer | np.floating)
-
-
-def _bytes_of(index: Any) -> bytes:
-    try:
-        return array("q", [index]).tobytes()
-    except (TypeError, OverflowError):
-        return repr(index).encode() + b"\0"
 
 
 def _longer(point: ReplayPoint | None, pulls: int) -> ReplayPoint | None:
