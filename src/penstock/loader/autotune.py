@@ -351,7 +351,7 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
             f"{auto} needs seed=, or a dataset that declares itself pure: otherwise the draws of {name} from Python's, "
             "NumPy's or torch's global generators depend on the number of workers, as in torch"
         )
-    if position.plan.draws_late:
+    if config.exact_depth:
         raise ConfigError(
             f"{auto} needs a sampler that draws its order at the start, or from a seed: this one draws step by step "
             "from a shared generator, so the prefetch depth would be visible. Pass seed= or a number of workers"

@@ -48,7 +48,7 @@ from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetcher
-from penstock.loader.pipeline import Pipeline, declarations, plan_of_batches
+from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.position import Position, base_seed_after
 from penstock.loader.recreate import (
     RECORD,
@@ -252,7 +252,7 @@ class DataLoader(TorchDataLoader[T_co]):
         policy = OnError.of(self.on_error)
         check_dataset(self.dataset, self.config)
         plan = plan_of_batches(self)
-        self._config = config = replace(self.config, exact_depth=plan is not None and plan.draws_late)
+        self._config = config = replace(self.config, exact_depth=draws_as_it_is_read(plan))
         self._log = FailureLog(policy) if policy.tolerant else None
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)

@@ -9,7 +9,7 @@ same pipeline with other configs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,15 @@ from penstock.loader.snapshots import Snapshot, take_first_snapshot
 from penstock.loader.source import batch_source, stream_source
 from penstock.loader.stateful import WorkerStates
 from penstock.loader.stream import StreamFetch
+from penstock.plan.reader import Plan
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.draws import DrawingSampler
+from penstock.samplers.external import ExternalSampler
 from penstock.sources.batched import StreamDataset
 
-__all__ = ["Pipeline", "declarations", "plan_of_batches"]
+__all__ = ["Pipeline", "declarations", "draws_as_it_is_read", "plan_of_batches"]
 
 
 class Pipeline:
@@ -128,6 +131,18 @@ def plan_of_batches(loader: Any) -> EpochBatchSampler | None:
     if isinstance(loader.dataset, IterableDataset):
         return None
     return batch_source(loader.sampler, loader.batch_sampler)
+
+
+def draws_as_it_is_read(plan: Plan[Any] | None) -> bool:
+    """Return whether reading a plan of batches moves a generator that others may draw from.
+
+    A sampler with a generator does, and one of another library may. It must be read ahead exactly as far as torch does.
+    """
+    while (inner := getattr(plan, "inner", None)) is not None:
+        plan = inner
+    if isinstance(plan, ExternalSampler):
+        return not isinstance(plan.items, Sequence)
+    return isinstance(plan, DrawingSampler) and plan.generator is not None
 
 
 def declarations(dataset: Any) -> dict[str, bool]:

@@ -67,14 +67,6 @@ class Plan(abc.ABC, Generic[E]):
         return None
 
     @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan changes a generator that others may draw from.
-
-        Then the plan must be read ahead exactly as far as torch does.
-        """
-        return False
-
-    @property
     @abc.abstractmethod
     def times_set(self) -> Any:
         """A value that changes with every `StartRequest`. Readers compare it before each batch, so it must be cheap."""

@@ -41,11 +41,6 @@ class OuterPlan(Plan[E]):
         return self.inner.key_seed
 
     @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan changes a generator that others draw from."""
-        return self.inner.draws_late
-
-    @property
     def times_set(self) -> Any:
         """A value that changes with every `StartRequest`."""
         return self.inner.times_set

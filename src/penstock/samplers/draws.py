@@ -172,11 +172,6 @@ class DrawingSampler(EpochSampler):
         super().__init__()
         self.generator = generator
 
-    @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan changes the state of the user's generator."""
-        return self.generator is not None
-
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
         """Return the draw of one epoch."""
         # Accelerate assigns the generator after construction.

@@ -75,11 +75,6 @@ class ExternalSampler(EpochBatchSampler):
         return "batch" if self.batch_size is None else "sample"
 
     @property
-    def draws_late(self) -> bool:
-        """Whether reading the sampler may change generators that others draw from."""
-        return not isinstance(self.items, Sequence)
-
-    @property
     def _reported_epoch(self) -> int | None:
         return reported_epoch(self.items)
 

@@ -182,11 +182,6 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         """Seed of the samples' generators."""
         return self.inner.key_seed
 
-    @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan changes a generator that others draw from."""
-        return getattr(self.sampler, "generator", None) is not None
-
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the inner sampler."""
         request = self.start_request()

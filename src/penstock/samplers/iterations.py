@@ -86,11 +86,6 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         """Seed of the samples' generators."""
         return self.inner.key_seed
 
-    @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan changes a generator that others draw from."""
-        return self.inner.draws_late
-
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> _Draws:
         """Return the random draws of the batch sampler's epochs."""
         return held if isinstance(held, _Draws) else _Draws(self.inner, seed)

@@ -102,11 +102,6 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
             return self.inner.read(state)
         return Cursor.read(state, of="SequentialSampler", plan=self._identity(), most=len(self.data_source))
 
-    @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan changes a generator that others draw from."""
-        return self.inner is not None and self.inner.draws_late
-
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
         """Return the random draw of the dataset's own order."""
         return None if self.inner is None else self.inner.draw(cursor, held, seed)
