@@ -5,27 +5,33 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order import Permutation
 from penstock.order.permutation import Indices
-from penstock.plan.iteration import BatchIterator, IndexIterator, batch_blocks, batches
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import EpochPlan
+from penstock.plan.iteration import CountedIterator, batch_blocks, index_lists
 
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 50_000]))
 batch_sizes = st.one_of(st.integers(1, 300), st.sampled_from([1023, 1024, 1025, 32_768, 32_769, 50_000]))
 
 
-class Plan:
+class Plan(EpochPlan):
     """Index i of the plan is ``7 * i``, at position ``i + 3``; it writes down what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int | None) -> None:
+        self.length = length
         self.asked: list[tuple[int, int]] = []
+        self.ends = 0
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError("endless")
+        return self.length
 
     def indices(self, start: int, stop: int) -> Indices:
         self.asked.append((start, stop))
@@ -33,6 +39,20 @@ class Plan:
 
     def positions(self, start: int, stop: int) -> Indices:
         return np.arange(start, stop, dtype=np.int64) + 3
+
+    def cursor(self, count: int) -> Cursor:
+        return Cursor(consumed=count)
+
+    def exhaust(self) -> None:
+        self.ends += 1
+
+
+def indices_of(plan: EpochPlan) -> CountedIterator[int]:
+    return CountedIterator(index_lists(plan))
+
+
+def batches_of(plan: EpochPlan, batch_size: int, drop_last: bool) -> CountedIterator[list[int]]:
+    return CountedIterator(lists for lists, _ in batch_blocks(plan, batch_size, drop_last=drop_last))
 
 
 def expected(length: int, batch_size: int, drop_last: bool) -> list[list[int]]:
@@ -44,7 +64,7 @@ def expected(length: int, batch_size: int, drop_last: bool) -> list[list[int]]:
 @settings(deadline=None)
 @given(length=lengths)
 def test_every_index_once_in_order(length: int) -> None:
-    run = IndexIterator(Plan().indices, length)
+    run = indices_of(Plan(length))
     indices = list(run)
     assert indices == list(range(0, 7 * length, 7))
     assert all(type(index) is int for index in indices[:3])
@@ -54,35 +74,25 @@ def test_every_index_once_in_order(length: int) -> None:
 @settings(deadline=None)
 @given(length=lengths, batch_size=batch_sizes, drop_last=st.booleans())
 def test_every_batch_once_in_order(length: int, batch_size: int, drop_last: bool) -> None:
-    run = BatchIterator(Plan().indices, length, batch_size=batch_size, drop_last=drop_last)
+    run = batches_of(Plan(length), batch_size, drop_last)
     assert list(run) == expected(length, batch_size, drop_last)
     assert run.yielded == len(expected(length, batch_size, drop_last))
 
 
 @settings(deadline=None)
 @given(length=lengths, batch_size=batch_sizes, drop_last=st.booleans())
-def test_batches_come_with_their_positions(length: int, batch_size: int, drop_last: bool) -> None:
-    plan = Plan()
-    pairs = list(batches(plan.indices, plan.positions, length, batch_size=batch_size, drop_last=drop_last))
-    assert [indices for indices, _ in pairs] == expected(length, batch_size, drop_last)
-    for indices, positions in pairs:
-        assert positions.dtype == np.int64
-        assert [7 * (position - 3) for position in positions.tolist()] == indices
-
-
-@settings(deadline=None)
-@given(length=lengths, batch_size=batch_sizes, drop_last=st.booleans())
 def test_blocks_are_whole_batches_and_the_first_is_one(length: int, batch_size: int, drop_last: bool) -> None:
-    plan = Plan()
-    blocks = list(batch_blocks(plan.indices, plan.positions, length, batch_size=batch_size, drop_last=drop_last))
+    blocks = list(batch_blocks(Plan(length), batch_size, drop_last=drop_last))
     assert [batch for lists, _ in blocks for batch in lists] == expected(length, batch_size, drop_last)
     for lists, positions in blocks:
         assert positions.shape == (len(lists), len(lists[0]))
+        assert positions.dtype == np.int64
+        assert (7 * (positions - 3)).tolist() == lists
     assert not blocks or len(blocks[0][0]) == 1
 
 
 def test_the_count_is_exact_after_every_index() -> None:
-    run = IndexIterator(Plan().indices, 7000)
+    run = indices_of(Plan(7000))
     assert run.yielded == 0
     for number, _ in enumerate(run, 1):
         assert run.yielded == number
@@ -91,29 +101,15 @@ def test_the_count_is_exact_after_every_index() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 600, 2000])
 def test_the_count_is_exact_after_every_batch(batch_size: int) -> None:
-    run = BatchIterator(Plan().indices, 7000, batch_size=batch_size, drop_last=False)
+    run = batches_of(Plan(7000), batch_size, False)
     assert run.yielded == 0
     for number, _ in enumerate(run, 1):
         assert run.yielded == number
 
 
-def test_the_count_is_that_of_all_consumers_together() -> None:
-    run = IndexIterator(Plan().indices, 10_000)
-    assert list(itertools.islice(run, 300)) == list(range(0, 2100, 7))
-    assert next(iter(run)) == 2100
-    for index in run:
-        if index == 7 * 4000:
-            break
-    assert run.yielded == 4001
-    assert sum(1 for _ in run) == 10_000 - 4001
-    assert next(iter(run), None) is None
-    assert run.yielded == 10_000
-
-
 def test_no_more_is_computed_than_the_consumer_needs() -> None:
-    plan = Plan()
-    run = IndexIterator(plan.indices, None)
-    indices = iter(run)
+    plan = Plan(None)
+    indices = iter(indices_of(plan))
     assert plan.asked == []
     next(indices)
     assert plan.asked == [(0, 256)]
@@ -125,61 +121,55 @@ def test_no_more_is_computed_than_the_consumer_needs() -> None:
 
 
 def test_an_endless_plan_is_asked_for_blocks_of_bounded_size() -> None:
-    plan = Plan()
-    assert sum(1 for _ in itertools.islice(IndexIterator(plan.indices, None), 100_000)) == 100_000
-    run = BatchIterator(plan.indices, None, batch_size=100, drop_last=True)
-    assert sum(map(len, itertools.islice(run, 1000))) == 100_000
+    plan = Plan(None)
+    assert sum(1 for _ in itertools.islice(indices_of(plan), 100_000)) == 100_000
+    assert sum(map(len, itertools.islice(batches_of(plan, 100, True), 1000))) == 100_000
     assert max(stop - start for start, stop in plan.asked) <= 32_768
 
 
 def test_the_end_is_reported_once_and_when_it_is_asked_for() -> None:
-    ends: list[int] = []
-    run = IndexIterator(Plan().indices, 300, at_end=lambda: ends.append(run.yielded))
-    indices = iter(run)
+    plan = Plan(300)
+    indices = iter(indices_of(plan))
     for _ in range(300):
         next(indices)
-    assert ends == []
+    assert plan.ends == 0
     assert [next(indices, None), next(indices, None)] == [None, None]
-    assert ends == [300]
+    assert plan.ends == 1
 
 
-class _Options(TypedDict):
-    batch_size: int
-    drop_last: bool
-    at_end: Callable[[], object]
-
-
-def ends_at(kind: str, length: int, drop_last: bool) -> tuple[int, int]:
+def ends_at(length: int, drop_last: bool) -> tuple[int, int]:
     """Return the number of the request that reported the end, and how many batches came after it."""
-    ended: list[bool] = []
-    plan, options = Plan(), _Options(batch_size=4, drop_last=drop_last, at_end=lambda: ended.append(True))
-    made: Iterator[Any]
-    if kind == "batch iterator":
-        made = iter(BatchIterator(plan.indices, length, **options))
-    else:
-        made = batches(plan.indices, plan.positions, length, **options)
-    seen = next(number for number in itertools.count(1) if next(made, None) is None or ended)
+    plan = Plan(length)
+    made = iter(batches_of(plan, 4, drop_last))
+    seen = next(number for number in itertools.count(1) if next(made, None) is None or plan.ends)
     rest = list(made)
-    assert ended == [True]
+    assert plan.ends == 1
     return seen, len(rest)
 
 
-@pytest.mark.parametrize("kind", ["batch iterator", "batches"])
-def test_the_end_of_batches_is_reported_while_a_short_one_is_drawn(kind: str) -> None:
-    assert ends_at(kind, 10, drop_last=False) == (3, 0)
-    assert ends_at(kind, 10, drop_last=True) == (3, 0)
-    assert ends_at(kind, 8, drop_last=False) == (3, 0)
-    assert ends_at(kind, 3, drop_last=False) == (1, 0)
-    assert ends_at(kind, 0, drop_last=False) == (1, 0)
+def test_the_end_of_batches_is_reported_while_a_short_one_is_drawn() -> None:
+    assert ends_at(10, drop_last=False) == (3, 0)
+    assert ends_at(10, drop_last=True) == (3, 0)
+    assert ends_at(8, drop_last=False) == (3, 0)
+    assert ends_at(3, drop_last=False) == (1, 0)
+    assert ends_at(0, drop_last=False) == (1, 0)
+
+
+def test_a_plan_is_read_one_by_one_if_it_must_be() -> None:
+    plan = Plan(10)
+    plan.one_by_one = True
+    list(batches_of(plan, 3, False))
+    assert plan.asked == [(0, 3), (3, 6), (6, 9), (9, 10)]
 
 
 def test_an_error_of_the_plan_reaches_the_consumer_and_leaves_the_count() -> None:
-    def broken(start: int, stop: int) -> Indices:
-        if start:
-            raise OSError("the plan is gone")
-        return np.arange(start, stop, dtype=np.int64)
+    class Broken(Plan):
+        def indices(self, start: int, stop: int) -> Indices:
+            if start:
+                raise OSError("the plan is gone")
+            return super().indices(start, stop)
 
-    run = IndexIterator(broken, 1000)
+    run = indices_of(Broken(1000))
     with pytest.raises(OSError, match="the plan is gone"):
         list(run)
     assert run.yielded == 256
@@ -188,17 +178,11 @@ def test_an_error_of_the_plan_reaches_the_consumer_and_leaves_the_count() -> Non
 def test_a_plan_goes_with_its_last_iterator() -> None:
     gc.disable()
     try:
-        plan = Plan()
+        plan = Plan(1000)
         gone = weakref.ref(plan)
-        run = IndexIterator(plan.indices, 1000)
+        run = indices_of(plan)
         next(iter(run))
         del plan, run
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_a_permutation_goes_through_as_it_is() -> None:
-    order = Permutation(30_000, 5)
-    run = IndexIterator(lambda start, stop: order[np.arange(start, stop)], 30_000)
-    assert list(run) == order[np.arange(30_000)].tolist()

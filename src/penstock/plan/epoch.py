@@ -13,7 +13,7 @@ import abc
 import itertools
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,6 @@ __all__ = [
     "COUNTING_ADVICE",
     "Batch",
     "BatchEpochPlan",
-    "CountedIterable",
     "EpochPlan",
     "PartitionedOrder",
     "RankPartition",
@@ -41,24 +40,11 @@ COUNTING_ADVICE = (
 )
 """Advice of errors that need the number of samples in shards."""
 
-T_co = TypeVar("T_co", covariant=True)
-
 _LARGEST_BLOCK = 64
 """Batches in a block."""
 
 Batch = tuple[list[Any], Indices]
 """The sample indices of a batch, and the int64 array of their positions in the epoch."""
-
-
-class CountedIterable(Protocol[T_co]):
-    """An iterable that counts the items it has yielded. It can be iterated once."""
-
-    @property
-    def yielded(self) -> int:
-        """Number of items yielded so far."""
-        ...
-
-    def __iter__(self) -> Iterator[T_co]: ...
 
 
 class RankPartition(NamedTuple):
@@ -208,23 +194,6 @@ class BatchEpochPlan(abc.ABC):
                 lists, positions = zip(*alike, strict=True)
                 yield list(lists), np.stack(positions)
             group = min(_LARGEST_BLOCK, group * 2)
-
-    def lists(self) -> CountedIterable[list[Any]]:
-        """Return an iterable of the batches without positions, for ``iter(sampler)``."""
-        return _Lists(self)
-
-
-class _Lists:
-    """The batches of an epoch plan without positions."""
-
-    def __init__(self, run: BatchEpochPlan) -> None:
-        self._run = run
-        self.yielded = 0
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        for indices, _ in self._run:
-            self.yielded += 1
-            yield indices
 
 
 class PartitionedOrder(EpochPlan):

@@ -20,10 +20,9 @@ from torch.utils.data import Sampler
 
 from penstock.distributed import LateWorld
 from penstock.errors import SamplerError
-from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import Cursor, State, checked_epoch
-from penstock.plan.epoch import BatchEpochPlan, CountedIterable, EpochPlan, length_of
-from penstock.plan.iteration import IndexIterator
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan
+from penstock.plan.iteration import CountedIterator, index_lists
 from penstock.plan.reader import Plan, PlanReader, StartRequest
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler", "RankMixin"]
@@ -45,7 +44,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self._cursor: Cursor | None = None
         self._times_set = 0
         self._reader: PlanReader[E] = PlanReader(self)
-        self._iterator: CountedIterable[T] | None = None
+        self._iterator: CountedIterator[T] | None = None
 
     @property
     def source(self) -> Any:
@@ -138,15 +137,14 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
             self._cursor = None
 
     @abc.abstractmethod
-    def _iterate(self, run: E) -> CountedIterable[T]: ...
+    def _iterate(self, run: E) -> CountedIterator[T]: ...
 
 
 class EpochSampler(PlanSampler[int, EpochPlan]):
     """Base of the samplers that yield indices."""
 
-    def _iterate(self, run: EpochPlan) -> CountedIterable[int]:
-        length = length_of(run)
-        return IndexIterator(run.indices, None if length == MAX_N else length, at_end=run.exhaust)
+    def _iterate(self, run: EpochPlan) -> CountedIterator[int]:
+        return CountedIterator(index_lists(run))
 
 
 class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
@@ -157,8 +155,8 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
         """Whether the number of batches can differ between epochs."""
         return False
 
-    def _iterate(self, run: BatchEpochPlan) -> CountedIterable[list[int]]:
-        return run.lists()
+    def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[int]]:
+        return CountedIterator([indices] for indices, _ in run)
 
 
 class RankMixin:

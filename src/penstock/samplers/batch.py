@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.utils.data
 
 from penstock.errors import SamplerError
-from penstock.order.permutation import MAX_N, Indices
+from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, EpochPlan, RankPartition, length_of
-from penstock.plan.iteration import BatchIterator, batch_blocks, batches
+from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, RankPartition, length_of
+from penstock.plan.iteration import CountedIterator, batch_blocks
 from penstock.plan.wrapper import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
@@ -97,6 +98,11 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         run = inner.bind(cursor, entropy)
         return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
 
+    def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
+        if isinstance(run, _Batches):
+            return CountedIterator(lists for lists, _ in run.blocks())
+        return super()._iterate(run)
+
 
 class TorchBatches(BatchSampler):
     """The plan of a ``torch.utils.data.BatchSampler``. It reads torch's attributes, which programs may assign."""
@@ -162,32 +168,14 @@ class _Batches(BatchEpochPlan):
         return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        run = self.samples
-        if run.grows:
+        if self.samples.grows:
             return self._as_they_come()
-        return batches(
-            run.indices,
-            run.positions,
-            self._length(),
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
-            at_end=run.exhaust,
-            one_by_one=self.one_by_one,
-        )
+        return itertools.chain.from_iterable(itertools.starmap(zip, self.blocks()))
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
-        run = self.samples
-        if run.grows:
+        if self.samples.grows:
             return (([indices], positions[None]) for indices, positions in self._as_they_come())
-        return batch_blocks(
-            run.indices,
-            run.positions,
-            self._length(),
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
-            at_end=run.exhaust,
-            one_by_one=self.one_by_one,
-        )
+        return batch_blocks(self.samples, self._batch_size, drop_last=self._drop_last)
 
     def _as_they_come(self) -> Iterator[Batch]:
         """Yield the batches of samples whose number is unknown until they are read."""
@@ -198,19 +186,6 @@ class _Batches(BatchEpochPlan):
         run.exhaust()
         if begin < end and not self._drop_last:
             yield run.indices(begin, end).tolist(), run.positions(begin, end)
-
-    def lists(self) -> CountedIterable[list[Any]]:
-        run = self.samples
-        if run.grows:
-            return super().lists()
-        return BatchIterator(
-            run.indices,
-            self._length(),
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
-            at_end=run.exhaust,
-            one_by_one=self.one_by_one,
-        )
 
     @property
     def rank_partition(self) -> RankPartition | None:
@@ -226,10 +201,6 @@ class _Batches(BatchEpochPlan):
     def delivered(self, count: int) -> None:
         if self._counts_delivered:
             self.samples.delivered(min(count * self._batch_size, length_of(self.samples)))
-
-    def _length(self) -> int | None:
-        length = length_of(self.samples)
-        return None if length == MAX_N else length
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
