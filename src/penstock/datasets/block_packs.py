@@ -26,8 +26,7 @@ from penstock.order.pack_types import TypeTable
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.exclusion import ExcludedPieces, ExcludedRows
-from penstock.samplers.length_summary import distinct_in
-from penstock.samplers.lengths import SampleLengths
+from penstock.samplers.lengths import SampleLengths, distinct_in
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
 

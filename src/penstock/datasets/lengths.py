@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,7 @@ from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
 from penstock.samplers.identity import fingerprint_of
-from penstock.samplers.length_summary import LengthSummary, summary_of, summary_of_some
-from penstock.samplers.lengths import SampleLengths, SummarisedLengths, lengths_of
+from penstock.samplers.lengths import SampleLengths, lengths_of
 from penstock.storage import file_lock, kept_path, write_kept
 from penstock.wording import kind_text
 
@@ -89,7 +87,7 @@ def last_filter(dataset: Any) -> KeptRows:
     return found
 
 
-class FilteredLengths(SummarisedLengths):
+class FilteredLengths(SampleLengths):
     """The lengths of the rows that a filter keeps."""
 
     def __init__(
@@ -98,13 +96,6 @@ class FilteredLengths(SummarisedLengths):
         self._every = every
         self._rows = rows.find if isinstance(rows, KeptRows) else rows
         self._count = len(rows) if isinstance(rows, KeptRows) else count or 0
-        self._fingerprint = rows.fingerprint if isinstance(rows, KeptRows) else None
-
-    @cached_property
-    def _summary(self) -> LengthSummary:
-        if self._fingerprint is None:
-            return summary_of(self)
-        return summary_of_some(self, every=self._every.digest, rows=self._fingerprint)
 
     def __len__(self) -> int:
         return self._count

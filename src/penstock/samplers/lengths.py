@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,17 @@ import numpy.typing as npt
 from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
 from penstock.samplers.identity import fingerprint_of
-from penstock.samplers.length_summary import LengthSummary, chunks_of, distinct_in, summary_of_file
 from penstock.storage.class_index import digest_of
 from penstock.storage.mapped import MappedFiles, look_at
 
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
 
-__all__ = ["SampleLengths", "SummarisedLengths", "lengths_of"]
+__all__ = ["SampleLengths", "distinct_in", "lengths_of"]
+
+_CHUNK = 1 << 18
+_TABLE = 1 << 20
+"""Lengths below this are marked in a table; larger ones are sorted, which takes longer."""
 
 
 class SampleLengths(abc.ABC):
@@ -44,27 +48,11 @@ class SampleLengths(abc.ABC):
     @cached_property
     def distinct(self) -> Indices:
         """The distinct lengths, ascending: int64. Takes one pass over them."""
-        return distinct_in(chunks_of(self))
+        return distinct_in(self[begin : begin + _CHUNK] for begin in range(0, len(self), _CHUNK))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy rarely needs these two.
-        return {name: value for name, value in self.__dict__.items() if name not in ("distinct", "_summary")}
-
-
-class SummarisedLengths(SampleLengths):
-    """Lengths whose digest and distinct values are cached on this machine."""
-
-    @property
-    @abc.abstractmethod
-    def _summary(self) -> LengthSummary: ...
-
-    @cached_property
-    def digest(self) -> str:
-        return self._summary.digest
-
-    @cached_property
-    def distinct(self) -> Indices:
-        return self._summary.distinct
+        # A copy rarely needs them.
+        return {name: value for name, value in self.__dict__.items() if name != "distinct"}
 
 
 class _OfArray(SampleLengths):
@@ -79,9 +67,7 @@ class _OfArray(SampleLengths):
         return lengths
 
 
-class _OfFile(SummarisedLengths):
-    """Lengths in a file, which is read in full only once on a machine."""
-
+class _OfFile(SampleLengths):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = MappedFiles([look_at(path, None)])
         (self._file,) = self._files.files
@@ -93,10 +79,6 @@ class _OfFile(SummarisedLengths):
     def __getitem__(self, part: Any, /) -> Indices:
         lengths: Indices = self._files.array(0)[part].astype(np.int64)
         return lengths
-
-    @cached_property
-    def _summary(self) -> LengthSummary:
-        return summary_of_file(self, self._files)
 
 
 class _OfImages(SampleLengths):
@@ -110,6 +92,23 @@ class _OfImages(SampleLengths):
         areas: Indices = self._sizes.widths[part].astype(np.int64)
         areas *= self._sizes.heights[part]
         return areas
+
+
+def distinct_in(chunks: Iterable[Indices]) -> Indices:
+    """Return the distinct lengths in some arrays, ascending: int64.
+
+    >>> distinct_in([np.array([3, 1, 3]), np.array([2])]).tolist()
+    [1, 2, 3]
+    """
+    marked, others = np.zeros(_TABLE, np.bool_), np.empty(0, np.int64)
+    for lengths in chunks:
+        outside = (lengths < 0) | (lengths >= _TABLE)
+        if outside.any():
+            others = np.union1d(others, lengths[outside])
+            lengths = lengths[~outside]
+        marked[lengths] = True
+    below = int(others.searchsorted(0))
+    return np.concatenate([others[:below], np.flatnonzero(marked), others[below:]])
 
 
 def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
