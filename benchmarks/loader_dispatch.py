@@ -1,10 +1,10 @@
-"""How work is dealt to workers: in chunks of the next batch, or a whole batch to each, beside torch's DataLoader.
+"""How work is dealt to workers: threads share the next batch, processes make whole ones, beside torch's DataLoader.
 
 Samples sleep instead of computing, so the figures do not depend on the number of cores. All loaders have the same
 workers, the same order, and may begin the same number of batches.
 
-1. Time from ``iter()`` to the first batch, all samples equally slow; the next few batches show the price: with whole
-   batches they come together, with chunks one after the other.
+1. Time from ``iter()`` to the first batch, all samples equally slow; the next few batches show the price: whole
+   batches come together, shared ones one after the other.
 2. One sample in 50 takes 20 times as long. A consumer that does nothing shows the throughput. One that trains as long
    per batch as all workers together need for one, and a tenth more, shows how long a loader that is fast enough on
    average still keeps it waiting.
@@ -32,12 +32,11 @@ from torch.utils.data import Dataset
 import penstock
 from _common import parse, spread, table
 
-LOADERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {"torch": (torch.utils.data.DataLoader, {})}
-LOADERS |= {
-    f"penstock process, {dispatch}": (penstock.DataLoader, {"executor": "process", "dispatch": dispatch})
-    for dispatch in ("batch", "chunk")
+LOADERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "torch": (torch.utils.data.DataLoader, {}),
+    "penstock process": (penstock.DataLoader, {"executor": "process"}),
+    "penstock thread": (penstock.DataLoader, {"executor": "thread"}),
 }
-LOADERS["penstock thread"] = (penstock.DataLoader, {"executor": "thread"})
 
 
 class Slow(Dataset[int]):

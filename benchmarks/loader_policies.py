@@ -1,9 +1,9 @@
 """What each policy of the loader earns: the same work with it and without it, in turn, in one run.
 
     python benchmarks/loader_policies.py                      all; those from `careful` on need Ray
-    python benchmarks/loader_policies.py chunks groups        some of them
+    python benchmarks/loader_policies.py parts groups         some of them
 
-chunks      all workers make the next batch together; without: torch's rule, a whole batch to each
+parts       all threads load the samples of the next batch together; without: a whole batch each
 rows        a dataset that is asked for the rows of a batch at once; without: one after the other
 groups      batches that are little work are handed over several at a time; without: one at a time
 careful     a batch that workers die over is made sample by sample; without: the pass ends there
@@ -101,33 +101,18 @@ def shuffled(data: Any, size: int, workers: int, **how: Any) -> ps.DataLoader[An
     return ps.DataLoader(data, size, shuffle=True, seed=SEED, num_workers=workers, **how)
 
 
-def chunks(options: argparse.Namespace) -> Iterator[Trial]:
-    """Chunks of the next batch, by four workers."""
+def parts(options: argparse.Namespace) -> Iterator[Trial]:
+    """The next batch, in parts, by four threads."""
     size, workers = 32, 4
 
-    def first(with_it: bool) -> tuple[float, ...]:
-        data = Slow(2 * workers * size, 20e-3)
-        with shuffled(data, size, workers, executor="process", dispatch="chunk" if with_it else "batch") as loader:
-            waits, _ = passed(loader, len(data))
-        return 1e3 * waits[0], 1e3 * sum(waits[:workers])
-
-    def first_of_threads(with_it: bool) -> tuple[float, ...]:
+    def run(with_it: bool) -> tuple[float, ...]:
         length, seconds = 2 * workers * size, 20e-3
         data = Slow(length, seconds) if with_it else SlowTogether(length, seconds)
         with shuffled(data, size, workers, executor="thread") as loader:
             waits, _ = passed(loader, length)
         return (1e3 * waits[0],)
 
-    def slow(with_it: bool) -> tuple[float, ...]:
-        data = Slow(options.batches * size, 2e-3, rare=50)
-        with shuffled(data, size, workers, executor="process", dispatch="chunk" if with_it else "batch") as loader:
-            waits, seconds = passed(loader, len(data))
-        return seconds, 1e3 * max(waits[1:])
-
-    yield Trial("chunks", ("first batch, ms", "first 4 batches, ms"), first)
-    yield Trial("chunks", ("first batch of threads, ms",), first_of_threads)
-    names = f"{options.batches} batches, one sample in 50 takes 20 times as long, s", "longest wait of that, ms"
-    yield Trial("chunks", names, slow)
+    yield Trial("parts", ("first batch of threads, ms",), run)
 
 
 def rows(options: argparse.Namespace) -> Iterator[Trial]:
@@ -153,14 +138,9 @@ def groups(options: argparse.Namespace) -> Iterator[Trial]:
             _, seconds = passed(loader, count * size)
         return 1e6 * seconds / count, 1e6 * (sum(os.times()[:4]) - before) / count
 
-    def alone(with_it: bool) -> tuple[float, ...]:
-        # As many batches are in flight: one that is a single chunk goes by itself.
-        return run(1, dispatch="auto" if with_it else "chunk")
-
     def processes(with_it: bool) -> tuple[float, ...]:
         return run(2, **({} if with_it else {"prefetch_factor": 2}))
 
-    yield Trial("groups", ("a tiny batch, 1 process, us", "the same, us of all processors"), alone)
     names = "a tiny batch, 2 processes; without: prefetch_factor=2, us", "the same, us of all processors"
     yield Trial("groups", names, processes)
 
@@ -359,7 +339,7 @@ def crowding(options: argparse.Namespace) -> Iterator[Trial]:
 
 
 PARTS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Trial]], ...]] = {
-    "chunks": (chunks,),
+    "parts": (parts,),
     "rows": (rows,),
     "groups": (groups, groups_of_ray),
     "careful": (careful,),
@@ -375,7 +355,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--repeat", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=50, help="of a pass, about (default: %(default)s)")
-    options = parse(parser, {"repeat": 1, "batches": 8, "parts": ["chunks", "rows", "groups"]})
+    options = parse(parser, {"repeat": 1, "batches": 8, "parts": ["parts", "rows", "groups"]})
     warnings.filterwarnings("ignore", "This DataLoader will create")  # sleeping needs no cores
     warnings.filterwarnings("ignore", ".* cannot be loaded and was left out")
     found: list[Row] = []

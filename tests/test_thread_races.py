@@ -100,8 +100,7 @@ def seen(batches: Any) -> list[Any]:
 PROCESSES = {"executor": "process", "num_workers": 2, "threads_per_worker": 4, "worker_init_fn": switch_quickly}
 HOW = [
     pytest.param({"executor": "thread", "num_workers": THREADS}, id="thread"),
-    pytest.param({**PROCESSES, "dispatch": "batch"}, id="process-batch"),
-    pytest.param({**PROCESSES, "dispatch": "chunk"}, id="process-chunk"),
+    pytest.param(PROCESSES, id="process"),
 ]
 
 
@@ -121,7 +120,7 @@ def test_batches_failures_and_statistics_are_those_of_one_thread(how: dict[str, 
     assert counts[1] == counts[0]
 
 
-@pytest.mark.parametrize("how", HOW[:2])  # a table makes whole batches
+@pytest.mark.parametrize("how", HOW)
 def test_rows_of_a_table_go_through_a_cache_of_two_pieces(how: dict[str, Any], table: Path) -> None:
     expected, found = (
         seen(ps.DataLoader(ps.TableDataset(table, seed=3, cache_bytes=2000), batch_size=9, **options))

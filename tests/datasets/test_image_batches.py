@@ -35,8 +35,9 @@ from penstock.images.transforms import (
     ToTensor,
     VerticalFlip,
 )
-from penstock.loader.arena import Column, Rows, Shared, Slot, collating_into
+from penstock.loader.arena import Shared, Slot, collating_into
 from penstock.loader.collate import Collate
+from penstock.loader.executors.divided import DividedBatch
 from penstock.loader.fetch import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.manifest import Record
@@ -225,21 +226,23 @@ class TestNoCopies:
         assert images.data_ptr() == slot.address
         assert not calls
 
-    def test_chunks_are_made_in_their_rows(self, manifest: Manifest) -> None:
+    def test_a_divided_batch_is_made_in_the_slot(self, manifest: Manifest) -> None:
         dataset = ImageDataset(manifest, transform=CHAINS["bytes"])
         fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
-        memory = np.zeros(1 << 20, np.uint8)
-        nbytes = 48 * 48 * 3
-        columns = [Column(0, torch.uint8, (48, 48, 3), nbytes), Column(20 * nbytes, torch.int64, (), 8)]
-        rows = Rows(memory, columns, 4, 8)
-        request = BatchRequest([4, 5, 6, 7], [4, 5, 6, 7])
-        with collating_into(rows):
-            samples = fetch.samples(request, BatchMetrics())
-            assert not rows.addresses
-            images, _ = fetch.collate(samples, request, BatchMetrics())
-        assert images.data_ptr() == samples[0][0].data_ptr() == memory.ctypes.data + 4 * nbytes
-        assert not memory[: 4 * nbytes].any()
-        assert not memory[8 * nbytes : 20 * nbytes].any()
+        request = BatchRequest(list(range(8)), list(range(8)))
+        expected = fetch(request, BatchMetrics())
+        slot = Slot(np.zeros(1 << 20, np.uint8))
+        batch = DividedBatch(fetch, request, 3, slot)
+        for part in (2, 0, 1):
+            batch.load(part)
+            assert batch.finished() == (part == 1)
+        filled = slot.memory.copy()
+        with collating_into(slot):
+            images, _ = batch.collate(BatchMetrics())
+        assert images.data_ptr() == slot.address
+        assert torch.equal(images, expected[0])
+        nbytes = images.nbytes
+        assert (filled[:nbytes] == slot.memory[:nbytes]).all()
 
     def test_threads_fill_one_tensor(self, manifest: Manifest) -> None:
         shared = Shared(8)

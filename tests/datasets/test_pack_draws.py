@@ -65,8 +65,8 @@ def test_requests_may_be_cut_anywhere(kind: Any, cuts: set[int], exclude: set[in
 @pytest.mark.parametrize(
     "workers",
     [
-        {"num_workers": 2, "executor": "process", "dispatch": "chunk"},
-        {"num_workers": 1, "executor": "process", "dispatch": "batch"},
+        {"num_workers": 2, "executor": "process"},
+        {"num_workers": 1, "executor": "process", "threads_per_worker": 2},
         {"num_workers": 2, "executor": "thread"},
     ],
     ids=str,
@@ -86,5 +86,5 @@ def test_every_executor_draws_the_same(kind: Any, make: Any, workers: dict[str, 
 def test_rows_that_a_filter_asks_for_together_draw_by_themselves() -> None:
     rows = Subset(Bulk([3] * 20), range(20))
     expected = [plain(batch) for batch in DataLoader(rows, batch_size=5, shuffle="global", seed=1)]
-    with DataLoader(rows, batch_size=5, shuffle="global", seed=1, num_workers=2, dispatch="chunk") as loader:
+    with DataLoader(rows, batch_size=5, shuffle="global", seed=1, num_workers=2) as loader:
         assert [plain(batch) for batch in loader] == expected

@@ -263,11 +263,6 @@ def test_on_error_finds_the_sample(files: list[str], executor: str) -> None:
         list(ps.DataLoader(Faulty(files, LENGTH, dtype="uint16"), **options))
 
 
-def test_whole_batches_come_in_no_chunks(files: list[str]) -> None:
-    with pytest.raises(ConfigError, match="make whole batches"):
-        ps.DataLoader(make(files), 4, num_workers=2, executor="process", dispatch="chunk")
-
-
 class Doubled(TokenDataset):
     def __getitem__(self, index: int) -> Any:
         return 2 * super().__getitem__(index)

@@ -30,11 +30,10 @@ HOW: dict[str, dict[str, Any]] = {
     "inline": {},
     "thread": {"num_workers": 2, "executor": "thread"},
     "process": {"num_workers": 2},
-    "chunk": {"num_workers": 2, "dispatch": "chunk"},
     "threads inside": {"num_workers": 1, "threads_per_worker": 2},
     "auto": {"num_workers": "auto", "seed": 0},
 }
-PROCESSES = ["process", "chunk", "threads inside"]
+PROCESSES = ["process", "threads inside"]
 WORKERS = ["thread", *PROCESSES]
 
 

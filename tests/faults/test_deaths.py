@@ -142,9 +142,8 @@ def truth(request: Any) -> tuple[Any, list[Any]]:
 RESTARTED: list[dict[str, Any]] = [
     {"num_workers": 1},
     {"num_workers": 2},
-    {"num_workers": 2, "dispatch": "chunk"},
     {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True},
-    {"num_workers": 1, "threads_per_worker": 2, "dispatch": "chunk"},
+    {"num_workers": 1, "threads_per_worker": 2},
 ]
 
 
@@ -237,18 +236,17 @@ def test_a_sample_is_not_blamed_for_its_neighbours(tmp_path: Path) -> None:
     """Sample 0 takes long, and while it does, the samples of the other thread kill the worker three times."""
     data = Dies(SlowFirst(6), {3, 4, 5}, "SIGKILL", tmp_path)
     data.pure = True
-    how: dict[str, Any] = {"num_workers": 1, "threads_per_worker": 2, "dispatch": "chunk"}
+    how: dict[str, Any] = {"num_workers": 1, "threads_per_worker": 2}
     loader = DataLoader(data, 6, on_worker_death="restart", **how)
     with within(60):
         assert [batch.tolist() for batch in loader] == [list(range(6))]
     assert loader.stats()["restarts"] == 3
 
 
-@pytest.mark.parametrize("dispatch", ["batch", "chunk"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_sample_that_always_kills_ends_after_three_tries(dispatch: str, threads: int) -> None:
+def test_a_sample_that_always_kills_ends_after_three_tries(threads: int) -> None:
     data = Dies(Range(40), {21}, "SIGKILL")
-    how: dict[str, Any] = {"dispatch": dispatch, "threads_per_worker": threads, "on_worker_death": "restart"}
+    how: dict[str, Any] = {"threads_per_worker": threads, "on_worker_death": "restart"}
     loader = DataLoader(data, 2, num_workers=2, prefetch_factor=3, **how)
     got = []
     with within(60), over(loader) as iterator:
@@ -304,31 +302,16 @@ def test_a_worker_that_died_behind_its_last_item_is_there_in_the_next_pass() -> 
             assert sorted([*found, *map(int, iterator)]) == sorted([0, 1, *range(20)])
 
 
-def test_a_worker_that_is_new_in_a_pass_knows_what_rows_look_like() -> None:
-    data: Any = Big(60, 3000)
-    data.pure = True
-    with within(60), DataLoader(data, 6, num_workers=2, dispatch="chunk", persistent_workers=True) as loader:
-        for _ in range(3):
-            iterator: Any = iter(loader)
-            executor = iterator._batches.executor
-            assert len(list(iterator)) == 10
-            assert executor._plan.misfits == 0
-            os.kill(executor.processes[0].pid, signal.SIGKILL)
-            executor.processes[0].join()
-
-
-@pytest.mark.parametrize("dispatch", ["batch", "chunk"])
-def test_a_new_worker_is_asked_for_as_much_as_the_others_and_knows_as_much(dispatch: str, tmp_path: Path) -> None:
+def test_a_new_worker_is_asked_for_as_much_as_the_others(tmp_path: Path) -> None:
     data: Any = Dies(Big(60, 3000), {21}, "SIGKILL", tmp_path)
     data.pure = True
-    loader = DataLoader(data, 3, num_workers=2, prefetch_factor=3, dispatch=dispatch, on_worker_death="restart")
+    loader = DataLoader(data, 3, num_workers=2, prefetch_factor=3, on_worker_death="restart")
     with within(60):
         iterator: Any = iter(loader)
         executor = iterator._batches.executor
         assert [int(batch[0, 0]) for batch in iterator] == list(range(0, 60, 3))
         assert loader.stats()["restarts"] == 1
         assert executor.pool.load == [0, 0]
-        assert executor._plan.misfits == 0, "it was told what rows look like"
 
 
 def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:

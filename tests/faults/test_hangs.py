@@ -36,7 +36,7 @@ class Waits(Range):
 
 
 @full_only("waits for real time-outs", but=["{}", "{'threads_per_worker': 2}"])
-@pytest.mark.parametrize("how", [{}, {"threads_per_worker": 2}, {"dispatch": "chunk"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"threads_per_worker": 2}], ids=str)
 def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     loader = DataLoader(Waits(12, go), 2, num_workers=2, timeout=0.4, **how)

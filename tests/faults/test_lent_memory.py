@@ -34,8 +34,7 @@ def right(batch: torch.Tensor, k: int, size: int = 2) -> bool:
     return batch[:, 0].tolist() == [float(size * k + j) for j in range(size)] and bool((batch == batch[:, :1]).all())
 
 
-@full_only("workers for each", but=["True-{'num_workers': 2}", "False-{'num_workers': 2, 'dispatch': 'chunk'}"])
-@pytest.mark.parametrize("how", [{"num_workers": 2}, {"num_workers": 2, "dispatch": "chunk"}], ids=str)
+@pytest.mark.parametrize("how", [{"num_workers": 2}, {"num_workers": 1, "threads_per_worker": 2}], ids=str)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_that_are_kept_are_right_with_one_warning(how: dict[str, Any], persistent: bool) -> None:
     loader = DataLoader(Big(60), 2, persistent_workers=persistent, **how)
@@ -109,12 +108,10 @@ def test_any_alias_keeps_the_memory(part: Any) -> None:
             assert values(alias) == expected
 
 
-@full_only("workers for each", but=["chunk-1", "batch-0"])
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("dispatch", ["batch", "chunk"])
-def test_one_tensor_of_a_batch_keeps_its_memory(which: int, dispatch: str) -> None:
+def test_one_tensor_of_a_batch_keeps_its_memory(which: int) -> None:
     """While the others of its batch are gone."""
-    loader = DataLoader(Twins(80), 2, num_workers=2, dispatch=dispatch)
+    loader = DataLoader(Twins(80), 2, num_workers=2)
     held: list[tuple[int, torch.Tensor]] = []
     k = -1
     with within(60):

@@ -157,7 +157,7 @@ def test_a_handler_that_strikes_while_settings_are_tried() -> None:
 
     def make() -> DataLoader[Any]:
         # No processes: what strikes in a function that is called at a fork is swallowed by Python.
-        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto", dispatch="batch"), [T2, T1], [3])
+        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto"), [T2, T1], [3])
 
     for place in itertools.count(0, 13):
         loader, got = make(), []

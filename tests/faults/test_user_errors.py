@@ -35,7 +35,6 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "fork": {"num_workers": 2},
     "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver"},
     "threads": {"num_workers": 2, "threads_per_worker": 2},
-    "chunk": {"num_workers": 2, "dispatch": "chunk"},
 }
 ALL: dict[str, dict[str, Any]] = {"inline": {}, "thread": {"num_workers": 2, "executor": "thread"}, **PROCESSES}
 
@@ -72,11 +71,11 @@ ERRORS: dict[str, tuple[Any, type[BaseException], str]] = {
     but=[
         "TimeoutError-fork",
         "unpicklable-fork",
-        "no text-chunk",
+        "no text-threads",
         "unknown module-threads",
         "odd constructor-threads",
         "BrokenPipeError-fork",
-        "EOFError-chunk",
+        "EOFError-threads",
     ],
 )
 @pytest.mark.parametrize("how", ALL)
@@ -146,7 +145,7 @@ def test_stop_iteration_is_an_error_of_its_batch(how: str, where: str) -> None:
     assert "StopIteration was raised, but not by an iterator at its end" in str(got[3])
 
 
-@pytest.mark.parametrize("how", ["inline", "thread", "chunk"])
+@pytest.mark.parametrize("how", ["inline", "thread", "threads"])
 def test_stop_iteration_of_a_sample_is_skipped(how: str) -> None:
     loader = DataLoader(Raises(8, StopIteration), 2, on_error="skip", **ALL[how])
     assert [batch.tolist() for batch in loader] == [[0, 1], [2], [4, 5], [6, 7]]
@@ -209,7 +208,7 @@ def test_after_an_interrupt_the_pass_goes_on_and_the_state_knows_what_is_missing
 
 @pytest.mark.parametrize("how", PROCESSES)
 def test_batches_that_do_not_pickle(how: str) -> None:
-    got = one_pass(DataLoader(Unpicklable(8), collate_fn=first, **{**PROCESSES[how], "dispatch": "auto"}))
+    got = one_pass(DataLoader(Unpicklable(8), collate_fn=first, **PROCESSES[how]))
     assert got[:3] + got[4:] == [0, 1, 2, 4, 5, 6, 7]
     assert isinstance(got[3], TypeError)
     assert "generator" in str(got[3])
@@ -229,13 +228,11 @@ def test_batches_that_cannot_be_made_from_their_pickle(how: str) -> None:
     assert got == [0, 1, 2, "object 3 cannot be made", 4, 5, 6, 7]
 
 
-@full_only("workers for each", but=["threads-{13}", "fork-{23}", "chunk-{2, 3}"])
+@full_only("workers for each", but=["threads-{13}", "fork-{23}"])
 @pytest.mark.parametrize("at", [{1}, {2, 3}, {13}, {23}], ids=str)
 @pytest.mark.parametrize("how", PROCESSES)
 def test_texts_that_cannot_be_made_from_their_pickle(how: str, at: set[int]) -> None:
-    """In batches that the default collate function makes: whole, as chunks through the pipe (the first ones), and as
-    chunks in the ring. The error is that batch's alone; what is beside it arrives, also in the batches around it.
-    """
+    """The error is that batch's alone; what is beside it arrives, also in the batches around it."""
     loader = DataLoader(OneWayTexts(24, at), 2, **PROCESSES[how])
     got: list[Any] = []
     with within(60), over(loader) as iterator:
@@ -257,7 +254,7 @@ def test_texts_that_cannot_be_made_from_their_pickle(how: str, at: set[int]) -> 
 
 
 @pytest.mark.parametrize("at", [1, 9])
-@pytest.mark.parametrize("how", ["fork", "threads", "chunk"])
+@pytest.mark.parametrize("how", ["fork", "threads"])
 def test_indices_that_do_not_pickle(how: str, at: int) -> None:
     """An error in the place of their batch, or at iter(); and nobody waits for what was never asked for."""
     indices: list[Any] = list(range(12))
@@ -285,10 +282,7 @@ def test_indices_that_do_not_pickle(how: str, at: int) -> None:
 
 @pytest.mark.parametrize("how", ALL)
 def test_errors_of_collate_functions(how: str) -> None:
-    options = {**ALL[how], "dispatch": "auto"}
-    if how not in PROCESSES:
-        options.pop("dispatch")
-    got = one_pass(DataLoader(Range(8), collate_fn=last_exits, **options))
+    got = one_pass(DataLoader(Range(8), collate_fn=last_exits, **ALL[how]))
     assert [value for value in got if not isinstance(value, Exception)] == [0, 1, 2, 4, 5, 6, 7]
     assert isinstance(got[3], BrokenPipeError)
 

@@ -145,7 +145,6 @@ def test_resume_of_a_stream(tmp_path: Path) -> None:
 OURS: dict[str, Any] = {
     "executor": "process",
     "threads_per_worker": 2,
-    "dispatch": "batch",
     "seed": 3,
     "on_error": "skip",
     "on_worker_death": "restart",

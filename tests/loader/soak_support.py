@@ -50,7 +50,6 @@ HOW: list[dict[str, Any]] = [
     {"executor": "thread", "num_workers": 2},
     {"executor": "thread", "num_workers": 3, "persistent_workers": True},
     {"num_workers": 2},
-    {"num_workers": 2, "dispatch": "chunk"},
     {"num_workers": 2, "persistent_workers": True},
     {"num_workers": 1, "threads_per_worker": 2},
     {"num_workers": 2, "multiprocessing_context": "forkserver", "persistent_workers": True},
@@ -85,7 +84,7 @@ def live(rng: random.Random, loaders: int, epochs: int) -> int:
     had = 0
     for number in range(loaders):
         how = HOW[number % len(HOW)]
-        stream = number % 5 == 4 and not {"on_worker_death", "threads_per_worker", "dispatch"} & set(how)
+        stream = number % 5 == 4 and not {"on_worker_death", "threads_per_worker"} & set(how)
         data: Any = Items() if stream else Vectors(bad=rng.random() < 0.4)
         loader: Any = DataLoader(
             data, 8, shuffle=None if stream else True, **({} if stream else {"seed": number}), **how

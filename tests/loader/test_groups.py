@@ -121,7 +121,7 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
     """Else the other tests here show nothing. Batches that need no slot, and those made in one place, go together."""
     loader = DataLoader(Small(), 4, **how)
     iterator: Any = iter(loader)
-    while not (iterator._batches.executor._plan.group > 1 and iterator._batches.depth > 8):
+    while not (iterator._batches.executor._work.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 
@@ -186,8 +186,8 @@ def test_persistent_workers_that_draw_without_a_seed_are_as_far_ahead_as_torchs(
             assert max(iterator._batches.depth for _ in iterator) == 4
 
 
-@full_only("workers for each", but=["{'dispatch': 'chunk'}"])
-@pytest.mark.parametrize("how", [{}, {"collate_fn": list}, {"dispatch": "chunk"}], ids=str)
+@full_only("workers for each", but=["{}"])
+@pytest.mark.parametrize("how", [{}, {"collate_fn": list}], ids=str)
 def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))
     depths = {iterator._batches.depth for _, _ in zip(range(20), iterator, strict=False)}
@@ -217,6 +217,30 @@ class Places(Dataset[bool]):
         return threading.current_thread() is threading.main_thread()
 
 
+class Meets(Dataset[int]):
+    """Each sample waits until the other of its batch is being made."""
+
+    def __init__(self) -> None:
+        self.both: threading.Barrier | None = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        with _making:
+            self.both = self.both or threading.Barrier(2)
+        self.both.wait(30)
+        return index
+
+
+_making = threading.Lock()
+
+
+def test_the_threads_of_a_worker_share_a_batch() -> None:
+    loader = DataLoader(Meets(), 2, num_workers=1, threads_per_worker=2, executor="process")
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
 @pytest.mark.clock
 def test_batches_that_are_little_work_are_made_by_one_thread_of_a_worker() -> None:
     loader = DataLoader(Places(), 2, num_workers=1, threads_per_worker=2, executor="process")
@@ -226,12 +250,10 @@ def test_batches_that_are_little_work_are_made_by_one_thread_of_a_worker() -> No
     assert not any(by_main[-30:])
 
 
-@full_only("workers for each", but=["auto-", "batch-shape", "auto-raise"])
 @pytest.mark.parametrize("happens", ["", "raise", "shape"])
-@pytest.mark.parametrize("dispatch", ["auto", "batch"])
-def test_the_same_batches_as_inline(happens: str, dispatch: str) -> None:
+def test_the_same_batches_as_inline(happens: str) -> None:
     data = Small(happens)
-    assert had(DataLoader(data, 4, num_workers=2, dispatch=dispatch)) == had(DataLoader(data, 4))
+    assert had(DataLoader(data, 4, num_workers=2)) == had(DataLoader(data, 4))
 
 
 @full_only("workers for each", but=["Swells-2"])

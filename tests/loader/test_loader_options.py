@@ -100,6 +100,11 @@ def test_an_unknown_argument_names_the_class_that_was_called() -> None:
         ps.DataLoader(Loads(), 1, nworkers=2)  # type: ignore[call-arg]
 
 
+def test_several_processes_for_one_batch_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threads_per_worker"):
+        ps.DataLoader(Loads(), num_workers=2, dispatch="chunk")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["max_bytes_in_flight", "threads_per_worker"])
 @pytest.mark.parametrize("value", ["2", 0, 1.5])
 def test_counts_are_integers_of_one_or_more(name: str, value: Any) -> None:

@@ -45,40 +45,34 @@ HOW: dict[str, dict[str, Any]] = {
     **{f"thread {n}": thread(n) for n in (1, 2, 5)},
     "thread 2 persistent": thread(2, persistent_workers=True, prefetch_factor=4),
     **{f"fork {n}": process(n) for n in (1, 2, 5)},
-    **{f"fork {n} chunk": process(n, dispatch="chunk") for n in (1, 2, 5)},
-    "fork 2 batch": process(2, dispatch="batch"),
     "fork 2 persistent": process(2, persistent_workers=True),
-    "fork 5 persistent chunk": process(5, persistent_workers=True, dispatch="chunk", prefetch_factor=1),
+    "fork 5 persistent": process(5, persistent_workers=True, prefetch_factor=1),
     "fork 2 limit": process(2, max_bytes_in_flight=100_000),
     **{f"fork {n} x 3": process(n, threads_per_worker=3) for n in (1, 2)},
-    "fork 2 x 3 chunk": process(2, threads_per_worker=3, dispatch="chunk", persistent_workers=True),
+    "fork 2 x 3 persistent": process(2, threads_per_worker=3, persistent_workers=True),
     **{f"forkserver {n}": process(n, "forkserver") for n in (1, 2)},
     "forkserver 5 persistent": process(5, "forkserver", persistent_workers=True),
     "forkserver 1 x 3": process(1, "forkserver", threads_per_worker=3),
 }
 
 
-def allowed(
-    kind: str, start: str, workers: int, persistent: bool, dispatch: str, threads: int, ahead: int, limit: int | None
-) -> bool:
+def allowed(kind: str, start: str, workers: int, persistent: bool, threads: int, ahead: int, limit: int | None) -> bool:
     """Whether a loader takes these options together, and promises the same batches."""
     if start == "inline":
-        return (workers, persistent, dispatch, threads, ahead, limit) == (1, False, "auto", 1, 2, None)
+        return (workers, persistent, threads, ahead, limit) == (1, False, 1, 2, None)
     if start == "thread":
-        return kind != "impure" and dispatch == "auto" and threads == 1
+        return kind != "impure" and threads == 1
     return kind != "impure" or threads == 1
 
 
-def options(
-    start: str, workers: int, persistent: bool, dispatch: str, threads: int, ahead: int, limit: int | None
-) -> dict[str, Any]:
+def options(start: str, workers: int, persistent: bool, threads: int, ahead: int, limit: int | None) -> dict[str, Any]:
     """Return arguments of a loader."""
     if start == "inline":
         return {}
     how: dict[str, Any] = {"persistent_workers": persistent, "prefetch_factor": ahead, "max_bytes_in_flight": limit}
     if start == "thread":
         return thread(workers, **how)
-    return process(workers, start, dispatch=dispatch, threads_per_worker=threads, **how)
+    return process(workers, start, threads_per_worker=threads, **how)
 
 
 AXES: dict[str, list[Any]] = {
@@ -86,7 +80,6 @@ AXES: dict[str, list[Any]] = {
     "start": ["inline", "thread", "fork", "forkserver"],
     "workers": [1, 2, 5],
     "persistent": [False, True],
-    "dispatch": ["auto", "batch", "chunk"],
     "threads": [1, 3],
     "ahead": [1, 2, 4],
     "limit": [None, 100_000],
@@ -104,7 +97,7 @@ MATRIX = [
 
 SPAWN = {
     "spawn 1 persistent": process(1, "spawn", persistent_workers=True),
-    "spawn 2 x 2 chunk": process(2, "spawn", persistent_workers=True, threads_per_worker=2, dispatch="chunk"),
+    "spawn 2 x 2": process(2, "spawn", persistent_workers=True, threads_per_worker=2),
 }
 
 
@@ -172,7 +165,7 @@ RESUMED = [
     thread(2),
     thread(5, persistent_workers=True),
     process(1),
-    process(2, dispatch="chunk"),
+    process(2),
     process(2, persistent_workers=True),
     process(5, prefetch_factor=1),
     process(1, threads_per_worker=3),
@@ -220,7 +213,7 @@ def test_any_interruptions_and_resumes(truth: Any, kind: str, stops: list[Any]) 
             old = iterator = None
 
 
-@pytest.mark.parametrize("name", ["thread 2", "fork 2", "fork 5 persistent chunk", "fork 2 x 3 chunk", "forkserver 1"])
+@pytest.mark.parametrize("name", ["thread 2", "fork 2", "fork 5 persistent", "fork 2 x 3 persistent", "forkserver 1"])
 def test_states_are_those_of_the_batches_had(name: str) -> None:
     """The same after batch k in every executor, however much is prefetched meanwhile; and asked for twice, the same."""
     inline, other = make("pure", {}), make("pure", HOW[name])
@@ -236,7 +229,7 @@ def test_states_are_those_of_the_batches_had(name: str) -> None:
 
 def test_state_dict_is_small_and_quick() -> None:
     """Its size does not depend on the position; its time is printed, not asserted (the bar is 50 us)."""
-    for name in ("inline", "thread 2", "fork 2 chunk"):
+    for name in ("inline", "thread 2", "fork 2"):
         loader = DataLoader(DATA["pure"](10_000_000), 2, shuffle=True, seed=1, **HOW[name])
         sizes = []
         with loader:
@@ -268,11 +261,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("kind", "name"), [("impure", "fork 2"), ("images", "fork 2 x 3 chunk")])
+@pytest.mark.parametrize(("kind", "name"), [("impure", "fork 2"), ("images", "fork 2 x 3 persistent")])
 def test_a_new_process_goes_on(truth: Any, kind: str, name: str) -> None:
     import hashlib
 
-    loader = make(kind, HOW["fork 5 chunk" if kind == "images" else "fork 5"])
+    loader = make(kind, HOW["fork 5"])
     with loader:
         iterator = iter(loader)
         for _ in range(3):

@@ -28,7 +28,6 @@ HOW: dict[str, dict[str, Any]] = {name: {"executor": name, "num_workers": n} for
 WAYS: dict[str, dict[str, Any]] = {
     **HOW,
     "thread-5": {"executor": "thread", "num_workers": 5},
-    "process-chunk": {**HOW["process"], "dispatch": "chunk"},
     "process-threads": {"executor": "process", "num_workers": 1, "threads_per_worker": 3},
 }
 ACTIONS: dict[str, Any] = {

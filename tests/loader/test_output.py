@@ -87,12 +87,10 @@ def make(executor: str, **options: Any) -> ps.DataLoader[Any]:
     return ps.DataLoader(Rows(), **{**how, **options})
 
 
-@pytest.mark.parametrize("dispatch", ["batch", "chunk"])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_batches_are_those_of_torch(executor: str, dispatch: str) -> None:
-    how = {"dispatch": dispatch} if executor == "process" else {}
+def test_batches_are_those_of_torch(executor: str) -> None:
     tensors, arrays = list(make("inline")), []
-    with make(executor, output="numpy", **how) as loader:
+    with make(executor, output="numpy") as loader:
         for batch in loader:
             arrays.append(batch)
             assert not any(isinstance(leaf, torch.Tensor) for leaf in leaves(batch))

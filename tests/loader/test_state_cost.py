@@ -29,7 +29,6 @@ HOW: dict[str, dict[str, Any]] = {
     "inline": {},
     "thread": {"num_workers": 2, "executor": "thread"},
     "process": {"num_workers": 2},
-    "chunk": {"num_workers": 2, "dispatch": "chunk"},
     "persistent": {"num_workers": 2, "persistent_workers": True},
 }
 CASES = [
@@ -85,7 +84,7 @@ def test_a_state_and_an_epochs_start_take_few_calls() -> None:
     del iterator
 
 
-@full_only("workers for each", but=["inline", "thread", "chunk"])
+@full_only("workers for each", but=["inline", "thread", "process"])
 @pytest.mark.parametrize(("how", "shuffle"), CASES)
 def test_it_does_not_grow_with_the_position(how: str, shuffle: str | None) -> None:
     costs = []
@@ -162,9 +161,9 @@ def test_a_large_state_is_taken_every_so_many_batches(kib: int, batches: int) ->
     assert {after - before for before, after in pairwise(n for n in taken if n >= 0)} == {batches}
 
 
-@full_only("workers for each", but=["process-map", "chunk-map", "process-stream with a state"])
+@full_only("workers for each", but=["process-map", "process-stream with a state"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stream with a state"])
-@pytest.mark.parametrize("how", ["process", "chunk", "persistent"])
+@pytest.mark.parametrize("how", ["process", "persistent"])
 def test_it_asks_no_worker(how: str, kind: str) -> None:
     """With all workers stopped it says the same as with all of them at work, between batches and before the first."""
     make: dict[str, Callable[[], Any]] = {
@@ -172,8 +171,6 @@ def test_it_asks_no_worker(how: str, kind: str) -> None:
         "stream": lambda: DataLoader(PlainStream(40), 2, **HOW[how]),
         "stream with a state": lambda: DataLoader(StatefulStream(40), 2, **HOW[how]),
     }
-    if how == "chunk" and kind != "map":
-        pytest.skip("streams have no chunks")
     with make[kind]() as working, make[kind]() as loader:
         iterators = []
         for one in (working, loader):

@@ -190,7 +190,7 @@ class Kills(Pure):
 @pytest.mark.parametrize("at", [1, 9, 25])
 def test_a_worker_that_is_killed_in_any_segment_is_said_and_nothing_is_left(at: int) -> None:
     before = left()
-    loader = DataLoader(Kills(40, at, os.getpid()), 2, num_workers="auto", dispatch="batch")
+    loader = DataLoader(Kills(40, at, os.getpid()), 2, num_workers="auto")
     scripted(loader, [P2, P1, P2], [3, 3])
     iterator = iter(loader)
     had = 0
@@ -253,7 +253,7 @@ class Halts(Pure):
 @pytest.mark.parametrize("at", [1, 3, 6, 9])
 def test_close_while_another_thread_waits_in_any_segment(at: int) -> None:
     others = set(threading.enumerate())
-    loader = scripted(DataLoader(Halts(42, at), 2, num_workers="auto", dispatch="batch"), [P2, T2, P1], [2, 2, 2])
+    loader = scripted(DataLoader(Halts(42, at), 2, num_workers="auto"), [P2, T2, P1], [2, 2, 2])
     had: list[Any] = []
     more, ends = threading.Semaphore(0), []
 

@@ -423,7 +423,6 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("needs num_workers", num_workers=0)
     refused("multiprocessing_context", multiprocessing_context="fork")
     refused("always replaces lost workers", on_worker_death="restart")
-    refused("dispatch='chunk'", dispatch="chunk")
     refused("not between", ray_options=RayOptions(max_workers=1), num_workers=2)
     refused("differs from that of RayOptions", ray_options=RayOptions(threads_per_worker=3), threads_per_worker=2)
     refused("is split among a fixed number of workers", Shares(8), ray_options=RayOptions(max_workers=2))

@@ -477,6 +477,7 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "split",
         "batch_sampler",
         "sampler",
+        "dispatch",
     }
     config = loader.config
     arguments = {name: getattr(loader, name) for name in names}

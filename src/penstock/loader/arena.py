@@ -1,15 +1,15 @@
 """Memory for a worker's tensors: the slot of shared memory that is reserved for a batch.
 
-`Slot` allocates consecutive, aligned blocks for a whole batch. `Rows` allocates the rows of a chunk inside blocks whose
-offsets are known from earlier batches. The collate function calls `place`, and uses ordinary memory if it returns None.
+`Slot` allocates consecutive, aligned blocks. The collate function calls `place`, and uses ordinary memory if it returns
+None.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,6 @@ import torch
 
 __all__ = [
     "Arena",
-    "Column",
-    "Rows",
     "Shared",
     "Slot",
     "aligned",
@@ -116,59 +114,19 @@ class Slot:
         return None
 
 
-class Column(NamedTuple):
-    """A tensor of a batch: its offset in the slot, and dtype, shape and size of a row."""
-
-    offset: int
-    dtype: torch.dtype
-    row: tuple[int, ...]
-    row_bytes: int
-
-
-class Rows:
-    """Memory for the rows ``begin`` to ``end`` of every column, requested in the order of the columns."""
-
-    def __init__(self, memory: npt.NDArray[np.uint8], columns: Sequence[Column], begin: int, end: int) -> None:
-        self._memory = memory
-        self._columns = columns
-        self._begin, self._end = begin, end
-        self.addresses: list[int] = []
-        """Addresses of the tensors returned so far, in order."""
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `Arena`. Returns None if the tensor does not match the next column."""
-        if len(self.addresses) >= len(self._columns):
-            return None
-        column = self._columns[len(self.addresses)]
-        if dtype is not column.dtype or shape[:1] != (self._end - self._begin,) or shape[1:] != column.row:
-            return None
-        offset = column.offset + self._begin * column.row_bytes
-        count = math.prod(shape)
-        if not count:
-            return None
-        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
-        self.addresses.append(tensor.data_ptr())
-        return tensor
-
-    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `Arena`."""
-        tensor = self.empty(shape, dtype)
-        if tensor is not None:
-            self.addresses.pop()
-        return tensor
-
-
 class Shared:
-    """Ordinary memory for the first tensor of a batch, whose rows several threads fill.
+    """Memory for the first tensor of a batch, whose rows several threads fill.
 
     The first thread allocates it, and all use it.
 
     Args:
         size: number of rows of the batch.
+        arena: memory of the batch; None for ordinary memory.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, arena: Arena | None = None) -> None:
         self._size = size
+        self._arena = arena
         self._lock = threading.Lock()
         self._tensor: torch.Tensor | None = None
 
@@ -179,6 +137,8 @@ class Shared:
     def whole(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return the memory for all rows, with the shape and dtype of the first call."""
         with self._lock:
+            if self._tensor is None and self._arena is not None:
+                self._tensor = self._arena.ahead((self._size, *row), dtype)
             if self._tensor is None:
                 self._tensor = torch.empty((self._size, *row), dtype=dtype)
             return self._tensor

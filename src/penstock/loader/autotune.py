@@ -300,7 +300,7 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
         ConfigError: the batches would depend on the workers, or there are no workers to choose.
     """
     _check(pipeline, config)
-    processes = config.threads_per_worker > 1 or config.on_worker_death != "raise" or config.dispatch != AUTO
+    processes = config.threads_per_worker > 1 or config.on_worker_death != "raise"
     processes = processes or config.multiprocessing_context is not None
     kinds, inline = [config.executor], "never"
     if config.executor == AUTO:

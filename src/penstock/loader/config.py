@@ -60,7 +60,6 @@ _NUMBERS: tuple[tuple[str, Any, bool], ...] = (
     ("timeout", Real, False),
     ("prefetch_factor", SupportsIndex, True),
 )
-_DISPATCHES = (AUTO, "batch", "chunk")
 
 
 class AutoWorkers(int):
@@ -115,7 +114,6 @@ class LoaderConfig:
     executor: str = AUTO
     num_workers: int = 0
     threads_per_worker: int = 1
-    dispatch: str = AUTO
     multiprocessing_context: Any = None
     worker_init_fn: Callable[[int], None] | None = None
     persistent_workers: bool = False
@@ -216,8 +214,6 @@ def check(config: LoaderConfig) -> None:
         )
     if not isinstance(config.split, bool | None):
         raise ConfigError(f"split takes True, False or None, got {config.split!r}")
-    if config.dispatch not in _DISPATCHES:
-        raise ConfigError(f"unknown dispatch {config.dispatch!r}: use one of {', '.join(map(repr, _DISPATCHES))}")
     if config.on_worker_death not in ("raise", "restart"):
         raise ConfigError(f"unknown on_worker_death {config.on_worker_death!r}: use 'raise' or 'restart'")
     _check_output(config)
@@ -304,7 +300,6 @@ def _check_processes(config: LoaderConfig) -> None:
     needs_processes = {
         f"threads_per_worker={config.threads_per_worker}": config.threads_per_worker > 1 and config.executor != "ray",
         f"on_worker_death={config.on_worker_death!r}": config.on_worker_death != "raise",
-        f"dispatch={config.dispatch!r}": config.dispatch != AUTO,
     }
     for text, given in needs_processes.items():
         if given:
@@ -374,5 +369,3 @@ def check_dataset(dataset: Any, config: LoaderConfig) -> None:
     threads = _ray_threads(config) if config.executor == "ray" else config.threads_per_worker
     if threads > 1:
         raise ConfigError(f"threads_per_worker has no effect on {name}: each worker has one iterator of it")
-    if config.dispatch == "chunk":
-        raise ConfigError(f"dispatch='chunk' is not possible for {name}: its iterators yield items one by one")

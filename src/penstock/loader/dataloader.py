@@ -112,11 +112,8 @@ class DataLoader(TorchDataLoader[T_co]):
             and ``releases_gil``; otherwise processes.
         prefetch_factor: as in torch. None is 2; with processes and Ray up to 16 for small batches that take almost no
             work, or while a batch is late.
-        threads_per_worker: threads in each worker process. They share the process's copy of the dataset.
-        dispatch: how worker processes share the work. ``"batch"``: torch's rule, worker k mod n makes the whole batch
-            k. ``"chunk"``: workers make chunks of a batch, all of them on the next batch first; the dataset must be
-            pure. ``"auto"``: chunks for datasets that declare themselves ``pure``, where they are faster; otherwise
-            torch's rule.
+        threads_per_worker: threads in each worker process. They share the process's copy of the dataset, and the
+            samples of each batch.
         seed: fixes the order and each sample's `penstock.generator`: both are functions of (seed, epoch, position), in
             every executor. If the dataset does not declare itself ``pure``, inline and process workers also seed the
             global generators of Python, NumPy and torch for each sample, and restore the caller's. Defaults to the
@@ -191,7 +188,7 @@ class DataLoader(TorchDataLoader[T_co]):
         in_order: bool = True,
         executor: str = "auto",
         threads_per_worker: int = 1,
-        dispatch: str = "auto",
+        dispatch: None = None,
         seed: int | None = None,
         split: bool | None = None,
         skip: None = None,
@@ -203,6 +200,10 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | int | torch.device | DeviceCopier | None = None,
         progress: bool = False,
     ) -> None:
+        if dispatch is not None:
+            raise ConfigError(
+                "one worker process makes a batch: omit dispatch=; threads_per_worker= shares it out there"
+            )
         if skip is not None:
             raise ConfigError(
                 "DataLoader takes no skip=: call loader.skip(n), which leaves out the next n batches. "
@@ -222,7 +223,6 @@ class DataLoader(TorchDataLoader[T_co]):
         self._tuner: Autotuner | None = None
         self.executor = config.executor
         self.threads_per_worker = config.threads_per_worker
-        self.dispatch = config.dispatch
         self.seed = config.seed
         self.on_error = config.on_error
         self.on_worker_death = config.on_worker_death
@@ -260,7 +260,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._engine = self._make_engine(self._config)
         if self._engine.config.kind == "process":
             # Unsupported settings are reported now, not at the first iter().
-            self._engine.plan(self._fetcher())
+            self._engine.workload(self._fetcher())
         self._base_seed: int | None = None
         self._passes: list[weakref.ref[DataLoaderIter]] = []
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.loader.collate import Collate, is_default
 from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
@@ -25,7 +24,7 @@ from penstock.plan.user_states import has_state
 from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:
-    from penstock.loader.executors.process.assembly import Plan
+    from penstock.loader.executors.process.assembly import Workload
     from penstock.loader.executors.process.pool import Pool
     from penstock.loader.executors.process.ring import Ring
     from penstock.loader.executors.ray.backend import RayBackend
@@ -68,7 +67,7 @@ class Engine:
         # Prepared for the iterator that starts next.
         self._next: Pool | None = None
         self._ring: Ring | None = None
-        self._plan: Plan | None = None
+        self._work: Workload | None = None
         self.restarts = 0
         self.ray: RayBackend | None = None
         if config.kind == "ray":
@@ -94,7 +93,7 @@ class Engine:
             self.ray.prepare(fetcher, anew=anew)
         if self.config.kind != "process":
             return
-        self._plan = self._plan or self.plan(fetcher)
+        self._work = self._work or self.workload(fetcher)
         if not self.keeps_workers and (self._next is None or self._next.closed):
             self._next = self._new_pool(fetcher, base_seed)
 
@@ -180,8 +179,8 @@ class Engine:
     def _in_processes(self, run: EpochRun) -> Window:
         from penstock.loader.executors.process.executor import ProcessExecutor
 
-        plan, pool = self._plan, self._pool if self.keeps_workers else None
-        assert plan is not None
+        work, pool = self._work, self._pool if self.keeps_workers else None
+        assert work is not None
         if pool is None:
             pool, self._next = self._next, None
             assert pool is not None
@@ -189,14 +188,14 @@ class Engine:
         states = {number: run.resume(number) for number in range(self.config.workers)}
         executor = ProcessExecutor(
             pool,
-            plan,
+            work,
             epoch=run.epoch,
             states={number: state for number, state in states.items() if state is not None},
             has_states=run.fetcher.has_states,
             persistent=self.config.persistent_workers,
             release=_Release(self, pool),
         )
-        return self._window(run, executor, turns=not plan.free, restart=plan.restart)
+        return self._window(run, executor, turns=not work.free, restart=work.restart)
 
     def _new_pool(self, fetcher: Fetcher, base_seed: int) -> Pool:
         from penstock.loader.executors.process.pool import Pool
@@ -222,25 +221,17 @@ class Engine:
             )
         return context
 
-    def plan(self, fetcher: Fetcher) -> Plan:
-        """Return how batches are assigned to worker processes.
+    def workload(self, fetcher: Fetcher) -> Workload:
+        """Return who may make the batches of worker processes.
 
         Raises:
             ConfigError: the fetcher does not support a setting.
         """
-        from penstock.loader.executors.process.assembly import Plan
+        from penstock.loader.executors.process.assembly import Workload
 
         config, restarts = self.config, self.config.on_worker_death == "restart"
         stream = isinstance(fetcher, StreamFetch)
-        known = config.pure or config.dispatch == "chunk"
         own_state = has_state(fetcher.dataset) or has_state(fetcher.collate_fn)
-        default = isinstance(fetcher.collate_fn, Collate) and is_default()
-        divisible = isinstance(fetcher, Fetch) and fetcher.divisible and default
-        if config.dispatch == "chunk" and not divisible:
-            raise ConfigError(
-                "dispatch='chunk' needs batching, a map-style dataset that has no __getitems__ and does not make whole "
-                "batches itself, and the default collate_fn without types registered with torch: use dispatch='auto'"
-            )
         if restarts and own_state:
             raise ConfigError(
                 "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
@@ -248,14 +239,11 @@ class Engine:
             )
         # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
         draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
-        free = known and not stream and not own_state and config.dispatch != "batch"
-        return Plan(
-            chunks=free and divisible,
-            free=free,
+        return Workload(
+            free=config.pure and not stream and not own_state,
             stream=stream,
             in_order=config.in_order,
             restart=restarts,
-            eager=config.dispatch == "chunk",
             ahead=not stream and not own_state and (draws_by_key or not config.persistent_workers),
         )
 

@@ -61,7 +61,7 @@ class Lost(NamedTuple):
 
     Attributes:
         worker: its number.
-        batches: the unfinished batches of this epoch iterator, whole or in part.
+        batches: its unfinished batches of this epoch iterator.
         blame: samples that may be the cause: batch, key, and share of the blame.
         why: how and where the worker died, as a sentence without a full stop.
     """

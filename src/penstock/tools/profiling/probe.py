@@ -151,8 +151,6 @@ class Probe:
             on_worker_death="raise",
             ray_options=None,
         )
-        if config.kind != "process":
-            config = replace(config, dispatch="auto")
         return config if workers else replace(config, timeout=0, max_bytes_in_flight=None)
 
     def executors(self) -> list[str]:

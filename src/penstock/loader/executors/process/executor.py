@@ -1,10 +1,9 @@
 """`ProcessExecutor`: makes batches in a pool of worker processes.
 
-    whole   -> one worker                                                       chunks -> all workers, in the same slot
-    answers -> a batch is done when all its parts are answered -> Done
+    a batch, or a group of small ones in one message  ->  one worker  ->  answers  ->  Done
 
-Invariant: a slot is lent for a batch number, and returns when every part of that batch is answered, in whichever epoch;
-so a late worker never writes into another batch.
+Invariant: a slot is lent for a batch number, and returns when that batch is answered, in whichever epoch; so a late
+worker never writes into another batch.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Any
 from penstock.errors import RingError, WorkerError
 from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
-from penstock.loader.executors.process.assembly import Assembly, Plan, ProcessBatch
-from penstock.loader.executors.process.assign import Assigner
+from penstock.loader.executors.process.assembly import Assembly, ProcessBatch, Workload
 from penstock.loader.executors.process.pack import SMALL
 from penstock.loader.executors.process.pool import Pool
 from penstock.loader.executors.process.ring import AHEAD
@@ -36,7 +34,7 @@ class ProcessExecutor(Executor):
 
     Args:
         pool: the workers. A newer executor over the same pool ends an older one.
-        plan: the dispatch policy; it keeps measurements between epoch iterators.
+        work: who may make the batches, and what they cost.
         epoch: passed to stream datasets; None for none.
         states: states of users' objects to resume from, by worker.
         has_states: whether users' objects may have states.
@@ -47,7 +45,7 @@ class ProcessExecutor(Executor):
     def __init__(
         self,
         pool: Pool,
-        plan: Plan,
+        work: Workload,
         *,
         epoch: EpochStart,
         states: dict[int, Any],
@@ -59,11 +57,10 @@ class ProcessExecutor(Executor):
         self.pool = pool
         self.workers = pool.config.workers
         self.tells_begin = has_states
-        self._plan = plan
+        self._work = work
         self._persistent = persistent
         self._release: Callable[[], None] | None = release
-        self._assembly = Assembly(pool, plan)
-        self._assigner = Assigner(pool, plan, self._assembly)
+        self._assembly = Assembly(pool, work)
         self._wanted: dict[int, ProcessBatch] = {}  # by number
         self._ended: set[int] = set()  # workers whose streams have ended
         self._one_was_had = False
@@ -71,14 +68,13 @@ class ProcessExecutor(Executor):
         with pool.turn():
             self._hear_of_earlier_passes()
             self._run = pool.begin(epoch, states)
-            self._assembly.tell_layout()  # replaced workers do not know it
 
     def _hear_of_earlier_passes(self) -> None:
         """Process messages since the last epoch iterator ended. Batches that dead workers owed it are dropped."""
         self.receive(self.pool.wait(0.0))
         for worker in self.pool.dead():
-            for batch, part in self._owed(worker):
-                self._take_in(worker, "skipped", batch.run, batch.number, part, None, None, [], 0, 0)
+            for batch in self._owed(worker):
+                self._take_in(worker, "skipped", batch.run, batch.number, None, None, [], 0, 0)
 
     def turn(self) -> Any:
         """Return the pool's lock, since epoch iterators share the pool."""
@@ -110,12 +106,12 @@ class ProcessExecutor(Executor):
     def depth(self) -> int:
         """Return how many batches may be in flight now."""
         config = self.pool.config
-        if config.max_bytes_in_flight is not None and not self._plan.sized:
+        if config.max_bytes_in_flight is not None and not self._work.sized:
             return 1  # until their size is known
-        light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the consumer waits for the first batch
+        light, ring = self._work.light and self._one_was_had, self.pool.ring  # the consumer waits for the first batch
         begun = config.small_batch_depth if light else config.depth
-        limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
-        if self.ahead and self._plan.ahead:
+        limit, beside = config.max_bytes_in_flight, self._work.messages.largest
+        if self.ahead and self._work.ahead:
             begun = max(begun, min(config.depth + self.ahead, config.small_batch_depth))
         if limit is None and begun > config.depth:
             begun = max(config.depth, min(begun, AHEAD // max(1, ring.slot_bytes + beside)))
@@ -136,7 +132,7 @@ class ProcessExecutor(Executor):
 
     def group(self, depth: int) -> int:
         """Return how many batches are sent together."""
-        return self._assigner.group(depth)
+        return max(1, min(self._work.group, depth // (2 * self.workers)))
 
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
         """Return the least busy worker."""
@@ -152,9 +148,25 @@ class ProcessExecutor(Executor):
         return batch
 
     def submit(self, batches: Sequence[Any], worker: int) -> list[Event]:
-        """Send batches; batches whose indices cannot be pickled are done at once, with an error."""
-        self._assigner.hand_out(list(batches), worker)
-        return [Done(batch) for batch in batches if not batch.missing]
+        """Send batches to a worker in one message, which it answers in one message.
+
+        A batch whose indices cannot be pickled is done at once, with an error.
+        """
+        messages = [batch.message() for batch in batches]
+        try:
+            data = pickle.dumps(messages[0] if len(messages) == 1 else ("group", messages), protocol=5)
+        except Exception as error:
+            if raised_by_signal_handler(error):
+                raise
+            if len(batches) > 1:  # sending them one by one shows which batch it is
+                return [event for batch in batches for event in self.submit([batch], worker)]
+            batches[0].answer = "unsent", error
+            return [Done(batches[0])]
+        for batch in batches:
+            batch.missing = True
+        self.pool.load[worker] += len(batches)
+        self.pool.post(worker, data)
+        return []
 
     def drained(self) -> None:
         """Let the workers end while the consumer uses the last batch."""
@@ -188,11 +200,9 @@ class ProcessExecutor(Executor):
             answer = pickle.loads(frame.message)
             answers = answer if type(answer) is list else (answer,)
             nbytes = len(frame.message) // len(answers)
-            for kind, run, number, index, payload, metrics, room in answers:
+            for kind, run, number, payload, metrics, room in answers:
                 if kind != "begun":
-                    events += self._take_in(
-                        worker, kind, run, number, index, payload, metrics, frame.buffers, nbytes, room
-                    )
+                    events += self._take_in(worker, kind, run, number, payload, metrics, frame.buffers, nbytes, room)
                 elif run == self._run:
                     events.append(Began(worker, payload))
         for worker in dead:
@@ -205,7 +215,6 @@ class ProcessExecutor(Executor):
         kind: str,
         run: int,
         number: int,
-        index: int,
         payload: Any,
         metrics: Any,
         beside: Any,
@@ -217,30 +226,18 @@ class ProcessExecutor(Executor):
         batch: ProcessBatch = self.pool.batches[run, number]
         if room and batch.slot is not None:
             batch.slot.size = max(batch.slot.size, room)
-        part = batch.parts[index]
-        part.answer = kind, payload
-        batch.missing -= 1
+        batch.answer, batch.missing = (kind, payload), False
         if metrics is not None:
-            if batch.metrics is None:
-                batch.metrics = BatchMetrics(*metrics)
-            else:
-                batch.metrics.add(BatchMetrics(*metrics))
-        if beside:
-            batch.beside[index] = beside
-        batch.message_bytes += nbytes
+            batch.metrics = BatchMetrics(*metrics)
+        batch.beside = beside
         if kind == "end" and run == self._run:
             batch.ended = True
             self._ended.add(worker)
             self._wanted.pop(number, None)
-        if batch.missing:
-            return []
-        self._plan.messages.add(batch.message_bytes)
+        self._work.messages.add(nbytes)
         if self._wanted.get(number) is not batch:
             self._assembly.give_back(batch)
-        elif not self._assembly.fits_together(batch):
-            batch.metrics = None
-            self._assigner.give_whole(batch, self._assigner.least_busy())
-        return [] if batch.parts[0].answer is None else [Done(batch)]
+        return [Done(batch)]
 
     def collect(self, batch: PendingBatch, number: int) -> BatchResult:
         """Return a batch over its slot, which is leased until the consumer drops the batch; or its error.
@@ -251,17 +248,16 @@ class ProcessExecutor(Executor):
         assert isinstance(batch, ProcessBatch)
         del self._wanted[batch.number]
         self._one_was_had = True
-        worker = batch.parts[0].worker
-        for part in batch.parts:
-            assert part.answer is not None
-            kind, payload = part.answer
-            if kind in ("error", "unsent"):
-                self._assembly.give_back(batch)
-                if kind == "unsent":
-                    batch.parts.clear()  # the error's traceback refers to the batch
-                    return BatchResult(None, BatchMetrics(), number, worker, error=payload)
-                told, state = payload
-                return BatchResult(None, BatchMetrics(), number, worker, state, error=rebuild(told))
+        worker = batch.worker
+        assert batch.answer is not None
+        kind, payload = batch.answer
+        if kind in ("error", "unsent"):
+            self._assembly.give_back(batch)
+            if kind == "unsent":
+                batch.answer = None  # the error's traceback refers to the batch
+                return BatchResult(None, BatchMetrics(), number, worker, error=payload)
+            told, state = payload
+            return BatchResult(None, BatchMetrics(), number, worker, state, error=rebuild(told))
         try:
             return self._assembly.result(batch, number)
         except RingError:
@@ -276,39 +272,32 @@ class ProcessExecutor(Executor):
     def _lost(self, worker: int) -> list[Event]:
         """Return the events of a worker's death."""
         lost = self._owed(worker)
-        if self._plan.stream and worker in self._ended:
+        if self._work.stream and worker in self._ended:
             events: list[Event] = []
-            for batch, _ in lost:  # its stream had ended
-                events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [], 0, 0)
+            for batch in lost:  # its stream had ended
+                events += self._take_in(worker, "end", batch.run, batch.number, None, None, [], 0, 0)
             return events
         why = f"{self.pool.obituary(worker)} It was {self._whereabouts(worker)}"
-        mine: list[PendingBatch] = [batch for batch, _ in lost if self._wanted.get(batch.number) is batch]
+        mine: list[PendingBatch] = [batch for batch in lost if self._wanted.get(batch.number) is batch]
         at = [(self._wanted[number], key) for key, number in self.pool.at(worker) if number in self._wanted]
         # Its threads were loading several samples, one of which is the cause: each gets a share of the blame.
         blame: list[tuple[PendingBatch, int, float]] = [(batch, key, 1 / len(at)) for batch, key in at]
         return [Lost(worker, mine, blame or [(batch, 0, 1.0) for batch in mine], why)]
 
-    def _owed(self, worker: int) -> list[tuple[ProcessBatch, int]]:
-        """Return the unanswered parts of a worker, of all epoch iterators."""
-        return [
-            (batch, number)
-            for batch in list(self.pool.batches.values())
-            for number, part in enumerate(batch.parts)
-            if part.worker == worker and part.answer is None
-        ]
+    def _owed(self, worker: int) -> list[ProcessBatch]:
+        """Return the unanswered batches of a worker, of all epoch iterators."""
+        return [batch for batch in list(self.pool.batches.values()) if batch.missing and batch.worker == worker]
 
     def replace(self, lost: Lost) -> list[PendingBatch]:
-        """Replace a dead worker, and send its unanswered parts to the new one."""
+        """Replace a dead worker, and send its unanswered batches to the new one."""
         worker, load = lost.worker, self.pool.load
         owed = self._owed(worker)
         load[worker] = 0
         self.pool.restart(worker)
         self.pool.send(worker, ("begin", self._run, None, None))
-        if self._plan.layout is not None:
-            self.pool.send(worker, ("layout_is", self._plan.layout))
-        for batch, number in owed:
+        for batch in owed:
             load[worker] += 1
-            self.pool.send(worker, self._assigner.message(batch, number))
+            self.pool.send(worker, batch.message())
         return []
 
     def _whereabouts(self, worker: int) -> str:
@@ -324,11 +313,10 @@ class ProcessExecutor(Executor):
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
         """Return the hanging worker and its sample."""
-        for part in first.parts if isinstance(first, ProcessBatch) else []:
-            if part.answer is None:
-                pid = self.pool.members[part.worker].process.pid
-                return f": worker {part.worker} (pid {pid}) was {self._whereabouts(part.worker)}"
-        return ""
+        if not isinstance(first, ProcessBatch) or not first.missing:
+            return ""
+        pid = self.pool.members[first.worker].process.pid
+        return f": worker {first.worker} (pid {pid}) was {self._whereabouts(first.worker)}"
 
     # The end.
 
@@ -340,7 +328,7 @@ class ProcessExecutor(Executor):
         self._wanted.clear()
         release, self._release = self._release, None
         if release is not None:
-            if self._run == self.pool.run and not (self._persistent and self._plan.stream):
+            if self._run == self.pool.run and not (self._persistent and self._work.stream):
                 self.pool.stop()
             release()
 

@@ -178,7 +178,7 @@ class Pool:
         self.batches: dict[tuple[int, int], Any] = {}
         """Batches in progress, of all epoch iterators: their slots are not free."""
         self.load = [0] * config.workers
-        """Number of unanswered parts of each worker."""
+        """Number of unanswered batches of each worker."""
         self.broken = False
         """Whether a worker died and was not replaced."""
         self._head = Region(self.ring.file.fd, 0, head)

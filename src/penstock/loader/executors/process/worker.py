@@ -1,4 +1,4 @@
-"""The program of a worker process: take a request, make the batch or chunk, write it to its slot, and answer.
+"""The program of a worker process: take a request, make the batch, write it to its slot, and answer.
 
 It ends when its request pipe is closed, and at the latest some seconds after its parent has ended. Errors of user code
 are answers; SystemExit and KeyboardInterrupt end the worker, as in torch.
@@ -23,15 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.loader.arena import Column, Rows, Slot, collating_into
+from penstock.loader.arena import Slot, collating_into
 from penstock.loader.exceptions import describe
+from penstock.loader.executors.divided import DividedBatch
 from penstock.loader.executors.process.channel import Inbox, write
 from penstock.loader.executors.process.pack import Packed, pack
 from penstock.loader.executors.process.region import Region, paged
 from penstock.loader.executors.process.ring import Address
-from penstock.loader.executors.process.rows import Layout, flatten
 from penstock.loader.executors.thread_pool import ThreadPool, thread_number
-from penstock.loader.fetch import Fetcher
+from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import Snapshot
@@ -75,9 +75,6 @@ class Setup(NamedTuple):
     held_back: bool
     """Whether SIGINT is blocked until the worker has a handler."""
 
-
-_Chunk = tuple[int, int, int, int]
-"""The part of a batch to make: its number, and samples ``begin`` to ``end`` of ``size``."""
 
 _GROWTH = 8
 """Slots grow by at least this fraction of their size, so that a batch of many tensors extends them rarely."""
@@ -152,8 +149,6 @@ class _Worker:
         self._sent = 0
         self._kept: list[tuple[Any, ...]] | None = None  # answers to send together
         self._since = 0.0
-        self._layout: Layout | None = None
-        self._columns: dict[int, list[Column]] = {}  # of the layout, by batch size
         self._regions: dict[int, Region] = {}
         head = Region(setup.file.fd, 0, board_bytes(setup.total, setup.threads))
         self._board = memoryview(head.memory.data).cast("B").cast("Q")
@@ -178,10 +173,6 @@ class _Worker:
 
     # Messages of the consumer.
 
-    def _layout_is(self, layout: Layout) -> None:
-        self._layout = layout
-        self._columns = {}
-
     def _begin(self, run: int, epoch: int | None, state: WorkerState | None) -> None:
         """Start an epoch iterator and send the first snapshot. An error is the answer to its first request."""
         self._broken, first = self.unusable, None
@@ -195,10 +186,10 @@ class _Worker:
         if not self._fetcher.has_states:
             return
         try:
-            self._send("begun", run, 0, 0, first, BatchMetrics())
+            self._send("begun", run, 0, first, BatchMetrics())
         except Exception as error:  # the state cannot be pickled
             self._broken = error
-            self._send("begun", run, 0, 0, None, BatchMetrics())
+            self._send("begun", run, 0, None, BatchMetrics())
 
     def _group(self, messages: list[tuple[Any, ...]]) -> None:
         """Make several small batches, and send their answers together."""
@@ -216,20 +207,20 @@ class _Worker:
         return None if self._quick >= _ENOUGH else self._pool
 
     def _make(self, run: int, number: int, address: Any, packed: tuple[Any, ...]) -> None:
-        request = BatchRequest(*packed)
-        threads = self._threads
+        request, fetcher, threads = BatchRequest(*packed), self._fetcher, self._threads
+        slot = None if address is None else Slot(self._memory(address), partial(self._grow, address))
         if threads is None:
-            self._whole(run, number, address, request)
+            self._answer(run, number, slot, partial(fetcher, request))
+        elif isinstance(fetcher, Fetch) and fetcher.divisible and not fetcher.has_states and len(request.indices) > 1:
+            batch = DividedBatch(fetcher, request, threads.count, slot)
+            answer = partial(self._answer, run, number, slot, batch.collate)
+            for part in range(batch.parts):
+                self._submit(threads, partial(self._load, run, number, batch, part, answer))
         else:
-            threads.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, request)))
+            self._submit(threads, partial(self._answer, run, number, slot, partial(fetcher, request)))
 
-    def _chunk(self, run: int, number: int, address: Any, chunk: _Chunk, packed: tuple[Any, ...]) -> None:
-        request = BatchRequest(*packed)
-        threads = self._threads
-        if threads is None:
-            self._part(run, number, address, chunk, request)
-        else:
-            threads.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, request)))
+    def _submit(self, threads: ThreadPool, job: Callable[[], None]) -> None:
+        threads.submit(lambda _: self._in_thread(job))
 
     def _in_thread(self, job: Callable[[], None]) -> None:
         show_samples(self._mine[3 + 2 * thread_number() :])
@@ -242,87 +233,44 @@ class _Worker:
 
     # Work.
 
-    def _whole(self, run: int, number: int, address: Any, request: BatchRequest) -> None:
+    def _answer(self, run: int, number: int, slot: Slot | None, make: Callable[[BatchMetrics], Any]) -> None:
+        """Make a batch and send it, or its error."""
         metrics = BatchMetrics()
-        if not self._wanted(run, number, 0, metrics):
+        if not self._wanted(run, number, metrics):
             return
-        slot = None if address is None else Slot(self._memory(address), partial(self._grow, address))
         try:
             try:
                 with collating_into(slot):
-                    batch = self._fetcher(request, metrics)
+                    batch = make(metrics)
             except StopIteration:
-                self._send("end", run, number, 0, None, metrics, slot=slot)
+                self._send("end", run, number, None, metrics, slot=slot)
                 return
             packed = pack(batch, slot)
             payload = packed.data, packed.table, self._fetcher.state_dict()
-            self._send("batch", run, number, 0, payload, metrics, packed, slot)
+            self._send("batch", run, number, payload, metrics, packed, slot)
         except Exception as error:
-            self._send("error", run, number, 0, self._told(error), metrics, slot=slot)
+            self._send("error", run, number, self._told(error), metrics, slot=slot)
 
-    def _part(self, run: int, number: int, address: Any, chunk: _Chunk, request: BatchRequest) -> None:
-        metrics, (part, begin, end, _) = BatchMetrics(), chunk
-        if not self._wanted(run, number, part, metrics):
-            return
-        rows = self._rows(address, chunk)
-        try:
-            with collating_into(rows):  # some datasets write there directly
-                samples = self._fetcher.samples(request, metrics)  # type: ignore[attr-defined]
-        except Exception as error:
-            self._send("error", run, number, part, (describe(error, self._where), None), metrics)
-            return
-        packed, texts = None, None
-        with contextlib.suppress(Exception):  # a chunk that does not collate may do so as a whole batch, or fail there
-            if len(samples) != end - begin:
-                pass  # on_error has skipped samples
-            elif rows is None:
-                packed = pack(self._fetcher.collate(samples, request, metrics), None)  # type: ignore[attr-defined]
-            else:
-                texts = self._put_rows(samples, request, rows, metrics)
-        if packed is not None:
-            self._send("batch", run, number, part, (packed.data, packed.table, None), metrics, packed)
-        else:
-            self._send("again" if texts is None else "rows", run, number, part, texts, metrics)
+    def _load(self, run: int, number: int, batch: DividedBatch, part: int, answer: Callable[[], None]) -> None:
+        """Load the samples of a part; the thread of the last part makes the batch and answers."""
+        if self._board[0] == run and self._broken is None:
+            self._mine[4 + 2 * thread_number()] = number + 1
+            batch.load(part)
+            self._mine[4 + 2 * thread_number()] = 0
+        if batch.finished():
+            answer()
 
-    def _rows(self, address: Any, chunk: _Chunk) -> Rows | None:
-        """Return the memory for a chunk's rows; None while the layout is unknown."""
-        layout, (_, begin, end, size) = self._layout, chunk
-        if address is None or layout is None:
-            return None
-        columns = self._columns.get(size)
-        if columns is None:
-            columns = layout.columns(size)
-            if len(self._columns) < 64:
-                self._columns[size] = columns
-        return Rows(self._memory(address), columns, begin, end)
-
-    def _put_rows(
-        self, samples: list[Any], request: BatchRequest, rows: Rows, metrics: BatchMetrics
-    ) -> list[Any] | None:
-        """Write the rows of a chunk; return its strings, or None if its layout differs from earlier batches."""
-        layout = self._layout
-        assert layout is not None
-        with collating_into(rows):
-            batch = self._fetcher.collate(samples, request, metrics)  # type: ignore[attr-defined]
-        tensors: list[torch.Tensor] = []
-        texts: list[Any] = []
-        if flatten(batch, tensors, texts) != layout.spec or any(len(text) != len(samples) for text in texts):
-            return None
-        if len(rows.addresses) != len(layout.rows) or [t.data_ptr() for t in tensors] != rows.addresses:
-            return None
-        return texts
-
-    def _wanted(self, run: int, number: int, part: int, metrics: BatchMetrics) -> bool:
+    def _wanted(self, run: int, number: int, metrics: BatchMetrics) -> bool:
         """Return whether a request is still wanted; if not, send an answer that says so."""
         # A stream makes stale batches, too, so that its iterator does not depend on when the consumer left.
         if self._board[0] != run and not (self._board[0] and isinstance(self._fetcher, StreamFetch)):
-            self._send("skipped", run, number, part, None, metrics)
+            self._send("skipped", run, number, None, metrics)
             return False
         if self._broken is _TOLD:
-            self._send("end", run, number, part, None, metrics)
+            self._send("end", run, number, None, metrics)
             return False
         if self._broken is not None:
-            self._send("error", run, number, part, (describe(self._broken, self._where), None), metrics)
+            self._send("error", run, number, (describe(self._broken, self._where), None), metrics)
             if isinstance(self._fetcher, StreamFetch):
                 self._broken = _TOLD
             return False
@@ -367,7 +315,6 @@ class _Worker:
         kind: str,
         run: int,
         number: int,
-        part: int,
         payload: Any,
         metrics: BatchMetrics,
         packed: Packed | None = None,
@@ -376,12 +323,12 @@ class _Worker:
         self._mine[4 + 2 * thread_number()] = 0
         with self._sending:
             self._sent += 1
-            if self._pool is not None and kind in ("batch", "rows"):
+            if self._pool is not None and kind == "batch":
                 self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
             if self._sent % 16 == 1:
                 self._mine[0] = _peak_memory()
         grown = slot.capacity if slot is not None and slot.grown else 0
-        answer = kind, run, number, part, payload, metrics.packed(), grown
+        answer = kind, run, number, payload, metrics.packed(), grown
         beside = packed.beside if packed is not None else []
         if self._kept is not None and not beside and thread_number() < 0:
             self._kept.append(answer)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from ray import cloudpickle
 
 import penstock
 from penstock.loader.exceptions import RemoteError, describe
+from penstock.loader.executors.divided import DividedBatch
 from penstock.loader.executors.process.pack import pack
 from penstock.loader.executors.ray.remote_manifest import RowsWanted, keep_rows
 from penstock.loader.executors.thread_pool import ThreadPool
@@ -216,7 +218,23 @@ class Worker:
         if self._pool is None or not getattr(self._fetcher, "divisible", False) or len(request.indices) < 2:
             return self._alone(lambda: self._fetcher(request, metrics))  # type: ignore[misc]
         assert isinstance(self._fetcher, Fetch)
-        return self._fetcher.collate(self._in_threads(self._fetcher, request, metrics), request, metrics)
+        batch = DividedBatch(self._fetcher, request, self._threads)
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def load(part: int, _: Any) -> None:
+            try:
+                batch.load(part)
+                done.put(None)
+            except BaseException as error:  # raised again in the calling thread
+                done.put(error)
+
+        for part in range(batch.parts):
+            self._pool.submit(partial(load, part))
+        errors = [done.get() for _ in range(batch.parts)]
+        for error in errors:
+            if error is not None:
+                raise error
+        return batch.collate(metrics)
 
     def _samples(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         assert isinstance(self._fetcher, Fetch)
@@ -229,33 +247,6 @@ class Worker:
             return job()
         with self._turn:
             return job()
-
-    def _in_threads(self, fetcher: Fetch, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """Return the samples of a request, loaded by several threads."""
-        assert self._pool is not None
-        size, count = len(request.indices), min(self._threads, len(request.indices))
-        done: queue.SimpleQueue[tuple[int, Any, BatchMetrics]] = queue.SimpleQueue()
-        for chunk in range(count):
-            part = request.part(chunk * size // count, (chunk + 1) * size // count)
-
-            def job(_: Any, chunk: int = chunk, part: BatchRequest = part) -> None:
-                mine = BatchMetrics()
-                try:
-                    made: Any = fetcher.samples(part, mine)
-                except BaseException as error:  # raised again in the calling thread
-                    made = error
-                done.put((chunk, made, mine))
-
-            self._pool.submit(job)
-        parts: dict[int, Any] = {}
-        for _ in range(count):
-            chunk, made, mine = done.get()
-            parts[chunk] = made
-            metrics.add(mine)
-        for chunk in range(count):
-            if isinstance(parts[chunk], BaseException):
-                raise parts[chunk]
-        return [sample for chunk in range(count) for sample in parts[chunk]]
 
     @property
     def _where(self) -> str:
