@@ -15,7 +15,6 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError, escaped
 from penstock.loader.failure_log import FailureLog
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
@@ -347,8 +346,6 @@ def _finished(result: BatchResult, finish: Callable[[Any], Any]) -> BatchResult:
     try:
         batch = finish(result.batch)
     except Exception as error:
-        if raised_by_signal_handler(error):
-            raise
         return result._replace(batch=None, error=error)
     result.metrics.hand_over += perf_counter() - begin
     return result._replace(batch=batch)

@@ -20,7 +20,6 @@ import torch
 
 from penstock.errors import ConfigError, WorkerError
 from penstock.loader.batches import map_batch
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import Statistics
@@ -252,8 +251,6 @@ class DevicePrefetcher:
         try:
             return self._copied(self._batches.next())
         except Exception as error:
-            if raised_by_signal_handler(error):
-                raise
             return error
 
     def _copied(self, result: BatchResult) -> _Copied:
@@ -264,8 +261,6 @@ class DevicePrefetcher:
             batch, error = self._copier.copy(result.batch), None
             mark = self._copier.record()
         except Exception as raised:
-            if raised_by_signal_handler(raised):
-                raise
             batch, error = None, raised
         seconds = perf_counter() - begin
         result.metrics.hand_over += seconds
@@ -276,7 +271,5 @@ class DevicePrefetcher:
             try:
                 self._copier.wait(copied.mark, copied.result.batch)
             except Exception as error:
-                if raised_by_signal_handler(error):
-                    raise
                 return copied.result._replace(batch=None, error=error)
         return copied.result

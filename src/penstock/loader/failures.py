@@ -35,7 +35,6 @@ from penstock.errors import (
     TooManyErrors,
 )
 from penstock.hashing import mix
-from penstock.loader.interrupts import raised_by_signal_handler
 
 __all__ = ["NEVER_TOLERATED", "SKIP", "Failure", "LoadOne", "OnError", "is_tolerable"]
 
@@ -282,7 +281,7 @@ def _draw(tried: list[Any], wanted: int, stream: int, key: int, length: int | No
 
 def is_tolerable(error: BaseException) -> bool:
     """Return whether an exception may be the fault of a sample."""
-    if not isinstance(error, Exception) or isinstance(error, NEVER_TOLERATED) or raised_by_signal_handler(error):
+    if not isinstance(error, Exception) or isinstance(error, NEVER_TOLERATED):
         return False
     return not (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 

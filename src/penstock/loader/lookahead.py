@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchRequest
 
 __all__ = ["Lookahead"]
@@ -56,8 +55,6 @@ class Lookahead:
         try:
             request = next(self._requests, None)
         except Exception as error:
-            if raised_by_signal_handler(error):
-                raise
             self.error, request = error, None
         if request is None:
             self._requests = None

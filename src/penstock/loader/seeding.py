@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import torch
 
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics
 
 __all__ = ["Seeding"]
@@ -127,7 +126,7 @@ class Seeding:
         try:
             made = make(metrics)
         except BaseException as error:
-            if not self._found(before) or not isinstance(error, Exception) or raised_by_signal_handler(error):
+            if not self._found(before) or not isinstance(error, Exception):
                 raise
         else:
             if not self._found(before):

@@ -21,7 +21,6 @@ import torch
 
 from penstock.cores import Ticks, cores, ticks
 from penstock.loader.config import LoaderConfig
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchResult
 
 __all__ = ["Statistics", "size_of"]
@@ -219,10 +218,8 @@ def size_of(batch: Any) -> int:
         return batch.nbytes
     try:
         return _size(batch)
-    except Exception as error:
+    except Exception:
         # A structure that contains itself, or a user's mapping that fails, must not lose the batch.
-        if raised_by_signal_handler(error):
-            raise
         return 0
 
 

@@ -21,7 +21,6 @@ from penstock.loader.autotune import Autotuner
 from penstock.loader.dataloader_iter import ResultIterator
 from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.fetch import Fetcher
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.memory import available_memory, private_memory
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.setting import Setting
@@ -252,8 +251,6 @@ class TunedBatches:
                 self._next = self._follow(start=True)
                 return
             except Exception as error:
-                if raised_by_signal_handler(error):
-                    raise
                 if self._tuner.decided:
                     # The error is raised when the workers are needed.
                     return

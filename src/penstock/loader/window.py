@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, WorkerError
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.lookahead import Lookahead
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
@@ -262,7 +261,7 @@ class Window:
             WorkerError: the loader was closed meanwhile, perhaps by a signal handler in this thread, which caused the
                 error.
         """
-        closed = self._why is not None and isinstance(error, Exception) and not raised_by_signal_handler(error)
+        closed = self._why is not None and isinstance(error, Exception)
         self._why = self._why or (str(error) if isinstance(error, PenstockError) else INTERRUPTED)
         self.executor.abort()
         self.close()

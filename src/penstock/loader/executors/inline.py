@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from penstock.loader.executors.base import Began, Event, Executor, PendingBatch
 from penstock.loader.fetch import Fetcher
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.plan.stream_plan import EpochStart
@@ -57,11 +56,7 @@ class InlineExecutor(Executor):
         return []
 
     def _make(self, batch: PendingBatch) -> BatchResult:
-        """Return the batch or its exception, and leave no sample scope open.
-
-        Raises:
-            Exception: from a signal handler that ran meanwhile.
-        """
+        """Return the batch or its exception, and leave no sample scope open."""
         return call_in_scope(None, self._made, batch)
 
     def _made(self, batch: PendingBatch) -> BatchResult:
@@ -72,8 +67,6 @@ class InlineExecutor(Executor):
             batch.ended = True
             return BatchResult(None, metrics, 0, error=error)
         except BaseException as error:  # also Ctrl-C: then the batch is missing, and the next call continues after it
-            if isinstance(error, Exception) and raised_by_signal_handler(error):
-                raise
             try:
                 return BatchResult(None, metrics, 0, state=self._fetcher.state_after_error(), error=error)
             except Exception as another:

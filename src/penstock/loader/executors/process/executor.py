@@ -19,7 +19,6 @@ from penstock.loader.executors.process.assembly import Assembly, ProcessBatch, W
 from penstock.loader.executors.process.pack import SMALL
 from penstock.loader.executors.process.pool import Pool
 from penstock.loader.executors.process.ring import AHEAD
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.plan.stream_plan import EpochStart
 
@@ -156,8 +155,6 @@ class ProcessExecutor(Executor):
         try:
             data = pickle.dumps(messages[0] if len(messages) == 1 else ("group", messages), protocol=5)
         except Exception as error:
-            if raised_by_signal_handler(error):
-                raise
             if len(batches) > 1:  # sending them one by one shows which batch it is
                 return [event for batch in batches for event in self.submit([batch], worker)]
             batches[0].answer = "unsent", error
@@ -263,7 +260,7 @@ class ProcessExecutor(Executor):
         except RingError:
             raise
         except Exception as error:  # an object that cannot be unpickled
-            if self.over or raised_by_signal_handler(error):
+            if self.over:
                 raise
             return BatchResult(None, BatchMetrics(), number, worker, error=error)
 

@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -35,7 +35,6 @@ from penstock.loader.executors.process.region import Region
 from penstock.loader.executors.process.ring import SPARE, Ring
 from penstock.loader.executors.process.worker import Setup, board_bytes, board_width, main
 from penstock.loader.fetch import Fetcher
-from penstock.loader.interrupts import holding_back_interrupts
 from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["Pool"]
@@ -137,6 +136,41 @@ def _explain(error: Exception, setup: Setup) -> None:
                 return
 
 
+@contextlib.contextmanager
+def _holding_back_interrupts(method: str) -> Iterator[bool]:
+    """Delay Ctrl-C while a worker is started with this method. Yield whether the worker has to unblock the signal.
+
+    Ctrl-C reaches all processes of the group. A worker would print a traceback before it can set a handler, so it
+    starts with the signal blocked, like this thread. Another thread may receive the signal meanwhile, and Python would
+    raise KeyboardInterrupt in this thread with a half-started worker. So the handler is replaced, too. Afterwards a
+    delayed signal is raised.
+    """
+    if method == "forkserver":
+        # The fork server would pass a blocked signal on to everything else that it starts.
+        yield False
+        return
+    if method == "spawn":
+        from multiprocessing import resource_tracker
+
+        # It unblocks the signal when it starts.
+        resource_tracker.ensure_running()
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main else None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    came: list[int] = []
+    try:
+        if callable(handler):
+            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield signal.SIGINT not in before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 class _Life:
     """The shared state of a pool's end, for threads that wait for its workers.
 
@@ -209,7 +243,7 @@ class Pool:
             member = _Member(number, ours_out, ours_in)
             _open.add(member)  # before the fork, which must close its copies
         try:
-            with holding_back_interrupts(context.get_start_method()) as held_back:
+            with _holding_back_interrupts(context.get_start_method()) as held_back:
                 self._start_process(member, context, theirs_in, theirs_out, held_back)
                 self.members[number : number + 1] = [member]
         except BaseException:

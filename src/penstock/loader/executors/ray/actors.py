@@ -30,7 +30,6 @@ from penstock.loader.executors.ray.cluster import check_attached, nodes, resourc
 from penstock.loader.executors.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import Actor, versions
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Actors"]
@@ -271,10 +270,9 @@ class Actors:
             found, rest = ray.wait(refs, num_returns=1, timeout=patience)
         except SystemError as error:
             # Ray raises this if a signal handler has raised.
-            cause = error.__cause__
-            if cause is None or not (isinstance(cause, KeyboardInterrupt) or raised_by_signal_handler(cause)):
+            if error.__cause__ is None:
                 raise
-            raise cause from None
+            raise error.__cause__ from None
         if found and rest:
             found += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         self.waiting = False

@@ -25,7 +25,6 @@ from penstock.loader.executors.ray.isolate_bad_sample import make_carefully
 from penstock.loader.executors.ray.jobs import RayBatch, RayRunState
 from penstock.loader.executors.ray.member import Answer, Call, Member
 from penstock.loader.executors.ray.remote_manifest import rows_for
-from penstock.loader.interrupts import raised_by_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.window import CLOSED
 
@@ -149,8 +148,6 @@ class RayExecutor(Executor):
         try:
             batch.packed = cloudpickle.dumps(request.packed())
         except Exception as error:  # indices that cannot be pickled: raised in place of this batch
-            if raised_by_signal_handler(error):
-                raise
             batch.finish("raise", error)
         return batch
 
@@ -284,7 +281,7 @@ class RayExecutor(Executor):
             except RingError:
                 raise
             except Exception as error:  # an object that cannot be unpickled
-                if self.over or raised_by_signal_handler(error):
+                if self.over:
                     raise
                 result = BatchResult(None, metrics, number, worker, error=error)
             metrics.hand_over += time.perf_counter() - start
@@ -353,8 +350,6 @@ class RayExecutor(Executor):
             value, metrics = make_carefully(batch.request, self._fetcher, self._make_alone)
             result = BatchResult(value, metrics, number, way="message")
         except Exception as error:
-            if raised_by_signal_handler(error):
-                raise
             result = BatchResult(None, metrics, number, error=error)
         finally:
             turn.acquire()
