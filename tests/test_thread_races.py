@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.loader.metrics import export
+from penstock.integrations.prometheus import export
 from penstock.tables.lru import LruCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample 13", "ignore:more than 3 batches")

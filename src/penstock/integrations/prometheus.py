@@ -1,7 +1,7 @@
 """`export`: a loader's statistics for Prometheus, read at each scrape. Needs ``pip install 'penstock[metrics]'``.
 
     from prometheus_client import start_http_server
-    from penstock.loader.metrics import export
+    from penstock.integrations.prometheus import export
 
     start_http_server(9400)
     export(loader, labels={"loader": "train"})

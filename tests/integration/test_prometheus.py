@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
+from penstock.integrations.prometheus import export
 from penstock.loader.messages import BatchMetrics, BatchResult
-from penstock.loader.metrics import export
 from penstock.loader.statistics import Statistics
 
 prometheus = pytest.importorskip("prometheus_client")
