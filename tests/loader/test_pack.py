@@ -93,13 +93,7 @@ def test_any_view(shape: list[int], order: Any, steps: list[int], dtype: torch.d
 
 def test_a_small_view_does_not_ship_its_storage(room: int | None) -> None:
     big = torch.zeros(1 << 20)
-    complex_ = torch.zeros(1 << 19, dtype=torch.complex64)
-    named = big[100:200]
-    named.label = "a"
-    for tensor in (
-        *(big[5:10], big[::1000], big[:2000], big[5:10].requires_grad_(), complex_[:5].conj(), named),
-        *(complex_.conj().imag[:9], torch.nn.Parameter(big[3:6]), big[7:9].as_subclass(Labelled), big[:5] + 0),
-    ):
+    for tensor in (big[5:10], big[::1000], big[:2000], torch.nn.Parameter(big[3:6]), big[:5] + 0):
         ours, packed = travel([tensor], room)
         assert_same(ours, [tensor])
         assert cost(packed) < 10_000
@@ -115,29 +109,13 @@ def test_an_expanded_tensor_ships_what_it_is_made_of(room: int | None) -> None:
     assert torch.equal(ours, tensor)
 
 
-@pytest.mark.parametrize("size", [10, 5000])
-def test_shared_memory_is_shared_afterwards(size: int, room: int | None) -> None:
-    base = torch.arange(float(size))
-    views = [base, base[1:], base[::2], base.view(2, -1).t(), base.view(torch.int32), base.detach()]
-    ours, packed = travel({"a": views, "b": base}, room)
-    assert_same(ours["a"], views)
-    assert ours["b"] is ours["a"][0]
-    assert cost(packed) < base.nbytes + 1500
-    ours["a"][0][4] = -1.0
-    assert ours["a"][1][3] == -1.0
-    assert ours["a"][2][2] == -1.0
-    assert ours["a"][3][4, 0] == -1.0
-    assert ours["a"][4][4] == torch.tensor(-1.0).view(torch.int32)
-    assert ours["a"][5][4] == -1.0
-
-
-def test_shared_memory_takes_no_more_of_the_slot_than_it_is() -> None:
-    base = torch.arange(10_000)
-    slot = Slot(np.zeros(base.nbytes + 64, np.uint8))
-    ours, packed = travel([base[: len(base) // 2], base[len(base) // 2 :]], slot=slot)
-    assert packed.beside == []
-    assert [nbytes for _, nbytes in packed.table] == [base.nbytes]
-    assert torch.equal(torch.cat(ours), base)
+def test_views_of_one_memory_arrive_with_memory_of_their_own(room: int | None) -> None:
+    base = torch.arange(5000.0)
+    ours, _ = travel([base, base[1:], base], room)
+    assert_same(ours, [base, base[1:], base])
+    assert ours[2] is ours[0]
+    ours[0][1] = -1.0
+    assert ours[1][0] == 1.0
 
 
 def test_storages_of_different_sizes_over_one_address(room: int | None) -> None:
@@ -154,8 +132,6 @@ def test_leaves_and_others_want_gradients(room: int | None) -> None:
     assert all(tensor.is_leaf for tensor in ours)
     ours[0].sum().backward()
     assert ours[0].grad.sum() == 3000
-    ours[1][0] = 5.0
-    assert ours[0][0] == 5.0
 
 
 class Labelled(torch.Tensor):
@@ -191,12 +167,11 @@ class Suspicious(torch.Tensor):
 def test_subclasses_and_attributes(size: int, room: int | None) -> None:
     labelled = torch.arange(float(size)).as_subclass(Labelled)
     labelled.label = "cat"
-    ours, packed = travel([labelled, labelled], room)
+    ours, _ = travel([labelled, labelled], room)
     assert type(ours[0]) is Labelled
     assert ours[0].label == "cat"
     assert ours[0] is ours[1]
     assert bits(ours[0]) == bits(labelled)
-    assert len(packed.data) < SMALL + 1000
 
     plain = torch.arange(size)
     plain.label = labelled
@@ -215,15 +190,6 @@ def test_subclasses_and_attributes(size: int, room: int | None) -> None:
     assert travel(torch.arange(size).as_subclass(OwnWay), room)[0][0] == 1
     suspicious = torch.arange(size).as_subclass(Suspicious)
     assert type(travel(suspicious, room)[0]) is Suspicious
-
-
-def test_subclasses_share_memory_too(room: int | None) -> None:
-    base = torch.arange(3000.0)
-    ours, packed = travel([base, base.as_subclass(Labelled), torch.nn.Parameter(base)], room)
-    ours[0][7] = -1
-    assert ours[1][7] == -1
-    assert ours[2][7] == -1
-    assert cost(packed) < base.nbytes + 1500
 
 
 @full_only("imports SymPy; test_odd_batches.py sends them, too")
