@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-import penstock as ps
-
-__all__ = ["Deadly", "Far", "FarTogether", "Slow", "SlowTogether", "Timed", "Tiny"]
+__all__ = ["Far", "FarTogether", "Slow", "SlowTogether", "Tiny"]
 
 
 class Tiny(Dataset[int]):
@@ -29,17 +26,14 @@ class Tiny(Dataset[int]):
 
 
 class Slow(Tiny):
-    """Samples that take ``seconds``; one in ``rare``, and all in one worker, 20 and 10 times that."""
+    """Samples that take ``seconds``; one in ``rare`` takes 20 times that."""
 
     def __init__(self, length: int, seconds: float, rare: int | None = None) -> None:
         super().__init__(length)
         self.seconds, self.rare = seconds, rare
-        self.slow_worker = -1
 
     def __getitem__(self, index: int) -> int:
-        info = get_worker_info()
-        slower = 10 if info is not None and info.id == self.slow_worker else 1
-        time.sleep(self.seconds * slower * (20 if self.rare and index % self.rare == 0 else 1))
+        time.sleep(self.seconds * (20 if self.rare and index % self.rare == 0 else 1))
         return index
 
 
@@ -68,32 +62,3 @@ class FarTogether(Far):
     def __getitems__(self, indices: Sequence[int]) -> list[int]:
         time.sleep(self.seconds)
         return list(indices)
-
-
-class Timed(Dataset[tuple[int, float]]):
-    """Samples that take ``seconds``, and a draw with each of them."""
-
-    pure = True
-
-    def __init__(self, length: int, seconds: float) -> None:
-        self.length, self.seconds = length, seconds
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> tuple[int, float]:
-        time.sleep(self.seconds)
-        return index, ps.generator().normal()
-
-
-class Deadly(Tiny):
-    """The ``bad`` sample ends its worker."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.bad = -1
-
-    def __getitem__(self, index: int) -> int:
-        if index == self.bad:
-            os._exit(1)
-        return index

@@ -5,7 +5,7 @@
 
 Parts: cheap (samples that take no time, 2 workers), large (batches of 9.6 MB), sleep (samples that wait for 20 ms, up
 to 32 at a time), driver (what a batch costs the program itself). Ray Data is left out where pandas, which it needs, is
-not installed. What is lost, slow or crowded is measured by `loader_policies`.
+not installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def workers_memory() -> int:
     total = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            if file.read().startswith(b"ray::Actor"):
+            if file.read().startswith(b"ray::Worker"):
                 total += smaps_rollup(int(pid))["Pss_Anon"]
     return total
 

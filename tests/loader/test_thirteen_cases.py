@@ -7,7 +7,7 @@ Here are those that no suite has in this form. The others:
 - the server's pages: ``tests/server/test_rank_server_dataset.py``, ``test_every_count_resumes_here_and_on_the_file``
   and ``test_the_next_mini_epoch_is_there_before_it_begins``
 - resampling: ``tests/wds/test_state.py::test_resumed_at_any_sample``
-- a lost node with hedging: ``tests/ray/test_ray_faults.py::test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch``
+- a lost node: ``tests/ray/test_ray_faults.py::test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch``
 - settings that change in mid-epoch: ``test_tuned.py``,
   ``test_every_way_through_the_settings_gives_the_same_batches_and_states``
 - a stream of rows: ``tests/datasets/test_mp_dataset.py``, ``test_batches_are_the_same_for_every_number_of_workers`` and

@@ -486,7 +486,7 @@ class StatefulCollate:
             {"dataset": Pure(8), "sampler": torch.utils.data.RandomSampler(range(8), generator=GENERATOR)},
             "sampler",
         ),
-        ({"dataset": Pure(8), "executor": "ray"}, "min_workers"),
+        ({"dataset": Pure(8), "executor": "ray"}, "pass a number"),
         ({"dataset": Pure(8), "executor": "inline"}, "no workers"),
         ({"dataset": Pure(8), "num_workers": "many"}, "neither a number nor 'auto'"),
     ],

@@ -107,20 +107,6 @@ class Numbers(Dataset[Any]):
         return item
 
 
-class SlowNode(Numbers):
-    """A sample takes some seconds more on one of the nodes."""
-
-    more = 0.0
-    node = ""
-
-    def __getitem__(self, index: int) -> Any:
-        import ray
-
-        if self.more and ray.is_initialized() and ray.get_runtime_context().get_node_id() == self.node:
-            time.sleep(self.more)
-        return super().__getitem__(index)
-
-
 class Deadly(Numbers):
     """``os._exit`` in the worker at some samples, the first ``times`` times."""
 

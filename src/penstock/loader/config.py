@@ -312,7 +312,6 @@ def _check_ray(config: LoaderConfig) -> None:
     given = RayOptions() if config.ray_options is None else config.ray_options
     if not isinstance(given, RayOptions):
         raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
-    given.limits(config.num_workers)
     given.threads(config.threads_per_worker)
     if config.on_worker_death == "restart":
         raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")

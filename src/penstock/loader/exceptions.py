@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import NamedTuple
 
 __all__ = ["RemoteError", "describe", "rebuild"]
@@ -27,10 +28,10 @@ class RemoteError(NamedTuple):
     where: str
 
 
-def describe(error: BaseException, where: str) -> RemoteError:
-    """Return an exception as text."""
+def describe(error: BaseException, where: str, dumps: Callable[[object], bytes] = pickle.dumps) -> RemoteError:
+    """Return an exception as text. ``dumps`` pickles its type."""
     try:
-        kind = pickle.dumps(type(error))
+        kind = dumps(type(error))
     except Exception:
         kind = b""
     try:

@@ -377,8 +377,6 @@ def _worker_rows(table: Table, stats: dict[str, Any]) -> None:
         share = _percent(node["batches"], stats["batches"], 1)
         workers = counted(node["workers"], "worker")
         table.add_row(Text(f"node {name}"), f"{node['batches']:,}", share, workers + each + lost)
-    if stats.get("hedged_batches"):
-        table.add_row("hedged", f"{stats['hedged_batches']:,}", "", "repeated, a worker was slow")
     if stats["restarts"]:
         table.add_row("workers replaced", f"{stats['restarts']:,}", "", "")
 

@@ -345,10 +345,8 @@ class Window:
                 self._note_done(event.batch)
             elif isinstance(event, Began):
                 self._begun[event.worker] = event.snapshot
-            elif isinstance(event, Lost):
-                self._lose(event)
             else:
-                self._again += event.batches
+                self._lose(event)
 
     def _note_done(self, batch: PendingBatch) -> None:
         if self._open.get(batch.number) is not batch:
@@ -375,13 +373,10 @@ class Window:
         for batch, key, share in lost.blame:
             batch.blame[key] = batch.blame.get(key, 0) + share
         worn_out = [batch for batch in lost.batches if round(max(batch.blame.values(), default=0), 6) >= ATTEMPTS]
-        if not self._policy.restart or (worn_out and not self.executor.isolates):
+        if worn_out or not self._policy.restart:
             self._why = f"{lost.why}{', as were workers before it' if worn_out else ''}."
             self.executor.abort()
             return
-        for batch in worn_out:
-            self.executor.isolate(batch)
-            self._note_done(batch)
         self._again += self.executor.replace(lost)
 
     def _head(self) -> PendingBatch | None:

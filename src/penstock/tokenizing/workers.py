@@ -111,7 +111,7 @@ def _encode_there(key: str, pickled: bytes, span: Span) -> Encoded:
 
 
 def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, int]:
-    from penstock.loader.executors.ray.cluster import attach, load_ray, resources
+    from penstock.loader.executors.ray.cluster import attach, load_ray
 
     ray = load_ray()
     attach(address)
@@ -119,7 +119,7 @@ def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, 
     pickled = ray.put(pickle.dumps(work))
     key = secrets.token_hex(8)
     task = ray.remote(num_cpus=1)(_encode_there)
-    count = workers or max(1, int(resources().get("CPU", 1)))
+    count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def take(reference: Any) -> Encoded:
         try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
 
-__all__ = ["Again", "Began", "Done", "Event", "Executor", "Lost", "PendingBatch"]
+__all__ = ["Began", "Done", "Event", "Executor", "Lost", "PendingBatch"]
 
 
 class PendingBatch:
@@ -72,13 +72,7 @@ class Lost(NamedTuple):
     why: str
 
 
-class Again(NamedTuple):
-    """Batches must be submitted again, through no fault of their own."""
-
-    batches: list[PendingBatch]
-
-
-Event = Done | Began | Lost | Again
+Event = Done | Began | Lost
 
 
 class Executor(ABC):
@@ -90,7 +84,6 @@ class Executor(ABC):
         workers: number of workers. If it matters which worker makes a batch, they take turns.
         tells_begin: whether each worker reports `Began` before its first batch.
         planned: number of requests to plan ahead; fewer only after the last one.
-        isolates: whether `isolate` can find the sample at fault.
         over: whether the workers were ended, so that this executor must not be used again.
         waiting: whether it is only waiting, so that an interruption does no harm.
         ahead: extra batches that may be started while a slow one leaves workers idle.
@@ -99,7 +92,6 @@ class Executor(ABC):
     workers = 1
     tells_begin = True
     planned = 0
-    isolates = False
     waiting = False
     over = False
     ahead = 0
@@ -176,10 +168,6 @@ class Executor(ABC):
 
     def replace(self, lost: Lost) -> list[PendingBatch]:
         """Replace a dead worker; return the batches that must be submitted again."""
-        raise NotImplementedError
-
-    def isolate(self, batch: PendingBatch) -> None:
-        """Make a batch that killed several workers sample by sample, when it is collected."""
         raise NotImplementedError
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:

@@ -1,13 +1,11 @@
 """`Actors`: the workers of one loader in the cluster: start, request, detect losses, replace.
 
-    start -> hello (node, versions) -> begin(pass) -> make, make, ...       pending workers are not waited for
-                                                        `-> lost: replaced by another worker
+    start -> hello (node, versions) -> begin(start) -> make, make, ...       pending workers are not waited for
+                                                         `-> lost: replaced by another worker
 
 Ray neither restarts nor retries these actors: other workers make a lost worker's batches at once, and a new worker
 joins when it is ready. Everything runs in the consumer's thread, which waits in one ``ray.wait``. Another thread may
 close the workers meanwhile, when it holds the lock.
-
-Loaders of one program share CPUs: if other loaders' workers leave no room for the first worker, it runs beside them.
 """
 
 from __future__ import annotations
@@ -19,26 +17,92 @@ import time
 import uuid
 import warnings
 import weakref
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from penstock.errors import ClusterError
-from penstock.loader.executors.ray.cluster import check_attached, nodes, resources, session
-from penstock.loader.executors.ray.member import Answer, Call, Counts, Member, Pass
+from penstock.loader.executors.ray.cluster import check_attached, session
 from penstock.loader.executors.ray.options import RayOptions
-from penstock.loader.executors.ray.worker import Actor, versions
+from penstock.loader.executors.ray.worker import Worker, versions
 from penstock.loader.snapshots import Snapshot
+from penstock.plan.stream_plan import EpochStart
 
-__all__ = ["Actors"]
+__all__ = ["Actors", "Answer", "Call", "RayWorker", "Start"]
 
-_PENDING = 30.0  # seconds after which workers that do not start are reported
-_CROWDED = 5.0  # seconds between checks whether other loaders occupy the CPUs
-_FETCH = 30.0  # seconds to fetch an object that is reported as local
+_PENDING_S = 30.0  # seconds after which workers that do not start are reported
+_FETCH_S = 30.0  # seconds to fetch an object that is reported as local
 _STARTS = 3  # consecutive workers that may fail to start
-_AT_EXIT = 5.0  # seconds to wait for the lock, which a user's sampler may hold
+_AT_EXIT_S = 5.0  # seconds to wait for the lock, which a user's sampler may hold
+
+
+class Start(NamedTuple):
+    """The message that starts an epoch iterator in the workers. ``fresh``: with a new copy of the dataset."""
+
+    run: int
+    epoch: EpochStart
+    states: dict[int, Any]
+    base_seed: int
+    fresh: bool
+
+
+@dataclass(eq=False)
+class RayWorker:
+    """A worker as seen by the consumer.
+
+    Attributes:
+        node: the name of its node; None until it has started.
+        calls: its unanswered calls, oldest first.
+        last: time of its last answer.
+        has_dataset: whether it has the current dataset.
+    """
+
+    number: int
+    actor: Any
+    node: str | None = None
+    calls: list[Call] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    last: float = 0.0
+    has_dataset: bool = False
+
+    @property
+    def owed(self) -> int:
+        """The number of requested batches."""
+        return sum(len(call.batches) for call in self.calls)
+
+
+@dataclass(eq=False)
+class Call:
+    """A request for batches, whose answers have the same order."""
+
+    ref: Any
+    batches: list[Any]
+    worker: RayWorker
+    sent: float = field(default_factory=time.monotonic)
+
+
+class Answer(NamedTuple):
+    """The value of a call; or why a worker does not answer some calls, and whether it was lost and replaced."""
+
+    worker: RayWorker
+    calls: list[Call]
+    value: Any
+    error: Exception | None = None
+    lost: bool = False
+
+
+@dataclass
+class _Counts:
+    """The counts of one node."""
+
+    workers: int = 0
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    lost: int = 0
 
 
 class Actors:
@@ -47,11 +111,13 @@ class Actors:
     Args:
         setup: the pickled fetcher and ``worker_init_fn``.
         options: where they run.
-        count: initial number of workers.
+        count: number of workers.
         threads: threads in each worker.
-        turns: serve calls one by one, in order.
+        turns: whether it matters which worker makes a batch: all must start, and calls are served in order.
 
     Attributes:
+        begun: first snapshots of the workers' objects, by worker.
+        lost: number of lost workers.
         waiting: whether it only waits, so that Ctrl-C does no harm.
 
     Raises:
@@ -63,24 +129,22 @@ class Actors:
         self.pid = os.getpid()
         self.options = options
         self.count = count
-        self.members: dict[int, Member] = {}
-        self.counts: dict[str, Counts] = {}
+        self.workers: dict[int, RayWorker] = {}
         self.lost = 0
+        self.waiting = False
+        self.begun: dict[int, Snapshot | None] = {}
         self._threads, self._turns = threads, turns
         self._name = f"{options.name}-{uuid.uuid4().hex[:6]}"
-        self._class = ray.remote(concurrency_groups={"control": 1, "make": 1 if turns else 2})(Actor)
-        self._starting: dict[Any, Member] = {}
-        self._calls: dict[Any, Call] = {}
+        self._class = ray.remote(concurrency_groups={"control": 1, "make": 1 if turns else 2})(Worker)
+        self._counts: dict[str, _Counts] = {}
+        self._starting: dict[Any, RayWorker] = {}
         self._begins: dict[Any, int] = {}  # pending starts of workers with states
-        self.begun: dict[int, Snapshot | None] = {}  # first snapshots, by worker
-        self._pass: Pass | None = None
+        self._calls: dict[Any, Call] = {}
+        self._start_message: Start | None = None
         self._failed = self._serial = 0
         self._warned = False
-        self.waiting = False
         self._lock = threading.RLock()
-        self._close = weakref.finalize(self, _end, self.members, self.pid, self.session, self._lock)
-        with _opening:
-            _open.add(self)
+        self._close = weakref.finalize(self, _end, self.workers, self.pid, self.session, self._lock)
         self.renew(setup)
         for number in range(count):
             self._start(number)
@@ -88,9 +152,8 @@ class Actors:
     def renew(self, setup: bytes) -> None:
         """Set a new or changed dataset, for the next epoch iterator."""
         self._setup = ray.put(setup)
-        for member in self.members.values():
-            member.primed = False
-            member.far.clear()
+        for worker in self.workers.values():
+            worker.has_dataset = False
 
     @property
     def closed(self) -> bool:
@@ -110,73 +173,35 @@ class Actors:
             self._starting.clear()
             self._begins.clear()
 
-    def ready(self) -> list[Member]:
-        """Return the workers that are ready."""
-        return [member for member in self.members.values() if member.node is not None]
+    def ready(self) -> list[RayWorker]:
+        """Return the workers that have started."""
+        return [worker for worker in self.workers.values() if worker.node is not None]
 
-    # Starting.
+    # Starting and replacing.
 
     def _start(self, number: int) -> None:
         self._serial += 1
         name = f"{self._name}-{number}" + (f".{self._serial}" if self._serial > self.count else "")
-        wanted = self.options.of_actors()
-        if self._crowded(sum(member.cpus for member in self.members.values())):
-            wanted["num_cpus"] = 0
-            if bare := [node.id for node in nodes().values() if node.bare]:
-                away = {"ray.io/node-id": f"!in({','.join(bare)})"}  # CPUs must not be shared there
-                wanted["label_selector"] = {**wanted.get("label_selector", {}), **away}
-        made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **wanted)
-        member = Member(number, made.remote(number, self.count, self._threads, self._turns))
-        member.cpus = wanted["num_cpus"]
-        self.members[number] = member
-        self._starting[member.actor.hello.remote()] = member
+        made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **self.options.of_actors())
+        worker = RayWorker(number, made.remote(number, self.count, self._threads, self._turns))
+        self.workers[number] = worker
+        self._starting[worker.actor.hello.remote()] = worker
 
-    def _crowded(self, mine: float) -> bool:
-        """Return whether other loaders of this program leave no room for the first worker.
-
-        Args:
-            mine: CPUs that this loader's workers have or wait for.
-        """
-        with _opening:  # a set must not grow while it is iterated
-            others = [other for other in _open if other is not self]
-        others = [other for other in others if other.session == self.session and not other.closed]
-        theirs = sum(member.cpus for other in others for member in list(other.members.values()))
-        if not theirs or not self.options.num_cpus or (mine and not self._turns):
-            return False
-        return resources().get("CPU", 0.0) - theirs - mine < self.options.num_cpus
-
-    def add(self) -> None:
-        """Add a worker."""
-        self._start(max(self.members, default=-1) + 1)
-
-    def remove(self, member: Member) -> None:
-        """Remove a worker."""
-        self._forget(member)
-        ray.kill(member.actor, no_restart=True)
-
-    def _forget(self, member: Member) -> list[Call]:
-        """Forget a lost worker; return its unanswered calls."""
-        del self.members[member.number]
-        for call in member.calls:
-            del self._calls[call.ref]
-        self._starting = {ref: other for ref, other in self._starting.items() if other is not member}
-        if member.node is not None:
-            self.counts[member.node.name].workers -= 1
-        return member.calls
-
-    def replace(self, member: Member) -> list[Call]:
-        """Replace a lost or late worker; return its unanswered calls."""
-        calls = self._forget(member)
+    def replace(self, worker: RayWorker) -> list[Call]:
+        """Replace a lost or silent worker; return its unanswered calls."""
         self.lost += 1
-        if member.node is not None:
-            self.counts[member.node.name].lost += 1
-        ray.kill(member.actor, no_restart=True)
-        self._start(member.number)
-        return calls
+        for call in worker.calls:
+            del self._calls[call.ref]
+        if worker.node is not None:
+            self._counts[worker.node].workers -= 1
+            self._counts[worker.node].lost += 1
+        ray.kill(worker.actor, no_restart=True)
+        self._start(worker.number)
+        return worker.calls
 
     def _greet(self, ref: Any) -> None:
         """Process the start of a worker, or its failure."""
-        member = self._starting[ref]
+        worker = self._starting.pop(ref)
         try:
             said = ray.get(ref)
         except RayError as error:
@@ -187,72 +212,61 @@ class Actors:
                     f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
                     "All nodes need penstock, torch and the modules of the dataset, in the versions of this program"
                 ) from error
-            self.replace(member)
+            self.replace(worker)
             return
-        node = nodes()[said["node"]]
         if differing := _differing(said["versions"]):
             self.close()
             raise ClusterError(
-                f"the worker on node {node.name} runs {', '.join(differing)}: batches would not be the same. Install "
-                "the same versions there, or name them by RayOptions(runtime_env=)"
+                f"the worker on node {said['node']} runs {', '.join(differing)}: batches would not be the same. "
+                "Install the same versions there, or name them by RayOptions(runtime_env=)"
             )
-        member.node = node
-        del self._starting[ref]
+        worker.node = said["node"]
         self._failed = 0
-        self.counts.setdefault(member.node.name, Counts()).workers += 1
-        if self._pass is not None:
-            self._tell(member, self._pass)
+        self._counts.setdefault(said["node"], _Counts()).workers += 1
+        if self._start_message is not None:
+            self._begin(worker, self._start_message)
 
     # Epoch iterators.
 
     @property
     def run(self) -> int:
         """The number of the current epoch iterator."""
-        return 0 if self._pass is None else self._pass.run
+        return 0 if self._start_message is None else self._start_message.run
 
-    def begin(self, told: Pass) -> None:
+    def begin(self, start: Start) -> None:
         """Start an epoch iterator, and drop earlier requests."""
         check_attached(self.session)
-        self._pass = told
+        self._start_message = start
         self._calls.clear()
         self._begins.clear()
         self.begun = {}
-        for member in self.ready():
-            member.calls.clear()
-            self._tell(member, told)
+        for worker in self.ready():
+            worker.calls.clear()
+            self._begin(worker, start)
 
-    def _tell(self, member: Member, told: Pass) -> None:
-        setup = self._setup if told.fresh or not member.primed else None
-        member.primed = True
-        state = told.states.get(member.number)
-        ref = member.actor.begin.remote(told.run, told.epoch, state, setup, told.base_seed)
+    def _begin(self, worker: RayWorker, start: Start) -> None:
+        setup = self._setup if start.fresh or not worker.has_dataset else None
+        worker.has_dataset = True
+        state = start.states.get(worker.number)
+        ref = worker.actor.begin.remote(start.run, start.epoch, state, setup, start.base_seed)
         if self._turns:
-            self._begins[ref] = member.number
+            self._begins[ref] = worker.number
 
     def stop(self) -> None:
         """Drop all requests."""
         if not self.closed and session() == self.session:
             self._calls.clear()
-            for member in self.ready():
-                member.calls.clear()
-                member.actor.stop.remote()
+            for worker in self.ready():
+                worker.calls.clear()
+                worker.actor.stop.remote()
 
-    # Requests.
+    # Requests and answers.
 
-    def ask(
-        self,
-        member: Member,
-        items: list[Any],
-        requests: list[bytes],
-        *,
-        collate: bool = True,
-        rows: bytes | None = None,
-    ) -> Call:
-        """Request batches from a worker; without ``collate``, their samples uncollated."""
-        call = Call(member.actor.make.remote(self.run, requests, collate, rows), items, member)
+    def ask(self, worker: RayWorker, batches: list[Any], requests: list[bytes]) -> None:
+        """Request batches from a worker."""
+        call = Call(worker.actor.make.remote(self.run, requests), batches, worker)
         self._calls[call.ref] = call
-        member.calls.append(call)
-        return call
+        worker.calls.append(call)
 
     def wait(self, timeout: float | None) -> list[Any]:
         """Wait for news and return it for `receive`, at most ``timeout`` seconds (None: forever); empty on time-out.
@@ -264,10 +278,11 @@ class Actors:
         refs = [*self._starting, *self._begins, *self._calls]
         if not refs:
             return []
-        patience = self._patience(timeout)
+        if (left := self._time_to_start()) is not None:
+            timeout = left if timeout is None else min(timeout, left)
         self.waiting = True
         try:
-            found, rest = ray.wait(refs, num_returns=1, timeout=patience)
+            found, rest = ray.wait(refs, num_returns=1, timeout=timeout)
         except SystemError as error:
             # Ray raises this if a signal handler has raised.
             if error.__cause__ is None:
@@ -282,7 +297,7 @@ class Actors:
         """Return the answers that `wait` found; empty if a worker joined.
 
         Raises:
-            ClusterError: no worker could be started.
+            ClusterError: workers could not be started.
         """
         answers = []
         for ref in found:
@@ -292,39 +307,35 @@ class Actors:
                 self._note_begun(ref)
             elif ref in self._calls:  # not of a worker that was just lost
                 answers.append(self._take(self._calls[ref]))
-        if not found:
-            self._complain()
+        if self._starting:
+            self._check_pending()
         return answers
 
     def _note_begun(self, ref: Any) -> None:
         """Store the first snapshot of a worker; its loss is noticed when a batch is requested."""
         number = self._begins.pop(ref)
         try:
-            self.begun[number] = ray.get(ref, timeout=_FETCH)
+            self.begun[number] = ray.get(ref, timeout=_FETCH_S)
         except RayError:
             self.begun[number] = None
 
     def _take(self, call: Call) -> Answer:
-        member = call.member
+        worker, value, error = call.worker, None, None
         try:
-            value = ray.get(call.ref, timeout=_FETCH)
-            error, lost = None, None
-        except (ObjectLostError, GetTimeoutError, RayTaskError) as caught:  # lost with its node, or never stored
-            value, error, lost = None, caught, None
+            value = ray.get(call.ref, timeout=_FETCH_S)
+        except (ObjectLostError, GetTimeoutError, RayTaskError) as caught:  # the worker is not lost
+            error = caught
         except RayError as caught:
-            calls = list(member.calls)
-            self.replace(member)
-            return Answer(calls, None, caught, member)
+            return Answer(worker, self.replace(worker), None, caught, lost=True)
         del self._calls[call.ref]
-        member.calls.remove(call)
-        member.last = time.monotonic()
-        return Answer([call], value, error, lost)
+        worker.calls.remove(call)
+        worker.last = time.monotonic()
+        return Answer(worker, [call], value, error)
 
-    def learn(self, member: Member, seconds: float, samples: int, nbytes: int) -> None:
-        """Record the time and size of a worker's batch."""
-        member.took(seconds)
-        assert member.node is not None
-        counts = self.counts[member.node.name]
+    def count_batch(self, worker: RayWorker, seconds: float, samples: int, nbytes: int) -> None:
+        """Count a worker's batch."""
+        assert worker.node is not None
+        counts = self._counts[worker.node]
         counts.batches += 1
         counts.samples += samples
         counts.bytes += nbytes
@@ -332,53 +343,44 @@ class Actors:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Return the counts by node."""
-        return {name: asdict(counts) for name, counts in self.counts.items()}
+        return {name: asdict(counts) for name, counts in self._counts.items()}
 
     # Workers that do not start.
 
-    def _patience(self, timeout: float | None) -> float | None:
-        """Return the seconds to wait, shortened so that the next report of pending workers is on time."""
-        if not self._starting:
-            return timeout
-        limit, pending = _PENDING if self.ready() else self.options.start_timeout, self._pending()
-        if not self.ready() and pending < _CROWDED:
-            limit = min(limit, _CROWDED)
-        left = None if self.ready() and self._warned else max(0.05, limit - pending)
-        return min(value for value in (timeout, left, 3600.0) if value is not None)
+    def _time_to_start(self) -> float | None:
+        """Return the seconds until it is an error that workers have not started; None if the others go on."""
+        if not self._starting or (self.ready() and not self._turns):
+            return None
+        return max(0.05, self.options.start_timeout - self._pending_seconds())
 
-    def _pending(self) -> float:
+    def _pending_seconds(self) -> float:
         """Return for how long the first pending worker has been waited for."""
-        begun = [member.started for member in self._starting.values()]
-        return time.monotonic() - min(begun) if begun else 0.0
+        return time.monotonic() - min(worker.started for worker in self._starting.values())
 
-    def _complain(self) -> None:
-        waited, pending = self._pending(), len(self._starting)
-        waiting = [member for member in self._starting.values() if member.cpus]
-        if waiting and not self.ready() and waited >= _CROWDED and self._crowded(0.0):
-            for member in waiting:
-                self.remove(member)
-            for member in waiting:
-                self._start(member.number)
-            return
-        if pending and not self.ready() and waited >= self.options.start_timeout:
+    def _check_pending(self) -> None:
+        waited, pending, left = self._pending_seconds(), len(self._starting), self._time_to_start()
+        if left is not None and waited >= self.options.start_timeout:
+            resources = self._resources()
             self.close()
             raise ClusterError(
-                f"none of {pending} workers could be started in {waited:.0f} s: {self._wanted()}. Add nodes, ask for "
-                "less by RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout"
+                f"{pending} of {self.count} workers could not be started in {waited:.0f} s: {resources}. Add nodes, "
+                "ask for less by RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout. "
+                "With num_cpus=0, workers share the CPUs of other loaders' workers"
             )
-        if self.ready() and pending and waited >= _PENDING and not self._warned:
+        if left is None and waited >= _PENDING_S and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{pending} of {len(self.members)} workers of this DataLoader are still waiting for room in the Ray "
-                f"cluster after {waited:.0f} s; the others go on without them: {self._wanted()}",
+                f"{pending} of {self.count} workers of this DataLoader are still waiting for room in the Ray "
+                f"cluster after {waited:.0f} s; the others go on without them: {self._resources()}",
                 stacklevel=2,
             )
 
-    def _wanted(self) -> str:
+    def _resources(self) -> str:
+        """Return which resources the workers wait for, in words."""
         actors = self.options.of_actors()
         actors.pop("runtime_env", None)
         wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
-        free = ", ".join(f"{k} {v:g}" for k, v in resources(free=True).items() if ":" not in k)
+        free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if ":" not in k)
         return f"each asks for {wanted}, and free in the cluster are {free}"
 
 
@@ -396,19 +398,14 @@ def _public(name: str, version: str) -> str:
     return ".".join(version.split(".")[:2]) if name == "Python" else version.partition("+")[0]
 
 
-def _end(members: dict[int, Member], pid: int, before: str, lock: threading.RLock) -> None:
+def _end(workers: dict[int, RayWorker], pid: int, before: str, lock: threading.RLock) -> None:
     if os.getpid() != pid or session() != before:
         return  # a fork of the process that owns these workers; or they ended with the connection
-    locked = lock.acquire(timeout=_AT_EXIT)
+    locked = lock.acquire(timeout=_AT_EXIT_S)
     try:
-        for member in list(members.values()):
-            ray.kill(member.actor, no_restart=True)
-        members.clear()
+        for worker in list(workers.values()):
+            ray.kill(worker.actor, no_restart=True)
+        workers.clear()
     finally:
         if locked:
             lock.release()
-
-
-_opening = threading.Lock()
-_open: weakref.WeakSet[Actors] = weakref.WeakSet()
-"""The open workers of this program."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
-from penstock.loader.executors.ray.cluster import attach, load_ray, nodes, session
+from penstock.loader.executors.ray.cluster import attach, session, store_bytes
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.fetch import Fetcher
 from penstock.loader.stream import StreamFetch
@@ -22,6 +22,11 @@ __all__ = ["RayBackend"]
 
 _LARGE = 10 << 20
 """Pickles larger than this many bytes give a warning."""
+
+_STORE_SHARE = 0.3
+"""Share of the program's object store for the batches in flight, so that nothing is spilled to disk. Half of a store is
+left to other users, and some to objects that Ray frees a little later.
+"""
 
 
 class RayBackend:
@@ -34,7 +39,9 @@ class RayBackend:
     def __init__(self, config: LoaderConfig) -> None:
         self._options = config.ray_options or RayOptions()
         self._config = config
-        self._state: Any = None
+        self._actors: Any = None
+        self._memory: Any = None
+        self._measured: Any = None
         self._digest = b""
         self._run = 0
         self._anew = False
@@ -46,9 +53,9 @@ class RayBackend:
 
     @property
     def _alive(self) -> bool:
-        if self._state is None or self._state.actors.closed:
+        if self._actors is None or self._actors.closed:
             return False
-        return bool(self._state.actors.session == session())  # they ended with their connection
+        return bool(self._actors.session == session())  # they ended with their connection
 
     def prepare(self, fetcher: Fetcher, *, anew: bool = False) -> None:
         """Prepare workers with this fetcher. They may still be starting.
@@ -64,21 +71,20 @@ class RayBackend:
         self._anew = anew
         if self.keeps_workers and not anew:
             return
-        setup, manifests = self._pickled(fetcher)
+        setup = self._pickled(fetcher)
         digest = hashlib.blake2b(setup).digest()
         if not self._alive:
-            self._state = self._make_state(setup, fetcher)
+            self._start_actors(setup, fetcher)
         elif digest != self._digest:
-            self._state.actors.renew(setup)
+            self._actors.renew(setup)
         self._digest = digest
-        self._state.manifests = manifests
 
-    def _pickled(self, fetcher: Fetcher) -> tuple[bytes, dict[str, Any]]:
-        from penstock.loader.executors.ray.remote_manifest import pickle_with_handles
+    def _pickled(self, fetcher: Fetcher) -> bytes:
+        from penstock.loader.executors.ray.manifests import pickle_with_handles
 
         name = type(fetcher.dataset).__name__
         try:
-            setup, manifests = pickle_with_handles((fetcher, self._config.worker_init_fn))
+            setup = pickle_with_handles((fetcher, self._config.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{name}, the collate function or worker_init_fn cannot be pickled to be sent to other machines: "
@@ -91,56 +97,57 @@ class RayBackend:
                 "hundred bytes), or use fewer workers with more threads_per_worker",
                 stacklevel=6,
             )
-        return setup, manifests
+        return setup
 
-    def _make_state(self, setup: bytes, fetcher: Fetcher) -> Any:
+    def _start_actors(self, setup: bytes, fetcher: Fetcher) -> None:
         from penstock.loader.executors.ray.actors import Actors
-        from penstock.loader.executors.ray.budget import Budget
-        from penstock.loader.executors.ray.elastic import Elastic
-        from penstock.loader.executors.ray.jobs import RayRunState
+        from penstock.loader.executors.ray.executor import Measured
+        from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
 
-        config, options = self._config, self._options
-        turns = _takes_turns(fetcher)
-        limits = options.limits(config.workers)
-        if turns and limits != (config.workers, config.workers):
-            raise ConfigError(
-                f"min_workers and max_workers are not supported for {type(fetcher.dataset).__name__}: an iterable "
-                "dataset, or one with its own state, is split among a fixed number of workers"
-            )
-        here = load_ray().get_runtime_context().get_node_id()
-        budget = Budget(nodes()[here].store, config.max_bytes_in_flight)
-        actors = Actors(setup, options, count=config.workers, threads=config.threads, turns=turns)
-        self._run = 0
-        return RayRunState(actors, budget, Elastic(*limits))
+        config, turns = self._config, _takes_turns(fetcher)
+        self._actors = Actors(setup, self._options, count=config.workers, threads=config.threads, turns=turns)
+        self._memory, self._measured, self._run = ReceiveBuffer(), Measured(), 0
+        self._max_bytes = int(store_bytes() * _STORE_SHARE)
+        if config.max_bytes_in_flight is not None:
+            self._max_bytes = min(self._max_bytes, config.max_bytes_in_flight)
 
     def start(self, run: Any) -> tuple[Any, bool]:
-        """Return the executor of an epoch iterator (`penstock.loader.engine.Run`), and whether its workers take turns.
+        """Return the executor of an epoch iterator (`penstock.loader.engine.EpochRun`), and whether its workers take
+        turns.
 
         `prepare` must be called first.
         """
+        from penstock.loader.executors.ray.actors import Start
         from penstock.loader.executors.ray.executor import RayExecutor
-        from penstock.loader.executors.ray.member import Pass
 
-        config, actors = self._config, self._state.actors
+        config = self._config
         turns = _takes_turns(run.fetcher)
         states = {number: state for number in range(config.workers) if (state := run.resume(number)) is not None}
         self._run += 1
         fresh = turns and (self._anew or not config.persistent_workers)
-        actors.begin(Pass(self._run, run.epoch, states, run.base_seed, fresh))
+        self._actors.begin(Start(self._run, run.epoch, states, run.base_seed, fresh))
         prefetch, light = (max(1, most // config.workers) for most in (config.depth, config.small_batch_depth))
-        return RayExecutor(run.fetcher, self._state, turns=turns, prefetch=prefetch, light=light), turns
+        executor = RayExecutor(
+            self._actors,
+            self._memory,
+            self._measured,
+            turns=turns,
+            prefetch=prefetch,
+            light=light,
+            max_bytes=self._max_bytes,
+        )
+        return executor, turns
 
     def stats(self) -> dict[str, Any]:
-        """Return counts by node, lost and replaced workers, and batches that were made twice."""
-        if self._state is None:
-            return {"nodes": {}, "lost_workers": 0, "hedged_batches": 0}
-        actors = self._state.actors
-        return {"nodes": actors.stats(), "lost_workers": actors.lost, "hedged_batches": self._state.hedged}
+        """Return counts by node, and the number of lost workers."""
+        if self._actors is None:
+            return {"nodes": {}, "lost_workers": 0}
+        return {"nodes": self._actors.stats(), "lost_workers": self._actors.lost}
 
     def close(self) -> None:
         """End the workers, but not the cluster. Idempotent."""
-        if self._state is not None:
-            self._state.actors.close()
+        if self._actors is not None:
+            self._actors.close()
 
 
 def _takes_turns(fetcher: Fetcher) -> bool:

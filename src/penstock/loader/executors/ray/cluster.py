@@ -8,34 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.errors import ClusterError, ConfigError
 
-__all__ = ["Node", "attach", "check_attached", "load_ray", "nodes", "resources", "session"]
+__all__ = ["attach", "check_attached", "load_ray", "session", "store_bytes"]
 
 _OLDEST = (2, 60)
 _CONNECT_TIMEOUT_S = 5.0  # for the head of a cluster to accept a connection
-_ANSWER_TIMEOUTS_S = 10.0, 50.0  # for the head to answer a request; and the repeated one
-
-
-class Node(NamedTuple):
-    """A machine of the cluster.
-
-    Attributes:
-        id: Ray's id, 56 hex digits.
-        name: for messages: its name or address, and the beginning of the id.
-        store: bytes of its object store.
-        bare: whether it is alive without CPUs.
-    """
-
-    id: str
-    name: str
-    store: int
-    bare: bool = False
 
 
 def load_ray() -> Any:
@@ -68,7 +48,7 @@ def attach(address: str | None) -> None:
         ray.init(address="local", configure_logging=False)
         return
     named = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else str(address)
-    _knock(named)
+    _check_reachable(named)
     try:
         ray.init(address=address or "auto", configure_logging=False)
     except (ConnectionError, TimeoutError) as error:
@@ -102,8 +82,8 @@ def _same_host(one: str, other: str) -> bool:
         return False
 
 
-def _knock(address: str) -> None:
-    """Check that the address answers, since Ray would retry for a minute.
+def _check_reachable(address: str) -> None:
+    """Check that the address answers, since Ray would retry for minutes.
 
     Raises:
         ClusterError: it does not answer.
@@ -142,54 +122,9 @@ def check_attached(before: str) -> None:
         )
 
 
-def nodes() -> dict[str, Node]:
-    """Return the machines of the cluster by id, dead ones included.
-
-    Raises:
-        ClusterError: its head does not answer.
-    """
-    found = {}
-    for node in _asked(load_ray().nodes):
-        number, name = node["NodeID"], node.get("NodeName") or node["NodeManagerAddress"]
-        has = node["Resources"]
-        bare = bool(node["Alive"] and not has.get("CPU"))
-        found[number] = Node(number, f"{name} ({number[:6]})", int(has.get("object_store_memory", 0)), bare)
-    return found
-
-
-def resources(*, free: bool = False) -> dict[str, float]:
-    """Return the total resources of all machines by name, or the free ones.
-
-    Raises:
-        ClusterError: its head does not answer.
-    """
+def store_bytes() -> int:
+    """Return the size of the object store of this program's node."""
     ray = load_ray()
-    found: dict[str, float] = _asked(ray.available_resources if free else ray.cluster_resources)
-    return found
-
-
-def _asked(question: Callable[[], Any]) -> Any:
-    """Return Ray's answer to a request. Ray itself waits forever, ignoring Ctrl-C; a second request may wake it."""
-    answers: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put((True, question()))
-        except BaseException as error:  # raised in the calling thread
-            answers.put((False, error))
-
-    for seconds in _ANSWER_TIMEOUTS_S:
-        threading.Thread(target=ask, name="penstock-asks-ray", daemon=True).start()
-        try:
-            good, answer = answers.get(timeout=seconds)
-        except Empty:
-            continue
-        if good:
-            return answer
-        raise answer
-    raise ClusterError(
-        f"the head of the Ray cluster was asked twice but has not answered for {sum(_ANSWER_TIMEOUTS_S):.0f} s, though "
-        "the "
-        "program is connected to it: look whether its gcs_server runs, is out of memory, or is stopped (`ray status` "
-        "on the head), and begin again"
-    )
+    here = ray.get_runtime_context().get_node_id()
+    (size,) = (node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here)
+    return int(size)

@@ -33,20 +33,17 @@ class RayOptions:
         label_selector: labels that a node must have, as in ``{"role": "loader"}``, for example to avoid GPU nodes.
         scheduling: Ray's scheduling strategy: ``"SPREAD"`` over the nodes, ``"DEFAULT"`` packs them, or a Ray object.
         runtime_env: Ray's runtime environment for the workers. It delays their start by seconds.
-        min_workers, max_workers: limits of the number of workers: fewer while all batches are ready in time, more
-            while the training waits. None: ``num_workers``, so that the number stays constant.
-        hedge: if a batch that the training waits for takes three times as long as others, request it from another
-            worker, too, and use the first result; both are equal.
         deadline: seconds after which an unanswered batch is made by another worker, and the late one is dropped; None:
             never. It must exceed the time of the slowest sample.
-        start_timeout: seconds for the first worker to start. The others are not waited for.
+        start_timeout: seconds for the first worker to start. The others are not waited for, except for an iterable
+            dataset or one with a state of its own, for which all must start.
         name: the prefix of the workers' names in Ray's dashboard.
 
     Raises:
         ConfigError: invalid values.
 
-    >>> RayOptions(label_selector={"role": "loader"}, max_workers=16).hedge
-    True
+    >>> RayOptions(label_selector={"role": "loader"}, num_cpus=2).deadline
+    300.0
     """
 
     address: str | None = None
@@ -58,9 +55,6 @@ class RayOptions:
     label_selector: Mapping[str, str] | None = None
     scheduling: Any = "SPREAD"
     runtime_env: Mapping[str, Any] | None = None
-    min_workers: int | None = None
-    max_workers: int | None = None
-    hedge: bool = True
     deadline: float | None = 300.0
     start_timeout: float = 120.0
     name: str = "penstock"
@@ -69,14 +63,12 @@ class RayOptions:
         if self.address not in (None, "auto", "local") and not (isinstance(self.address, str) and ":" in self.address):
             raise ConfigError(f"address must be 'host:port', 'auto', 'local' or None, got {self.address!r}")
         self._check_kinds()
-        for name in ("threads_per_worker", "min_workers", "max_workers", "memory"):
+        for name in ("threads_per_worker", "memory"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of 1 or more, or None, got {value!r}")
         if not 0 <= self.num_cpus < math.inf:
             raise ConfigError(f"num_cpus must not be negative, got {self.num_cpus}")
-        if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
-            raise ConfigError(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
         if not ((self.deadline is None or self.deadline > 0) and self.start_timeout > 0):
             raise ConfigError(f"deadline and start_timeout are positive, got {self.deadline}, {self.start_timeout}")
 
@@ -95,21 +87,8 @@ class RayOptions:
                 raise ConfigError(f"{name} must be a dict like {_LIKE[name]}, or None, got {value!r}")
         if isinstance(self.scheduling, str) and self.scheduling not in ("SPREAD", "DEFAULT"):
             raise ConfigError(f"scheduling is 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.scheduling!r}")
-        for name, wanted in (("name", str), ("hedge", bool)):
-            if not isinstance(getattr(self, name), wanted):
-                raise ConfigError(f"{name} must be a {wanted.__name__}, got {getattr(self, name)!r}")
-
-    def limits(self, num_workers: int) -> tuple[int, int]:
-        """Return the minimum and maximum number of workers.
-
-        Raises:
-            ConfigError: ``num_workers`` is outside this range.
-        """
-        least = num_workers if self.min_workers is None else self.min_workers
-        most = num_workers if self.max_workers is None else self.max_workers
-        if not least <= num_workers <= most:
-            raise ConfigError(f"num_workers={num_workers} is not between min_workers={least} and max_workers={most}")
-        return least, most
+        if not isinstance(self.name, str):
+            raise ConfigError(f"name must be a str, got {self.name!r}")
 
     def threads(self, threads_per_worker: int) -> int:
         """Return the threads of each worker.

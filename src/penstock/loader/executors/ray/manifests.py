@@ -1,0 +1,144 @@
+"""Manifests on nodes without the file: an actor on the program's node reads their rows.
+
+program:  Manifest -> a handle -> node: opened there, if the same file exists
+                                        else `RemoteRows` -> an actor on the program's node -> rows
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import operator
+import pickle
+import time
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from penstock.errors import ManifestChangedError, ManifestIOError
+from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.manifest import Manifest, Record
+
+__all__ = ["RemoteRows", "pickle_with_handles"]
+
+_ATTEMPTS = 5
+_PAUSE_S = 1.0  # between attempts
+
+
+class RemoteRows:
+    """Represents a manifest whose file is on the program's node only, and provides single rows of it.
+
+    Args:
+        handle: the pickled arguments to open the manifest.
+        rows: number of rows.
+        fingerprint: the manifest's.
+        home: id of the program's node.
+        why: why the file cannot be opened here.
+    """
+
+    def __init__(self, handle: bytes, rows: int, fingerprint: str, home: str, why: str) -> None:
+        self._handle = handle
+        self._home = home
+        self._why = why
+        self.rows = rows
+        self.fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: Any) -> Record:
+        number = operator.index(index)
+        if not -self.rows <= number < self.rows:
+            raise IndexError(f"row {index} is out of range for a manifest of {counted(self.rows, 'row')}")
+        return self.records([number % self.rows])[0]
+
+    def records(self, indices: Iterable[Any]) -> list[Record]:
+        """Return records, as `Manifest.records`."""
+        rows = np.asarray(indices, dtype=np.int64).tolist()
+        for attempt in range(_ATTEMPTS):
+            try:
+                found: list[Record] = ray.get(self._reader.records.remote(rows))
+                return found
+            except (ActorDiedError, ActorUnavailableError):
+                # It ends with the worker that has started it. The next attempt starts another one.
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                del self._reader
+                time.sleep(_PAUSE_S)
+        raise AssertionError
+
+    @cached_property
+    def _reader(self) -> Any:
+        """The actor, which all workers of the program share."""
+        made = ray.remote(_Reader).options(
+            name=f"penstock-rows-{hashlib.blake2b(self._handle, digest_size=16).hexdigest()}",
+            get_if_exists=True,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self._home, soft=False),
+        )
+        return made.remote(self._handle)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ManifestIOError(
+            f"the manifest's file is not on this node, so only single rows are available, not {name!r}; copy the file "
+            f"to this node. Opening it failed: {self._why}"
+        )
+
+
+class _Reader:
+    """The actor that reads the rows of a manifest on the program's node."""
+
+    def __init__(self, handle: bytes) -> None:
+        self._handle = handle
+        self._manifest: Manifest | None = None
+
+    def records(self, rows: list[int]) -> list[Record]:
+        """Return records."""
+        if self._manifest is None:
+            self._manifest = _reopen(self._handle)
+        return self._manifest.records(rows)
+
+
+def pickle_with_handles(value: Any) -> bytes:
+    """Return a pickle in which manifests are handles."""
+    stream = io.BytesIO()
+    _Pickler(stream).dump(value)
+    return stream.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, stream: io.BytesIO) -> None:
+        from penstock.manifest import Manifest  # imported late: workers without manifests need no pyarrow
+
+        super().__init__(stream, protocol=5)
+        self._kind = Manifest
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, self._kind):
+            return super().reducer_override(value)
+        _, arguments = value.__reduce__()
+        home = ray.get_runtime_context().get_node_id()
+        return _open, (pickle.dumps(arguments), len(value), value.fingerprint, home)
+
+
+def _open(handle: bytes, rows: int, fingerprint: str, home: str) -> Any:
+    try:
+        return _reopen(handle)
+    except (ManifestIOError, ManifestChangedError) as error:
+        return RemoteRows(handle, rows, fingerprint, home, str(error))
+
+
+def _reopen(handle: bytes) -> Manifest:
+    from penstock.manifest.table import _reopen
+
+    return _reopen(*pickle.loads(handle))
