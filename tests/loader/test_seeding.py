@@ -15,7 +15,6 @@ from loader_support import plain
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
-from penstock.loader import seeding
 from penstock.loader.collate import Collate
 from penstock.loader.fetch import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
@@ -95,20 +94,6 @@ def test_who_draws_finds_a_generator_of_its_own(ways: list[str], begin: int, eve
     assert states() == before, "they are the trainer's"
 
 
-@pytest.fixture(params=[True, False], ids=["", "memory unknown"])
-def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the memory of the generators, and where it is not what it should be."""
-    if not request.param:
-        monkeypatch.setattr(seeding, "_torch_memory", lambda: None)
-        monkeypatch.setattr(seeding._Python, "_found_words", lambda self: None)
-        monkeypatch.setattr(seeding._NumPy, "_found_words", lambda self: None)
-
-
-def test_torchs_memory_is_found() -> None:
-    assert seeding._torch_memory() is not None
-
-
-@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("advance", [[], ["gauss"], ["normal"], ["randn"], list(DRAWS)], ids="-".join)
 def test_the_trainers_generators_stay_where_they_are(advance: list[str]) -> None:
     """Normal numbers that it drew in advance stay its own, too."""
@@ -128,7 +113,6 @@ def test_the_trainers_generators_stay_where_they_are(advance: list[str]) -> None
     assert found == expected
 
 
-@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("count", [1, 623, 624, 1248])
 def test_a_trainer_that_draws_all_words_of_torchs_generator_comes_to_others(count: int) -> None:
     torch.manual_seed(5)
@@ -140,7 +124,6 @@ def test_a_trainer_that_draws_all_words_of_torchs_generator_comes_to_others(coun
         assert torch.equal(torch.rand(count), numbers)
 
 
-@pytest.mark.usefixtures("memory")
 def test_a_normal_number_that_a_trainers_state_brings_back_is_its_own() -> None:
     batches = iter(DataLoader(Drawing(["torch"]), BATCH, seed=SEED))
     next(batches)
@@ -154,7 +137,6 @@ def test_a_normal_number_that_a_trainers_state_brings_back_is_its_own() -> None:
     assert torch.equal(torch.randn(1), expected)
 
 
-@pytest.mark.usefixtures("memory")
 def test_a_sample_is_made_once_if_nobody_draws_and_twice_at_most() -> None:
     data = Drawing(["numpy"], begin=N)
     assert len(list(DataLoader(data, BATCH, seed=SEED, collate_fn=list))) == N // BATCH
@@ -304,7 +286,6 @@ def test_a_fetcher_that_has_made_batches_can_be_pickled() -> None:
 
 
 def test_pythons_generator_behind_functions_of_a_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is not looked for then."""
     own = random.getstate
     monkeypatch.setattr(random, "getstate", lambda: own())
     data = Drawing(["gauss"], begin=60)

@@ -20,10 +20,10 @@ from torch.utils.data import Subset
 from penstock.errors import escaped
 from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
-from penstock.loader.failures import SKIP, OnError, is_tolerable
+from penstock.loader.failures import SKIP, LoadOne, OnError, is_tolerable
 from penstock.loader.generators import WorkerGenerators
 from penstock.loader.messages import BatchMetrics, BatchRequest
-from penstock.loader.seeding import Seeding
+from penstock.loader.seeding import Seed, Seeding
 from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import WorkerState
 from penstock.plan.stream_plan import EpochStart
@@ -123,7 +123,12 @@ class Fetch:
     @cached_property
     def divisible(self) -> bool:
         """Whether the samples of a batch may be loaded in several calls."""
-        return self.batched and not self._whole and (self._batched_dataset or _bulk(self.dataset) is None)
+        return self.batched and not self._whole and (self._batched_dataset or not self._together)
+
+    @cached_property
+    def _together(self) -> bool:
+        """Whether the dataset loads many samples in one call."""
+        return self._batched_dataset or (self.batched and _bulk(self.dataset) is not None)
 
     @cached_property
     def _whole(self) -> bool:
@@ -140,9 +145,8 @@ class Fetch:
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether samples are simply loaded one after the other, without special handling."""
-        special = self._batched_dataset or self.on_error is not None
-        return not special and hasattr(self.dataset, "__getitem__") and (not self.batched or self.divisible)
+        """Whether ``dataset[index]`` is all that it takes to load a sample."""
+        return not self._batched_dataset and self.on_error is None and hasattr(self.dataset, "__getitem__")
 
     @cached_property
     def has_states(self) -> bool:
@@ -174,55 +178,59 @@ class Fetch:
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """Return the batch of a request."""
-        return self._seeded(self._batch, request, metrics)
-
-    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """Return the samples of a request or a part of one: fewer if ``on_error`` skips some."""
-        samples: list[Any] = self._seeded(self._load, request, metrics)
-        return samples
-
-    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """Return the batch of some samples."""
-        return self._seeded(partial(self._collate, samples), request, metrics)
-
-    def _seeded(
-        self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
-    ) -> Any:
-        """Run a job with the global generators seeded for each sample, if that is configured."""
-        try:
-            if not self.seed_globals or not request.indices:
-                return job(request, metrics)
-            if self._seeding is None:
-                self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
-            return self._seeding.make(partial(job, request), metrics, request.first_key)
-        except StopIteration as stop:
-            raise escaped(stop) from stop
-
-    @property
-    def _seed(self) -> Callable[[int], None] | None:
-        """Seeds the generators that samples use; None if there is nothing to seed."""
-        return None if self._seeding is None or self._seeding.idle else self._seeding.seed
-
-    def _batch(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         if self._whole and request.indices:
             try:
-                return self._counted(self._fetch_batch, request, metrics)
+                return self._load(request, metrics, whole=True)
             except Exception as error:
                 if self.on_error is None or not is_tolerable(error):
                     raise
                 # The dataset does not say which sample failed, so each is loaded alone.
                 metrics.samples -= len(request.indices)
-        return self._collate(self._load(request, metrics), request, metrics)
+        return self._make(request, metrics)
 
-    def _load(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        plain = self._plain and self._seed is None
-        samples: list[Any] = self._counted(self._plainly if plain else self._samples, request, metrics)
+    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        """Return the samples of a request or a part of one: fewer if ``on_error`` skips some."""
+        samples: list[Any] = self._make(request, metrics, collate=False)
         return samples
 
-    def _counted(
-        self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
+    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
+        """Return the batch of some samples."""
+        return self._make(request, metrics, samples)
+
+    def _make(
+        self, request: BatchRequest, metrics: BatchMetrics, samples: list[Any] | None = None, *, collate: bool = True
     ) -> Any:
-        """Run a job on the dataset and add its costs to the metrics."""
+        """Load the samples, unless they are given, and collate them.
+
+        With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. The
+        metrics count only the last time.
+        """
+        if not self.seed_globals or not request.indices:
+            loaded = self._load(request, metrics) if samples is None else samples
+            return self._collate(loaded, request, metrics) if collate else loaded
+        if self._seeding is None:
+            self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
+        seeding = self._seeding
+        while True:
+            made = BatchMetrics()
+            try:
+                seeding.start(request.first_key)
+                loaded = self._load(request, made) if samples is None else samples
+                batch = self._collate(loaded, request, made) if collate else loaded
+                if seeding.moved():
+                    continue
+            except BaseException as error:
+                if seeding.moved() and isinstance(error, Exception):
+                    continue
+                metrics.add(made)
+                raise
+            finally:
+                seeding.restore()
+            metrics.add(made)
+            return batch
+
+    def _load(self, request: BatchRequest, metrics: BatchMetrics, *, whole: bool = False) -> Any:
+        """Return the samples of a request, or its whole batch, and add the costs of the dataset to the metrics."""
         # Discard the time of stages outside of loaders.
         collect()
         # Threads may lose a count, which only moves the next measurement.
@@ -231,7 +239,20 @@ class Fetch:
         cpu = time.thread_time() if each or calls % _CPU_EVERY == 2 else None
         start = time.perf_counter()
         try:
-            return job(request, metrics)
+            if whole:
+                with sample_scope(request.first_key):
+                    return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
+            seeds = () if self._seeding is None else self._seeding.seeds
+            if self._together and request.indices and not (seeds and self._batched_dataset):
+                try:
+                    return self._load_together(request)
+                except Exception as error:
+                    if self.on_error is None or not is_tolerable(error):
+                        raise
+                    # The dataset does not say which sample failed, so each is loaded alone.
+            return self._load_each(request, metrics, seeds)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
         finally:
             seconds = time.perf_counter() - start
             metrics.fetch += seconds
@@ -242,30 +263,66 @@ class Fetch:
             for name, seconds in collect().items():
                 metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
 
-    def _fetch_batch(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
+    def _load_together(self, request: BatchRequest) -> list[Any]:
+        """Load the samples in one call of the dataset."""
+        samples: list[Any]
+        if self._batched_dataset:
+            into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
+            samples = self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
+            return samples
         with sample_scope(request.first_key):
-            return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
+            if self._seeding is not None:
+                self._seeding.seed(request.first_key)
+            samples = self.dataset.__getitems__(request.indices)
+            return samples
 
-    def _plainly(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """Load the samples of the usual case, with minimal work for each."""
+    def _load_each(self, request: BatchRequest, metrics: BatchMetrics, seeds: Sequence[Seed]) -> list[Any]:
+        """Load one sample after the other."""
         dataset, index = self.dataset, None
         samples: list[Any] = []
-        add = samples.append
         with sample_scope(0) as scope:
+            load = None if self._plain else self._load_one(request, scope.move)
+            if load is not None and self.on_error is not None:
+                load = partial(self.on_error.load, load, length=_length(dataset), metrics=metrics)
             scope.key, board = Samples(request, samples), scope.board
+            add = samples.append
             try:
-                if board is None:
-                    for index in request.indices:
-                        add(dataset[index])
-                else:
-                    # Another thread reads the board to learn which sample is being loaded.
-                    for index, key in zip(request.indices, request.keys, strict=True):
+                for index, key in zip(request.indices, request.keys, strict=True):
+                    if load is not None:
+                        add(load(index, key))
+                        continue
+                    if board is not None:
+                        # Another thread reads it to learn which sample is being loaded.
                         board[0] = key
-                        add(dataset[index])
+                    if seeds:
+                        for seed in seeds:
+                            seed(key)
+                    add(dataset[index])
+            except Exception as error:
+                if load is None:
+                    _name_sample(error, index, dataset)
+                raise
+        return samples if self.on_error is None else [sample for sample in samples if sample is not SKIP]
+
+    def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> LoadOne:
+        """Return a function that loads a sample or its replacement."""
+        dataset, seeding, at = self.dataset, self._seeding, _at(request)
+        getitems = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
+
+        def load(index: Any, key: int) -> Any:
+            # A replacement draws the same numbers whatever failed before.
+            move(key)
+            if seeding is not None:
+                seeding.seed(key)
+            try:
+                if self._batched_dataset:
+                    return dataset.load_samples([index], [key], **at)[0]
+                return dataset[index] if getitems is None else getitems([index])[0]
             except Exception as error:
                 _name_sample(error, index, dataset)
                 raise
-        return samples
+
+        return load
 
     def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
         start = time.perf_counter()
@@ -275,69 +332,13 @@ class Fetch:
                 if not samples and request.indices and self.on_error is not None:
                     samples = [self._fill(request, metrics)]
                     scope.move(key)
-                if request.indices and (seed := self._seed) is not None:
-                    seed(key)
+                if self._seeding is not None and request.indices:
+                    self._seeding.seed(key)
                 return self.collate_fn(samples if self.batched else samples[0])
+        except StopIteration as stop:
+            raise escaped(stop) from stop
         finally:
             metrics.collate += time.perf_counter() - start
-
-    def _samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        bulk = self._load_bulk()
-        if bulk is None or not request.keys or (self._batched_dataset and self._seed is not None):
-            return self._each(request, metrics)
-        try:
-            return bulk(request)
-        except Exception as error:
-            if self.on_error is None or not is_tolerable(error):
-                raise
-            # The dataset does not say which sample failed, so each is loaded alone.
-            return self._each(request, metrics)
-
-    def _load_bulk(self) -> Callable[[BatchRequest], list[Any]] | None:
-        """Return a function that loads many samples in one call; None if the dataset has none."""
-        if self._batched_dataset:
-            into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
-            return lambda request: self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
-        getitems = _bulk(self.dataset) if self.batched else None
-        if getitems is None:
-            return None
-
-        def load(request: BatchRequest) -> list[Any]:
-            with sample_scope(request.first_key):
-                if (seed := self._seed) is not None:
-                    seed(request.first_key)
-                return getitems(request.indices)
-
-        return load
-
-    def _each(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        with sample_scope(0) as scope:
-            load = self._load_one(request, scope.move)
-            pairs = zip(request.indices, request.keys, strict=True)
-            if self.on_error is None:
-                return [load(index, key) for index, key in pairs]
-            length = _length(self.dataset)
-            samples = [self.on_error.load(load, index, key, length, metrics) for index, key in pairs]
-            return [sample for sample in samples if sample is not SKIP]
-
-    def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> Callable[[Any, int], Any]:
-        dataset, seed, batched_dataset, at = self.dataset, self._seed, self._batched_dataset, _at(request)
-        getitem = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
-
-        def load(index: Any, key: int) -> Any:
-            # A replacement draws the same numbers whatever failed before.
-            move(key)
-            if seed is not None:
-                seed(key)
-            try:
-                if batched_dataset:
-                    return dataset.load_samples([index], [key], **at)[0]
-                return dataset[index] if getitem is None else getitem([index])[0]
-            except Exception as error:
-                _name_sample(error, index, dataset)
-                raise
-
-        return load
 
     def _fill(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """Return a sample for a batch whose samples were all skipped. The number of batches must not change."""

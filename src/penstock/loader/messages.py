@@ -101,16 +101,6 @@ class BatchMetrics:
         numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
         return (*numbers, self.stages or None, self.failures or None)
 
-    def copy(self) -> BatchMetrics:
-        """Return an independent copy."""
-        numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
-        return BatchMetrics(*numbers, dict(self.stages), list(self.failures))
-
-    def become(self, other: BatchMetrics) -> None:
-        """Take over the values of another object, which is not used any more."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(other, name))
-
     def add(self, other: BatchMetrics) -> None:
         """Add the metrics of another part of the same batch."""
         self.samples += other.samples
