@@ -47,7 +47,7 @@ import sys
 sys.path.insert(0, {folder!r})
 import interpreter_support
 interpreter_support.leave_imports()
-import torch, penstock.loader.dataloader, penstock.loader.executors.thread
+import torch, penstock.loader.dataloader, penstock.loader.executors.threads
 import penstock.loader.executors.process.executor{imports}
 exec(interpreter_support.serve({connection}))
 """

@@ -42,9 +42,8 @@ from penstock.loader.config import (
     check_dataset,
     resolve_num_workers,
 )
-from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, finisher
+from penstock.loader.dataloader_iter import DataLoaderIter, Progress, ResultIterator, finisher
 from penstock.loader.describe import describe
-from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetcher
@@ -68,6 +67,8 @@ from penstock.loader.who_splits import (
     in_requested_order,
     splitter_of,
 )
+from penstock.loader.window import SHUTDOWN_TIMEOUT_S
+from penstock.loader.workers import Workers, policy_of
 from penstock.plan.cursor import State
 from penstock.plan.epoch import BatchEpochPlan
 from penstock.samplers.identity import own_order
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.device import DeviceCopier
     from penstock.loader.executors.ray.options import RayOptions
-    from penstock.loader.tuned import Segment
 
 __all__ = ["DataLoader"]
 
@@ -257,10 +257,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
-        self._engine = self._make_engine(self._config)
-        if self._engine.config.kind == "process":
-            # Unsupported settings are reported now, not at the first iter().
-            self._engine.workload(self._fetcher())
+        self._workers = self._new_workers(self._config)
+        # Unsupported settings are reported now, not at the first iter().
+        policy_of(self._workers.config, self._fetcher())
         self._base_seed: int | None = None
         self._passes: list[weakref.ref[DataLoaderIter]] = []
 
@@ -299,22 +298,22 @@ class DataLoader(TorchDataLoader[T_co]):
             self._log = FailureLog(policy) if policy.tolerant else None
         if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
             self._tuner = None
-        was, engine = self._engine, self._make_engine(config)
-        if (engine.config.kind, engine.config.workers) != (was.config.kind, was.config.workers):
-            self._renew_states(engine.config)
+        was, workers = self._workers, self._new_workers(config)
+        if (workers.config.kind, workers.config.workers) != (was.config.kind, was.config.workers):
+            self._renew_states(workers.config)
         was.close()
         # Last, so that a refused value is refused again at the next iter().
-        self._engine, self._config = engine, config
+        self._workers, self._config = workers, config
 
-    def _make_engine(self, config: LoaderConfig) -> Engine:
-        """Return an engine for the config; for "auto", one with the first setting to try."""
+    def _new_workers(self, config: LoaderConfig) -> Workers:
+        """Return the workers for a config; for "auto", those of the first setting to try."""
         if config.auto_tunes:
             # Imported only for num_workers="auto".
             from penstock.loader.autotune import autotuner_of
 
             self._tuner = autotuner_of(self.pipeline, config)
             config = self._tried(config)
-        return Engine(config)
+        return Workers(config)
 
     def _tried(self, config: LoaderConfig) -> LoaderConfig:
         """Return the config with the setting that auto-tuning is trying, if it is still trying."""
@@ -333,11 +332,11 @@ class DataLoader(TorchDataLoader[T_co]):
         if tuner is None or tuner.settled:
             return
         wanted = tuner.current.of(self._config)
-        if wanted != self._engine.config:
-            self._engine = Engine(wanted)
+        if wanted != self._workers.config:
+            self._workers = Workers(wanted)
             self._statistics.runs(wanted)
         if tuner.decided:
-            self._renew_states(self._engine.config)
+            self._renew_states(self._workers.config)
             self._settle(wanted)
             tuner.settled = True
 
@@ -354,7 +353,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._config = self.config
 
     def _fetcher(self) -> Fetcher:
-        return self.pipeline.fetcher(self._engine.config, None if self._log is None else self._log.on_error)
+        return self.pipeline.fetcher(self._workers.config, None if self._log is None else self._log.on_error)
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
@@ -378,7 +377,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __copy__(self) -> Self:
         other: Self = object.__new__(type(self))
         other.__dict__.update(self.__getstate__())
-        # The copy has its own engine and statistics.
+        # The copy has its own workers and statistics.
         other._set_up()
         other.pipeline.position.follow(self.pipeline.position)
         other.pipeline.position.states.follow(self.pipeline.position.states)
@@ -387,11 +386,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads, workers and a running iterator belong to this process.
-        return {**self.__dict__, "_engine": None, "_iterator": None, "_passes": [], "_tuner": None, "_base_seed": None}
+        return {**self.__dict__, "_workers": None, "_iterator": None, "_passes": [], "_tuner": None, "_base_seed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.__dict__["_engine"] = self._make_engine(self._config)
+        self.__dict__["_workers"] = self._new_workers(self._config)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -489,12 +488,12 @@ class DataLoader(TorchDataLoader[T_co]):
     def _begin(self) -> DataLoaderIter:
         """Start an epoch iterator."""
         self._follow_settings()
-        before = self._engine
+        before = self._workers
         self._follow_tuner()
-        if before is not self._engine:
+        if before is not self._workers:
             before.close()
-        engine, position = self._engine, self.pipeline.position
-        config, states = engine.config, position.states
+        workers, position = self._workers, self.pipeline.position
+        config, states = workers.config, position.states
         if config.split is None and not self.pipeline.is_split:
             check_split(self, position.plan, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
@@ -508,12 +507,12 @@ class DataLoader(TorchDataLoader[T_co]):
             from penstock.loader.device import copier_of
 
             copier = copier_of(config.device)
-        kept = engine.keeps_workers and not states.resumes
+        kept = workers.kept and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
         if self.num_workers:
             base_seed = position.seed_of_workers(base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
-        engine.prepare(fetcher, worker_seed, anew=states.resumes)
+        workers.prepare(fetcher, worker_seed, anew=states.resumes)
         saved = position.saved()
         try:
             progress = position.start(base_seed)
@@ -528,9 +527,10 @@ class DataLoader(TorchDataLoader[T_co]):
                 )
             if config.kind == "process" and not kept:
                 self.check_worker_number_rationality()
-            requests, epoch = position.requests(progress), position.stream_epoch
-            run = EpochRun(requests, fetcher, epoch, worker_seed, states.resume, states.next)
-            batches = self._results(run, progress, started=not kept)
+            requests = position.requests(progress)
+            batches = workers.window(requests, position.stream_epoch, states.resume, states.next)
+            if workers.kept and batches.processes is not None:
+                self._iterator = _PersistentIterator(workers)  # type: ignore[assignment]
             self._statistics.begin(config)
             if self._log is not None:
                 self._log.begin()
@@ -539,25 +539,6 @@ class DataLoader(TorchDataLoader[T_co]):
             # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
             position.undo(saved)
             raise
-
-    def _results(self, run: EpochRun, progress: Progress, *, started: bool) -> ResultIterator:
-        """Start to make the batches of an epoch.
-
-        Args:
-            run: the epoch iterator's work.
-            progress: of that iterator.
-            started: whether its workers are new.
-        """
-        engine, tuner = self._engine, self._tuner
-        if tuner is None or tuner.finished:
-            batches: ResultIterator = engine.start(run)
-        else:
-            if started:
-                tuner.started(engine.config)
-            batches = self._tuned(run, tuner, progress.run)
-        if engine.pool is not None:
-            self._iterator = _PersistentIterator(engine)  # type: ignore[assignment]
-        return batches
 
     def _deliver(
         self, batches: ResultIterator, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
@@ -596,36 +577,16 @@ class DataLoader(TorchDataLoader[T_co]):
         self._statistics.passes -= 1
         return self._begin()
 
-    def _tuned(self, run: EpochRun, tuner: Autotuner, batches: BatchEpochPlan | None) -> ResultIterator:
-        """Return the batches of an epoch during which settings are tried."""
-        # Imported only for num_workers="auto".
-        from penstock.loader.tuned import Segment, TunedBatches
-
-        length = _length(batches)
-        tuner.length = None if length is None else length + (0 if batches is None else batches.first_batch)
-
-        def follow(*, start: bool) -> Segment:
-            self._follow_tuner()
-            fetcher = self._fetcher()
-            if start:
-                self._engine.prepare(fetcher, run.base_seed)
-                tuner.started(self._engine.config)
-            return Segment(tuner.current, self._engine, fetcher)
-
-        return TunedBatches(run, Segment(tuner.current, self._engine, run.fetcher), tuner, follow, length)
-
     def _draw_base_seed(self) -> int:
         """Draw torch's base seed: one per iterator, before the sampler draws; only one for persistent workers."""
-        kept = self._engine.keeps_workers or (self._tuner is not None and self.persistent_workers)
+        kept = self._workers.kept or (self._tuner is not None and self.persistent_workers)
         if self._base_seed is not None and kept:
             return base_seed_after(self._base_seed)
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
     def _finished(self, progress: Progress) -> None:
-        engine = self._engine
-        self.pipeline.position.finished(
-            progress, fresh=lambda: engine.config.forks_workers and not engine.keeps_workers
-        )
+        workers = self._workers
+        self.pipeline.position.finished(progress, fresh=lambda: workers.config.forks_workers and not workers.kept)
 
     # Statistics and the end.
 
@@ -635,12 +596,12 @@ class DataLoader(TorchDataLoader[T_co]):
         They include samples/s, bytes/s, the time the consumer waited, seconds of work by stage, the fill of the queue,
         errors and restarts. `docs/loader.md` describes each entry.
         """
-        self._statistics.restarts = self._engine.restarts
+        self._statistics.restarts = self._workers.restarts
         stats = self._statistics.stats(None if self._log is None else self._log.counts())
         stats["split_by"] = self.splits
         if self._tuner is not None:
             stats["tuning"] = self._tuner.stats()
-        return stats if self._engine.ray is None else {**stats, **self._engine.ray.stats()}
+        return stats
 
     def report(self, file: IO[str] | None = None) -> None:
         """Print `stats` as a table, with one sentence: what limits this run, and what to change.
@@ -670,7 +631,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def reset_stats(self) -> None:
         """Reset all statistics to zero."""
         self._statistics.reset()
-        self._engine.restarts = 0
+        self._workers.restarts = 0
 
     def close(self) -> None:
         """End all iterators, threads and workers of this loader.
@@ -684,7 +645,7 @@ class DataLoader(TorchDataLoader[T_co]):
         for held in passes:
             if (iterator := held()) is not None:
                 iterator.end(max(0.5, deadline - time.monotonic()))
-        self._engine.close()
+        self._workers.close()
         self._iterator = None
         if (order := own_order(self.dataset)) is not None:
             order.close()
@@ -703,16 +664,16 @@ setattr(DataLoader, RECORD, Assignments(DataLoader._take_place_of))
 class _PersistentIterator:
     """``loader._iterator`` with persistent workers. It is private in torch, but programs end workers through it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, workers: Workers) -> None:
+        self._persistent = workers
 
     @property
     def _workers(self) -> list[Any]:
-        pool = self._engine.pool
-        return [] if pool is None else [member.process for member in pool.members]
+        executor = self._persistent.executor
+        return [] if executor is None else executor.processes or []
 
     def _shutdown_workers(self) -> None:
-        self._engine.close()
+        self._persistent.close()
 
 
 def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:

@@ -19,17 +19,14 @@ from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
-from penstock.loader.window import CLOSED, INTERRUPTED, is_timeout
+from penstock.loader.window import CLOSED, INTERRUPTED, SHUTDOWN_TIMEOUT_S, is_timeout
 from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.config import LoaderConfig
 
-__all__ = ["SHUTDOWN_TIMEOUT_S", "WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "finisher"]
-
-SHUTDOWN_TIMEOUT_S = 5.0
-"""Seconds that all workers together have to end by themselves."""
+__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "finisher"]
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Attributes of torch's multi-process iterator: private, but programs read them."""

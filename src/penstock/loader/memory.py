@@ -6,7 +6,8 @@ collide.
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import mmap
 import os
 import tempfile
 import weakref
@@ -14,87 +15,110 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SharedFile", "available_memory", "private_memory", "reserve"]
+from penstock.errors import RingError
 
+__all__ = ["SharedFile", "available_memory", "private_memory"]
+
+_ADDRESS_SPACE = 1 << 42
+_PAGES = 1 << 16
+"""Parts of the file begin at multiples of this, whatever the size of a page."""
+
+_POPULATE_WRITE = 23
+"""Linux's MADV_POPULATE_WRITE, which `mmap` does not name."""
 
 _WORTH_A_LOOK = 1 << 20
 """Size in bytes from which available memory is checked. A check takes as long as allocating about 100 pages."""
 
 
 class SharedFile:
-    """An anonymous file in memory that worker processes inherit, with every start method.
+    """An anonymous file in memory that worker processes inherit, with every start method, and that each maps whole.
+
+    The file is sparse: it has room for terabytes, and memory only where somebody has called `reserve`.
 
     Args:
-        size: initial size in bytes.
         ranks: number of processes like this one that share the machine's memory.
 
     Attributes:
         fd: file descriptor; closed with this object.
+        size: bytes of address space.
+        map: the whole file. Arrays and tensors over it stay valid after `close`.
+
+    Raises:
+        RingError: the system maps no such file.
     """
 
-    def __init__(self, size: int, ranks: int = 1) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         if hasattr(os, "memfd_create"):
-            self.fd = os.memfd_create("penstock-ring", os.MFD_CLOEXEC)
+            fd = os.memfd_create("penstock-ring", os.MFD_CLOEXEC)
         # macOS has no memfd: use a file without a name.
         else:
-            self.fd, path = tempfile.mkstemp(prefix="penstock-ring-")
+            fd, path = tempfile.mkstemp(prefix="penstock-ring-")
             os.unlink(path)
-        self._close = weakref.finalize(self, os.close, self.fd)
-        self._ranks = ranks
-        os.ftruncate(self.fd, size)
+        self._open(fd, ranks, _address_space())
+
+    def _open(self, fd: int, ranks: int, size: int) -> None:
+        self.fd, self.size, self._ranks = fd, size, ranks
+        self._close = weakref.finalize(self, os.close, fd)
+        try:
+            os.ftruncate(fd, size)
+            self.map = mmap.mmap(fd, size)
+        except (OSError, ValueError) as error:
+            raise RingError(
+                f"{size / 2**30:.0f} GiB of address space for the batches of workers cannot be mapped ({error}): raise "
+                "the limit (ulimit -v), or use executor='thread'"
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inherit, (reduction.DupFd(self.fd), self._ranks)
+        return _inherit, (reduction.DupFd(self.fd), self._ranks, self.size)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the descriptor is closed. Its number may already be reused."""
-        return not self._close.alive
-
-    def reserve(self, begin: int, size: int, *, most: float = 1.0) -> None:
-        """Allocate memory for a part of the file, and enlarge the file if necessary.
-
-        Args:
-            begin: offset in bytes.
-            size: size in bytes.
-            most: largest share of this rank's available memory to take.
+    def reserve(self, begin: int, size: int) -> None:
+        """Allocate memory for a part of the file, so that writing there cannot end this process.
 
         Raises:
-            OSError: there is not enough memory.
+            RingError: this machine, or this rank's share of it, has less memory left.
+            OSError: the system refuses.
         """
         left = available_memory() if size >= _WORTH_A_LOOK else None
-        if left is not None and size > left / self._ranks * most:
+        if left is not None and size > left / self._ranks:
             ranks = f", for {self._ranks} ranks" if self._ranks > 1 else ""
-            why = f"{left / 2**20:.0f} MiB are left on this machine or in this container{ranks}"
-            raise OSError(errno.ENOMEM, why)
-        try:
-            reserve(self.fd, begin, size)
-        except OSError as error:
-            raise OSError(error.errno, f"the system refuses: {error.strerror}") from error
+            raise RingError(
+                f"a batch needs {size / 2**20:.1f} MiB of shared memory, and {left / 2**20:.0f} MiB are left on this "
+                f"machine or in this container{ranks}: lower batch_size; or prefetch_factor, num_workers or "
+                "max_bytes_in_flight of the loaders beside it"
+            )
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.fd, begin, size)
+
+    def populate(self, begin: int, size: int) -> None:
+        """Map reserved memory in one system call, instead of by a page fault for each page."""
+        with contextlib.suppress(OSError):  # an older kernel
+            self.map.madvise(_POPULATE_WRITE, begin, size)
+
+    def discard(self, begin: int, size: int) -> None:
+        """Give the memory of a part of the file back; all processes then read zeros there. Some systems keep it."""
+        if self.can_discard and size > 0:
+            self.map.madvise(mmap.MADV_REMOVE, begin, size)
+
+    can_discard = hasattr(mmap, "MADV_REMOVE")
 
     def close(self) -> None:
-        """Close the descriptor; mappings stay. Idempotent."""
+        """Close the descriptor; the map stays. Idempotent."""
         self._close()
 
 
-def _inherit(dup: Any, ranks: int) -> SharedFile:
+def _inherit(dup: Any, ranks: int, size: int) -> SharedFile:
     file = SharedFile.__new__(SharedFile)
-    file.fd = dup.detach()
-    file._ranks = ranks
-    file._close = weakref.finalize(file, os.close, file.fd)
+    file._open(dup.detach(), ranks, size)
     return file
 
 
-def reserve(fd: int, begin: int, size: int) -> None:
-    """Make the kernel allocate memory for a part of a file, and enlarge the file if necessary.
+def _address_space() -> int:
+    """Return the bytes of a file: 4 TiB, of which 30 fit, or less if files or address space are limited."""
+    import resource  # missing on Windows, where this module is imported but not used
 
-    Raises:
-        OSError: there is not enough memory.
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, begin, size)
-    elif os.fstat(fd).st_size < begin + size:
-        os.ftruncate(fd, begin + size)
+    limits = {resource.RLIMIT_FSIZE: 1, resource.RLIMIT_AS: 4}
+    most = [soft // share for name, share in limits.items() if (soft := resource.getrlimit(name)[0]) >= 0]
+    return min([_ADDRESS_SPACE, *most]) // _PAGES * _PAGES
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

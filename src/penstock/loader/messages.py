@@ -19,13 +19,18 @@ class BatchRequest:
             which is cheap to send.
         place: position of the dataset when the epoch started; None for datasets without one. It is part of the request,
             so that a dataset whose position has changed since still yields the batches of this epoch.
+
+    Attributes:
+        run: number of the run, an epoch iterator's, that asks for it.
+        number: number of the batch in its run.
     """
 
-    __slots__ = ("_keys", "_packed", "indices", "place")
+    __slots__ = ("_keys", "_packed", "indices", "number", "place", "run")
 
     def __init__(self, indices: list[Any], keys: list[int] | npt.NDArray[np.uint64] | bytes, place: Any = None) -> None:
         self.indices = indices
         self.place = place
+        self.run = self.number = 0
         self._keys: list[int] | None = keys if isinstance(keys, list) else None
         self._packed: Any = None if isinstance(keys, list) else keys
 
@@ -47,17 +52,16 @@ class BatchRequest:
 
     def part(self, begin: int, end: int) -> BatchRequest:
         """Return a request for some of the samples."""
-        return BatchRequest(*self.packed(begin, end))
+        part = BatchRequest(self.indices[begin:end], self.packed[8 * begin : 8 * end], self.place)
+        part.run, part.number = self.run, self.number
+        return part
 
-    def packed(self, begin: int = 0, end: int | None = None) -> tuple[list[Any], bytes, Any]:
-        """Return constructor arguments for the samples ``begin`` to ``end``, to be sent."""
-        packed = self._packed
-        if not isinstance(packed, np.ndarray):
-            self._packed = packed = np.array(self.keys, np.uint64)
-        return self.indices[begin:end], packed[begin:end].tobytes(), self.place
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BatchRequest, self.packed()
+    @property
+    def packed(self) -> bytes:
+        """Keys of the samples as 64-bit numbers, to be sent."""
+        if not isinstance(self._packed, bytes):
+            self._packed = np.asarray(self.keys if self._packed is None else self._packed, np.uint64).tobytes()
+        return self._packed
 
 
 class BatchMetrics:
@@ -119,13 +123,16 @@ class BatchResult(NamedTuple):
     Attributes:
         batch: result of the collate function.
         metrics: cost of the batch.
-        number: number of the batch in its iterator, 0 for the first one after a resume.
-        worker: id of the worker (process or thread) of a stream's batch; 0 where it does not matter.
+        number: number of the batch in its run, 0 for the first one after a resume.
+        worker: the worker that made it.
         state: states of the user's dataset, iterator and collate function right after this batch or its error; None
             without states.
-        way: transport: "local" (same process), "ring", "pipe" (small, too large, or no ring yet), "copy" (out of the
-            ring).
+        way: transport: "local" (same process), "ring", "pipe" (without large tensors), or "refused" (the same, because
+            there was no memory for it in the ring).
         error: exception raised in place of this batch.
+        run: number of the run that asked for it.
+        ended: whether there is no such batch, because the worker's stream has ended.
+        nbytes: bytes that were sent for it; 0 in the same process.
     """
 
     batch: Any
@@ -135,3 +142,6 @@ class BatchResult(NamedTuple):
     state: Any = None
     way: str = "local"
     error: BaseException | None = None
+    run: int = 0
+    ended: bool = False
+    nbytes: int = 0

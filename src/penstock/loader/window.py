@@ -2,8 +2,8 @@
 
     requests -> number 0, 1, 2 ... -> worker k mod n, if the worker of a batch matters
                                 -> or the worker with the least to do
-                at most `depth` are open
-    answers -> the open batch with the smallest number, once it is done -> consumer        in_order=False: any
+                at most `Flow.depth` are open
+    results -> the open batch with the smallest number, once it is done -> consumer        in_order=False: any
 
 Invariant: each batch is delivered once, in its place, as a value or as its error. Errors that the window itself raises
 belong to no batch. After an interruption anywhere but in a wait nothing more is delivered, because the state may be
@@ -13,19 +13,20 @@ inconsistent.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, WorkerError
-from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
-from penstock.loader.lookahead import Lookahead
+from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
+from penstock.loader.flow import Flow
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
+from penstock.plan.stream_plan import EpochStart
 
-__all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
+__all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "SHUTDOWN_TIMEOUT_S", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
 
 CLOSED = "this iterator ended early because its DataLoader was closed: start a new one with iter(loader)"
 """Message of the `WorkerError` for a consumer whose loader was closed."""
@@ -35,6 +36,14 @@ ATTEMPTS = 3
 
 INTERRUPTED = "this iterator of the DataLoader was interrupted: start a new one with iter(loader)"
 """Message for a consumer that was interrupted where the state may be inconsistent."""
+
+SHUTDOWN_TIMEOUT_S = 5.0
+"""Seconds that all workers together have to end by themselves."""
+
+_DEATH_CLOSE_TIMEOUT_S = 0.5
+"""The same when an error must be reported at once."""
+
+_runs = itertools.count(1)
 
 
 class DispatchPolicy(NamedTuple):
@@ -46,6 +55,7 @@ class DispatchPolicy(NamedTuple):
         in_order: False delivers any finished batch.
         timeout: seconds to wait for a batch; 0 waits forever.
         restart: whether a lost worker is replaced.
+        persistent: whether the workers stay after this iterator.
     """
 
     turns: bool
@@ -53,6 +63,20 @@ class DispatchPolicy(NamedTuple):
     in_order: bool
     timeout: float
     restart: bool = False
+    persistent: bool = False
+
+
+class _Pending:
+    """A batch in flight."""
+
+    __slots__ = ("blame", "request", "result", "worker")
+
+    def __init__(self, request: BatchRequest, worker: int) -> None:
+        self.request = request
+        self.worker = worker
+        self.result: BatchResult | None = None
+        self.blame: dict[int, float] = {}
+        """Deaths of workers, by the key of the sample that may be the cause."""
 
 
 class Window:
@@ -62,8 +86,12 @@ class Window:
         requests: requests for batches, advanced in the consumer's thread. An exception from it is raised after the
             batches that were planned before it.
         executor: makes the batches.
-        policy: how they are assigned and delivered.
+        flow: how far ahead.
+        policy: how batches are assigned and delivered.
+        epoch: the epoch for streams; None for other datasets.
+        resume: returns the state that a worker's objects resume from; None if they start fresh.
         first: worker of the first batch, if workers take turns.
+        restarted: called for each worker that is replaced.
 
     Attributes:
         first_states: snapshots of users' objects right after their initialization, by worker, for workers with a state.
@@ -74,38 +102,52 @@ class Window:
     """
 
     def __init__(
-        self, requests: Iterator[BatchRequest], executor: Executor, policy: DispatchPolicy, *, first: int = 0
+        self,
+        requests: Iterator[BatchRequest],
+        executor: Executor,
+        flow: Flow,
+        policy: DispatchPolicy,
+        *,
+        epoch: EpochStart = None,
+        resume: Callable[[int], Any] = lambda _: None,
+        first: int = 0,
+        restarted: Callable[[], object] = lambda: None,
     ) -> None:
         self.executor = executor
+        self._flow = flow
         self._policy = policy
-        self._requests = Lookahead(requests)
+        self._epoch = epoch
+        self._restarted = restarted
+        self._run = next(_runs)
+        self._requests: Iterator[BatchRequest] | None = requests  # None at its end
+        self._error: Exception | None = None  # that ended the requests
         self._turn = first
-        # Workers whose streams have ended.
-        self._ended: set[int] = set()
         self._numbers = itertools.count()
-        # Batches in flight, ordered by number.
-        self._open: dict[int, PendingBatch] = {}
-        # Open batches to submit again.
-        self._again: deque[PendingBatch] = deque()
-        # Number of open batches that are done.
-        self._ready = 0
+        self._open: dict[int, _Pending] = {}  # batches in flight, ordered by number
+        self._ready = 0  # number of open batches that are done
+        self._load = [0] * executor.workers  # number of unfinished batches of each worker
+        self._ended: set[int] = set()  # workers whose streams have ended
         self._handed_out = 0
         self._over = False
-        # Why the iterator ended early.
-        self._why: str | None = None
+        self._why: str | None = None  # why the iterator ended early
         # First snapshots by worker, until a batch is delivered.
         self._begun: dict[int, Snapshot | None] = {}
         self._waits_for_first_states = executor.tells_begin
         self.first_states: dict[int, Snapshot] = {}
         self.ready_on_request = 0
-        # Whether batches are made ahead of their request. The depth itself changes, and costs more to compute.
-        self._ahead = executor.depth > 0
-        with executor.turn():
-            if self._ahead:
+        with executor.lock:
+            # Workers that have died since the last run are replaced. What was made for that run is dropped.
+            executor.wait(executor.run, 0.0)
+            executor.resize(executor.workers)
+            executor.run = self._run
+            for worker in range(executor.workers):
+                executor.submit([Start(self._run, epoch, resume(worker))], worker)
+            flow.begin()
+            if flow.depth:
                 self._fill()
             else:
-                # An inline executor has already started its epoch.
-                self._take_in(executor.arrived())
+                # The inline executor has already started its epoch.
+                self._take_in(executor.wait(self._run, 0.0))
             if len(self._begun) == executor.workers:
                 self._note_first_states()
 
@@ -123,10 +165,10 @@ class Window:
             raise WorkerError(self._why)
         if self._over:
             raise StopIteration
-        if (error := self.executor.check()) is not None:
+        if (error := self._why_not()) is not None:
             raise error
         try:
-            answer = self._advance() if self._ahead else self._make_next()
+            answer = self._advance() if self._flow.depth else self._make_next()
             if isinstance(answer, BatchResult):
                 return answer
         # An exception of a signal handler, or an unexpected failure.
@@ -143,10 +185,10 @@ class Window:
 
     def poll(self) -> bool:
         """Return whether `next` would return at once. False if batches are made on request."""
-        if self._why is not None or self._over or not self._ahead or self.executor.check() is not None:
+        if self._why is not None or self._over or not self._flow.depth or self._why_not() is not None:
             return False
         try:
-            with self.executor.turn():
+            with self.executor.lock:
                 self._look()
                 return self._head() is not None
         except BaseException as broken:
@@ -156,7 +198,7 @@ class Window:
     @property
     def depth(self) -> int:
         """Maximum number of batches in flight at the moment."""
-        return self.executor.depth
+        return self._flow.depth
 
     @property
     def processes(self) -> list[Any] | None:
@@ -165,7 +207,7 @@ class Window:
 
     def close(self) -> None:
         """Stop making batches. Idempotent."""
-        with self.executor.turn():
+        with self.executor.lock:
             self._close()
 
     def end(self, patience: float) -> None:
@@ -174,65 +216,79 @@ class Window:
             self._why = self._why or CLOSED
         self.executor.close(patience)
         # Another thread may be inside user code that takes long. It closes the window when it returns.
-        turn = self.executor.turn()
-        if turn.acquire(blocking=False):
+        lock = self.executor.lock
+        if lock.acquire(blocking=False):
             try:
                 self._close()
             finally:
-                turn.release()
+                lock.release()
 
     # The default argument stays valid when modules are already cleared at exit.
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending() and not getattr(self, "_over", True):
             self.close()
 
+    def _why_not(self) -> Exception | None:
+        """Return why no more batches can be made; None if they can."""
+        executor = self.executor
+        if executor.pid != os.getpid() or (executor.closed and not self._policy.persistent):
+            return WorkerError(
+                "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
+            )
+        if executor.run != self._run:
+            return RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
+        return None
+
     def _advance(self) -> BatchResult | Exception:
         """Wait for the next batch. Return an exception that `next` should raise; a raised one is an interruption."""
         executor, timeout = self.executor, self._policy.timeout
         deadline = time.monotonic() + timeout if timeout else None
-        turn, news, waited = executor.turn(), None, False
+        events: Sequence[Event] | None = None
         while True:
-            with turn:
-                if not waited:
+            with executor.lock:
+                if events is None:
                     self._look()
-                elif not executor.over:
-                    self._take_in(executor.receive(news))
-                if self._why is not None or executor.over:
+                else:
+                    self._take_in(events)
+                if self._why is not None or executor.closed:
                     return self._end_early()
                 result = self._collect_head()
-                if result is None and self._ready >= executor.workers and executor.idle:
-                    executor.ahead += executor.workers
+                if result is None and self._ready >= executor.workers and not all(self._load):
+                    self._flow.stall()
                 self._fill()
-                if not self._open and self._requests.over:
+                if not self._open and self._requests is None:
                     if result is None:
                         return self._finish()
-                    executor.drained()
+                    if not self._policy.persistent:
+                        # They end while the consumer uses the last batch.
+                        executor.resize(0)
                 if result is not None:
                     return result
-                if waited and deadline is not None and time.monotonic() >= deadline:
+                if events is not None and deadline is not None and time.monotonic() >= deadline:
                     return self._late()
-            news, waited = executor.wait(deadline), True
+            events = executor.wait(self._run, deadline)
 
     def _make_next(self) -> BatchResult | Exception:
         """Make the next batch with an inline executor. Return an exception that `next` should raise."""
         executor = self.executor
-        with executor.turn():
-            request = self._requests.next()
-            if request is not None:
-                batch = executor.pending(next(self._numbers), request)
-                executor.submit([batch], 0)
-                # A signal handler may have closed the loader meanwhile.
-                if self._over or self._why is not None:
-                    return self._finish()
-                if not (batch.ended and self._policy.stream):
-                    return executor.collect(batch, batch.number)
-                self._end_worker(0)
-            return self._finish()
+        with executor.lock:
+            request = self._next_request()
+            if request is None:
+                return self._finish()
+            executor.submit([request], 0)
+            # A signal handler may have closed the loader meanwhile.
+            if self._over or self._why is not None:
+                return self._finish()
+            self._open[request.number] = _Pending(request, 0)
+            self._load[0] += 1
+            self._take_in(executor.wait(self._run, None))
+            # In no variable: the traceback of an error refers to this frame.
+            return self._collect_head() or self._finish()
 
     def _look(self) -> None:
         """Take in results that arrived while the consumer was busy. After the last batch, workers may end normally."""
-        if (self._open or not self._requests.over) and not self.executor.over:
-            self._take_in(self.executor.arrived())
+        if self._open or self._requests is not None:
+            self._take_in(self.executor.wait(self._run, 0.0))
         self.ready_on_request = self._ready
 
     def _end_early(self) -> WorkerError:
@@ -243,16 +299,32 @@ class Window:
 
     def _finish(self) -> Exception:
         # A signal handler has closed the loader.
-        if self._why is not None or self.executor.over:
+        if self._why is not None or self.executor.closed:
             return self._end_early()
-        error, self._requests.error = self._requests.error, None
+        error, self._error = self._error, None
         self._close()
         return StopIteration() if error is None else error
 
     def _late(self) -> WorkerError:
-        pending = list(self._open.values())
-        first = pending[0] if pending else None
-        return WorkerError(timed_out(self._policy.timeout) + self.executor.culprit(first, pending))
+        text = timed_out(self._policy.timeout)
+        for pending in self._open.values():
+            if pending.result is None:
+                worker, processes = pending.worker, self.processes
+                pid = f" (pid {processes[worker].pid})" if processes is not None else ""
+                return WorkerError(f"{text}: worker {worker}{pid} was {self._whereabouts(worker)}")
+        return WorkerError(text)
+
+    def _whereabouts(self, worker: int) -> str:
+        """Return the samples that a worker's threads are loading, or were loading when it died."""
+        places = []
+        for key, batch in self.executor.where(worker):
+            pending = self._open.get(batch - 1)
+            if pending is not None and key in pending.request.keys:
+                index = pending.request.indices[pending.request.keys.index(key)]
+                places.append(f"at sample {index!r}")
+            elif batch:
+                places.append(f"at batch {batch - 1} of this iterator")
+        return " and ".join(places) or "at no sample"
 
     def _break_off(self, error: BaseException) -> None:
         """Stop delivering after an interruption. Open batches count as undelivered.
@@ -263,7 +335,7 @@ class Window:
         """
         closed = self._why is not None and isinstance(error, Exception)
         self._why = self._why or (str(error) if isinstance(error, PenstockError) else INTERRUPTED)
-        self.executor.abort()
+        self.executor.close(_DEATH_CLOSE_TIMEOUT_S)
         self.close()
         if closed:
             raise WorkerError(self._why) from error
@@ -272,130 +344,150 @@ class Window:
         if self._over:
             return
         self._over = True
-        self._requests.end()
-        pending = list(self._open.values())
+        self._requests = None
         self._open.clear()
-        self._again.clear()
         self._ready = 0
-        self.executor.drop(pending)
+        executor, policy = self.executor, self._policy
+        if executor.run == self._run and executor.pid == os.getpid() and not (policy.persistent and policy.stream):
+            executor.run = 0
+        if not policy.persistent:
+            executor.close(SHUTDOWN_TIMEOUT_S)
 
     # Submitting.
 
+    def _next_request(self) -> BatchRequest | None:
+        """Return the next request with its number; None at the end."""
+        if self._requests is None:
+            return None
+        try:
+            request = next(self._requests, None)
+        except Exception as error:
+            self._error, request = error, None
+        if request is None:
+            self._requests = None
+            return None
+        request.run, request.number = self._run, next(self._numbers)
+        return request
+
     def _fill(self) -> None:
         """Submit as many batches as are allowed."""
-        executor = self.executor
-        while self._again and (worker := executor.choose(range(executor.workers), None)) is not None:
-            self._take_in(executor.submit([self._again.popleft()], worker))
-        most = executor.depth
-        group = executor.group(most) if most > 1 else 1
+        workers, most = self.executor.workers, self._flow.depth
+        group = max(1, min(self._flow.group, most // (2 * workers))) if self._requests is not None else 1
         # If workers take turns, each gets a group of its own batches, from several rounds.
-        together = group * executor.workers if self._policy.turns and group > 1 else group
-        while len(self._open) < most and not self._requests.over and executor.has_room(len(self._open)):
+        together = group * workers if self._policy.turns and group > 1 else group
+        while len(self._open) < most and self._requests is not None:
             if group > 1 and self._open and len(self._open) + together > most:
                 # Wait until a whole group fits.
                 break
-            shares = self._next_batches(together, most)
+            shares = self._next_shares(together, most)
             if not shares:
                 break
-            for worker, batches in shares.items():
-                self._take_in(executor.submit(batches, worker))
-        if executor.planned:
-            self._requests.plan(executor.planned - len(self._open))
+            for worker, requests in shares.items():
+                self.executor.submit(requests, worker)
 
-    def _next_batches(self, count: int, most: int) -> dict[int, list[PendingBatch]]:
-        """Return the next batches by worker, at most ``count``. There must be room for the first one."""
-        executor, turns = self.executor, self._policy.turns
-        shares: dict[int, list[PendingBatch]] = {}
+    def _next_shares(self, count: int, most: int) -> dict[int, list[BatchRequest]]:
+        """Return the next requests by worker, at most ``count``."""
+        shares: dict[int, list[BatchRequest]] = {}
         worker = self._choose(most)
-        while worker is not None and (request := self._requests.next()) is not None:
-            batch = executor.pending(next(self._numbers), request)
-            batch.worker = worker
-            self._open[batch.number] = batch
-            shares.setdefault(worker, []).append(batch)
+        while worker is not None and count and (request := self._next_request()) is not None:
+            self._open[request.number] = _Pending(request, worker)
+            self._load[worker] += 1
+            shares.setdefault(worker, []).append(request)
             count -= 1
-            if not count or not executor.has_room(len(self._open)):
-                break
-            if turns:
+            if self._policy.turns and count:
                 worker = self._choose(most)
         return shares
 
     def _choose(self, most: int) -> int | None:
         """Return the worker for the next batch; None if no worker should get more."""
-        executor, policy, count = self.executor, self._policy, self.executor.workers
-        # Out of order, a stuck worker must not hold more than its share.
-        share = None if policy.in_order else max(1, most // count)
+        policy, count, load = self._policy, self.executor.workers, self._load
         if not policy.turns:
-            return executor.choose(range(count), share)
-        if not policy.in_order:
+            worker = load.index(min(load))
+        elif policy.in_order:
+            for _ in range(count):
+                worker, self._turn = self._turn % count, self._turn + 1
+                if worker not in self._ended:
+                    return worker
+            return None
+        else:
             workers = [n % count for n in range(self._turn, self._turn + count) if n % count not in self._ended]
-            worker = executor.choose(workers, share) if workers else None
-            self._turn = self._turn if worker is None else worker + 1
-            return worker
-        for _ in range(count):
-            worker, self._turn = self._turn % count, self._turn + 1
-            if worker not in self._ended:
-                return worker
-        return None
+            if not workers:
+                return None
+            worker = min(workers, key=load.__getitem__)
+        # Out of order, a stuck worker must not hold more than its share.
+        if not policy.in_order and load[worker] >= max(1, most // count):
+            return None
+        self._turn = worker + 1
+        return worker
 
     # Receiving.
 
-    def _take_in(self, events: list[Event]) -> None:
+    def _take_in(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Done):
-                self._note_done(event.batch)
+            if isinstance(event, BatchResult):
+                self._note_done(event)
             elif isinstance(event, Began):
                 self._begun[event.worker] = event.snapshot
             else:
                 self._lose(event)
 
-    def _note_done(self, batch: PendingBatch) -> None:
-        if self._open.get(batch.number) is not batch:
-            # The batch was dropped meanwhile.
-            return
-        if batch.ended and self._policy.stream:
-            del self._open[batch.number]
-            self._end_worker(batch.worker)
+    def _note_done(self, result: BatchResult) -> None:
+        pending = self._open[result.number]
+        self._load[pending.worker] -= 1
+        if result.ended and self._policy.stream:
+            del self._open[result.number]
+            self._end_worker(pending.worker)
         else:
-            batch.done = True
+            pending.result = result
             self._ready += 1
 
     def _end_worker(self, worker: int) -> None:
         """Submit nothing more to a worker whose stream has ended."""
         self._ended.add(worker)
         if len(self._ended) == self.executor.workers:
-            self._requests.end()
+            self._requests = None
 
     def _lose(self, lost: Lost) -> None:
-        """Continue without a lost worker if others can make its batches."""
-        if self._why is not None:
-            # It ended together with the others.
+        """Continue without a lost worker if another one can make its batches."""
+        worker, executor = lost.worker, self.executor
+        mine = [pending for pending in self._open.values() if pending.worker == worker and pending.result is None]
+        if worker in self._ended:
+            # What it was asked for after the end of its stream has no answer.
+            for pending in mine:
+                del self._open[pending.request.number]
             return
-        for batch, key, share in lost.blame:
-            batch.blame[key] = batch.blame.get(key, 0) + share
-        worn_out = [batch for batch in lost.batches if round(max(batch.blame.values(), default=0), 6) >= ATTEMPTS]
-        if worn_out or not self._policy.restart:
-            self._why = f"{lost.why}{', as were workers before it' if worn_out else ''}."
-            self.executor.abort()
+        why = f"{lost.why} It was {self._whereabouts(worker)}"
+        at = [(self._open[batch - 1], key) for key, batch in executor.where(worker) if batch - 1 in self._open]
+        # Its threads were loading several samples, one of which is the cause: each gets a share of the blame.
+        for pending, key in at or [(pending, 0) for pending in mine]:
+            pending.blame[key] = pending.blame.get(key, 0) + 1 / max(1, len(at))
+        worn_out = any(round(max(pending.blame.values(), default=0), 6) >= ATTEMPTS for pending in mine)
+        if not self._policy.restart or worn_out:
+            self._why = f"{why}{', as were workers before it' if worn_out else ''}."
+            executor.close(_DEATH_CLOSE_TIMEOUT_S)
             return
-        self._again += self.executor.replace(lost)
+        self._restarted()
+        executor.resize(executor.workers)
+        executor.submit([Start(self._run, self._epoch, None), *(pending.request for pending in mine)], worker)
 
-    def _head(self) -> PendingBatch | None:
+    def _head(self) -> BatchResult | None:
         """Return the next batch to deliver, if it is done."""
-        for batch in self._open.values():
-            if batch.done:
-                return batch if not self._waits_for_first_states or self._may_deliver(batch) else None
+        for pending in self._open.values():
+            if pending.result is not None:
+                may = not self._waits_for_first_states or self._may_deliver(pending.worker)
+                return pending.result if may else None
             if self._policy.in_order:
                 break
         return None
 
-    def _may_deliver(self, batch: PendingBatch) -> bool:
-        """Return whether a batch may be delivered.
+    def _may_deliver(self, worker: int) -> bool:
+        """Return whether a batch of a worker may be delivered.
 
         The first batch of a worker with a state waits for the first snapshots of all workers, because a state must
         include workers that have delivered nothing yet.
         """
         begun = self._begun
-        if batch.worker not in begun or (begun[batch.worker] is not None and len(begun) < self.executor.workers):
+        if worker not in begun or (begun[worker] is not None and len(begun) < self.executor.workers):
             return False
         self._note_first_states()
         return True
@@ -406,13 +498,16 @@ class Window:
 
     def _collect_head(self) -> BatchResult | None:
         """Return the next batch, if it is done."""
-        if not self._ready or (batch := self._head()) is None:
+        if not self._ready or (result := self._head()) is None:
             return None
-        del self._open[batch.number]
+        del self._open[result.number]
         self._ready -= 1
-        number = self._handed_out if self._policy.stream else batch.number
-        self._handed_out += 1
-        return self.executor.collect(batch, number)
+        self._flow.learn(result)
+        if self._policy.stream:
+            # Their last requests have no batches.
+            result = result._replace(number=self._handed_out)
+            self._handed_out += 1
+        return result
 
 
 _TIMED_OUT = "DataLoader timed out after"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.loader.executors.process.ring import LIGHT, slots_for
+from penstock.loader.executors.process.ring import paged
+from penstock.loader.flow import AHEAD, LIGHT
 from penstock.manifest.sidecar import Header
 from penstock.tools.planning.job import Assumptions, Job
 
@@ -12,6 +13,9 @@ __all__ = ["LIGHT_FACTOR", "Memory", "StartUp", "memory_of", "start_up_of"]
 
 LIGHT_FACTOR = 8
 """Factor of the prefetch for small batches, as in `penstock.loader` without an explicit ``prefetch_factor``."""
+
+_HELD = 3
+"""Batches that a consumer holds: the current, the previous, and one more."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,17 @@ class StartUp:
 def memory_of(job: Job, assumed: Assumptions) -> Memory:
     """Return the memory of processes and nodes, and the size of the index.
 
-    The ring's slots are computed as in the loader (`slots_for` in `loader/executors/process/ring.py`), for worker
-    processes and batches of one tensor. Workers ahead of a slow one may take 32 MiB more.
+    The ring has a slot for each batch in flight (`loader/flow.py` says how many) and for three that the consumer holds,
+    with worker processes and batches of one tensor. Workers ahead of a slow one may take 32 MiB more.
 
     >>> memory_of(Job(samples=10, sample_bytes=1000), Assumptions()).index_bytes
     216
     """
     depth = job.workers * job.prefetch
     batch = job.out_bytes * min(job.batch_size, job.samples)
-    slot_bytes, slots = slots_for(batch, depth, depth * LIGHT_FACTOR if batch <= LIGHT else depth)
+    slot_bytes = paged(batch)
+    light = depth * LIGHT_FACTOR if batch <= LIGHT else depth
+    slots = max(depth, min(light, AHEAD // slot_bytes)) + _HELD
     ring = slot_bytes * slots
     index = Header(0, job.samples, 0, 0, 0, b"").length
     return Memory(

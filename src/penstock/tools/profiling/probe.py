@@ -11,6 +11,7 @@ iterated.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import warnings
@@ -26,10 +27,10 @@ from torch.utils.data import IterableDataset, SequentialSampler, default_collate
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.dataloader_iter import Progress, ResultIterator
-from penstock.loader.engine import Engine, EpochRun
 from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher, preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
+from penstock.loader.workers import Workers
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
 from penstock.samplers.external import ExternalSampler
@@ -116,12 +117,13 @@ class Probe:
             Exception: an error of the dataset or of starting workers.
         """
         config = self.config_of(executor, workers)
-        fetcher, engine = self.fetcher(config), Engine(config)
+        fetcher, workers = self.fetcher(config), Workers(config)
         batches: ResultIterator | None = None
         try:
-            engine.prepare(fetcher, _SEED)
-            plan = itertools.repeat(BatchRequest([], [])) if self.stream else iter(requests)
-            batches = engine.start(EpochRun(plan, fetcher, None, _SEED, lambda worker: None, 0))
+            workers.prepare(fetcher, _SEED)
+            plan = itertools.repeat(BatchRequest([], [])) if self.stream else requests
+            # Copies, since a request has the number of its run, and may be used again.
+            batches = workers.window(map(copy.copy, plan), None, lambda worker: None, 0)
             while True:
                 asked = time.perf_counter()
                 try:
@@ -138,7 +140,7 @@ class Probe:
         finally:
             if batches is not None:
                 batches.close()
-            engine.close()
+            workers.close()
 
     def config_of(self, executor: str, workers: int) -> LoaderConfig:
         """Return the loader's settings with another executor and number of workers, for one iterator."""

@@ -1,339 +1,309 @@
-"""`ProcessExecutor`: makes batches in a pool of worker processes.
+"""`ProcessExecutor`: makes batches in worker processes, which return them in reused shared memory.
 
-    a batch, or a group of small ones in one message  ->  one worker  ->  answers  ->  Done
+    submit   lend a slot for each request, and write the requests to a worker's pipe
+    wait     poll the answers and deaths of all workers; lease the slot of each finished batch
 
-Invariant: a slot is lent for a batch number, and returns when that batch is answered, in whichever epoch; so a late
-worker never writes into another batch.
+Invariant: a slot is lent for a request, and returns when that is answered, whoever still wants it, or when its worker
+has died; so a late worker never writes into another batch.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import RingError, WorkerError
+from penstock.errors import WorkerError
+from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import rebuild
-from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
-from penstock.loader.executors.process.assembly import Assembly, ProcessBatch, Workload
-from penstock.loader.executors.process.pack import SMALL
-from penstock.loader.executors.process.pool import Pool
-from penstock.loader.executors.process.ring import AHEAD
+from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
+from penstock.loader.executors.process.pool import WorkerProcess, end
+from penstock.loader.executors.process.ring import BOARD, Ring
+from penstock.loader.executors.process.transport import unpack
+from penstock.loader.executors.process.worker import ENDED, REFUSED, SKIPPED, Setup, board_width
+from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["ProcessExecutor"]
 
-_DEATH_CLOSE_TIMEOUT_S = 0.5
-"""Seconds for workers to end when an error must be reported at once."""
+_HELD = 1.0
+"""Seconds to wait for a thread inside a sampler, after the workers have ended."""
+
+_AT_EXIT = 1.0
+"""The same at interpreter exit, so that Ctrl-C acts quickly."""
 
 
 class ProcessExecutor(Executor):
     """Makes batches in worker processes.
 
     Args:
-        pool: the workers. A newer executor over the same pool ends an older one.
-        work: who may make the batches, and what they cost.
-        epoch: passed to stream datasets; None for none.
-        states: states of users' objects to resume from, by worker.
-        has_states: whether users' objects may have states.
-        persistent: whether the workers stay after this epoch iterator.
-        release: called when this executor no longer needs the pool.
+        fetcher: copied to each worker.
+        config: the loader's settings.
+        context: the `multiprocessing` context; None for the system's default.
+        base_seed: torch's base seed; worker i gets base_seed + i.
+        rings: rings of earlier executors of the same loader, to reuse their pages. This executor takes one, and adds
+            its own when it has been closed.
+
+    Attributes:
+        ring: the memory of the batches.
+        members: the workers, by number.
+
+    Raises:
+        Exception: an error of starting, such as a dataset that cannot be pickled for spawn.
     """
 
     def __init__(
-        self,
-        pool: Pool,
-        work: Workload,
-        *,
-        epoch: EpochStart,
-        states: dict[int, Any],
-        has_states: bool,
-        persistent: bool,
-        release: Callable[[], None],
+        self, fetcher: Fetcher, config: LoaderConfig, context: Any, base_seed: int, rings: list[Ring]
     ) -> None:
-        super().__init__()
-        self.pool = pool
-        self.workers = pool.config.workers
-        self.tells_begin = has_states
-        self._work = work
-        self._persistent = persistent
-        self._release: Callable[[], None] | None = release
-        self._assembly = Assembly(pool, work)
-        self._wanted: dict[int, ProcessBatch] = {}  # by number
-        self._ended: set[int] = set()  # workers whose streams have ended
-        self._one_was_had = False
-        self._run = 0
-        with pool.turn():
-            self._hear_of_earlier_passes()
-            self._run = pool.begin(epoch, states)
-
-    def _hear_of_earlier_passes(self) -> None:
-        """Process messages since the last epoch iterator ended. Batches that dead workers owed it are dropped."""
-        self.receive(self.pool.wait(0.0))
-        for worker in self.pool.dead():
-            for batch in self._owed(worker):
-                self._take_in(worker, "skipped", batch.run, batch.number, None, None, [], 0, 0)
-
-    def turn(self) -> Any:
-        """Return the pool's lock, since epoch iterators share the pool."""
-        return self.pool.turn()
-
-    @property
-    def processes(self) -> list[Any]:
-        """Return the worker processes."""
-        return [member.process for member in self.pool.members]
+        super().__init__(0)
+        self.tells_begin = fetcher.has_states
+        self._fetcher = fetcher
+        self._config = config
+        self._context = context or multiprocessing.get_context()
+        self._base_seed = base_seed
+        self._rings = rings
+        # A forked process shares rings with its parent.
+        usable = [ring for ring in rings if ring.pid == self.pid]
+        rings.clear()
+        self.ring = usable[0] if usable else Ring()
+        self._words = memoryview(self.ring.file.map)[:BOARD].cast("Q")
+        self.members: list[WorkerProcess] = []
+        self._all: list[WorkerProcess] = []  # also those that were told to end
+        self._lent: dict[tuple[int, int], tuple[int, int]] = {}
+        """Worker and slot of each request that is not answered, by run and number."""
+        self._events: list[Event] = []  # that no worker reports
+        self._poller = select.poll()
+        self._by_fd: dict[int, WorkerProcess] = {}
+        self._close = weakref.finalize(self, _end, self._all, self._words, self.pid, self.lock)
+        self.run = 0
+        try:
+            self.resize(config.workers)
+        except BaseException:
+            self.close(_AT_EXIT)
+            raise
 
     @property
-    def over(self) -> bool:  # type: ignore[override]
-        """Whether the pipes are closed."""
-        return self.pool.life.over
+    def run(self) -> int:  # type: ignore[override]
+        """The number of the run whose requests are wanted."""
+        return self._words[0]
 
-    def check(self) -> Exception | None:
-        """Return why no more batches can be submitted; None if they can."""
-        if self._run != self.pool.run:
-            return RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
-        if self.pool.closed:
-            return WorkerError(
-                "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
-            )
-        return None
+    @run.setter
+    def run(self, run: int) -> None:
+        # A forked process shares the board with its parent.
+        if self.pid == os.getpid():
+            self._words[0] = run
+
+    @property
+    def processes(self) -> list[Any]:  # type: ignore[override]
+        """The worker processes."""
+        return [member.process for member in self.members]
 
     # Requests.
 
-    @property
-    def depth(self) -> int:
-        """Return how many batches may be in flight now."""
-        config = self.pool.config
-        if config.max_bytes_in_flight is not None and not self._work.sized:
-            return 1  # until their size is known
-        light, ring = self._work.light and self._one_was_had, self.pool.ring  # the consumer waits for the first batch
-        begun = config.small_batch_depth if light else config.depth
-        limit, beside = config.max_bytes_in_flight, self._work.messages.largest
-        if self.ahead and self._work.ahead:
-            begun = max(begun, min(config.depth + self.ahead, config.small_batch_depth))
-        if limit is None and begun > config.depth:
-            begun = max(config.depth, min(begun, AHEAD // max(1, ring.slot_bytes + beside)))
-        most = min(begun, ring.in_flight) if ring.slot_bytes else begun
-        if limit is not None and beside > SMALL:  # pickled objects do not use slots
-            most = min(most, max(1, limit // (ring.slot_bytes + beside)))
-        return most
-
-    @property
-    def idle(self) -> bool:
-        """Return whether a worker is idle."""
-        return self._one_was_had and not all(self.pool.load)
-
-    def has_room(self, pending: int) -> bool:
-        """Return whether a slot is free: dropped batches of an earlier epoch iterator may hold all of them."""
-        ring = self.pool.ring
-        return not pending or not ring.slot_bytes or ring.has_free
-
-    def group(self, depth: int) -> int:
-        """Return how many batches are sent together."""
-        return max(1, min(self._work.group, depth // (2 * self.workers)))
-
-    def choose(self, workers: Sequence[int], share: int | None) -> int | None:
-        """Return the least busy worker."""
-        load = self.pool.load
-        worker = min(workers, key=load.__getitem__)
-        return worker if share is None or load[worker] < share else None
-
-    def pending(self, number: int, request: BatchRequest) -> PendingBatch:
-        """Return a batch to submit, with a slot if one is free."""
-        batch = ProcessBatch(number, request, self._run, self.pool.ring.lend())
-        self._wanted[number] = batch
-        self.pool.batches[self._run, number] = batch
-        return batch
-
-    def submit(self, batches: Sequence[Any], worker: int) -> list[Event]:
-        """Send batches to a worker in one message, which it answers in one message.
-
-        A batch whose indices cannot be pickled is done at once, with an error.
-        """
-        messages = [batch.message() for batch in batches]
+    def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
+        """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
+        items: list[Any] = []
+        for request in requests:
+            if isinstance(request, Start):
+                items.append(request)
+                continue
+            slot, extent = self.ring.lend()
+            self._lent[request.run, request.number] = worker, slot
+            values = request.indices, request.packed, request.place
+            items.append((request.run, request.number, slot, extent, *values))
+        outbox = self.members[worker].outbox
         try:
-            data = pickle.dumps(messages[0] if len(messages) == 1 else ("group", messages), protocol=5)
+            outbox.send(items)
         except Exception as error:
-            if len(batches) > 1:  # sending them one by one shows which batch it is
-                return [event for batch in batches for event in self.submit([batch], worker)]
-            batches[0].answer = "unsent", error
-            return [Done(batches[0])]
-        for batch in batches:
-            batch.missing = True
-        self.pool.load[worker] += len(batches)
-        self.pool.post(worker, data)
-        return []
+            self._refuse(requests, worker, error)
+        if outbox.waiting:
+            self._watch(outbox.fd, select.POLLOUT, worker)
 
-    def drained(self) -> None:
-        """Let the workers end while the consumer uses the last batch."""
-        if not self._persistent:
-            self.pool.dismiss()
+    def _refuse(self, requests: Sequence[Start | BatchRequest], worker: int, error: Exception) -> None:
+        """Answer the requests that cannot be pickled, and send the others one by one."""
+        for request in requests:
+            if isinstance(request, BatchRequest):
+                self._give_back(request.run, request.number, 0)
+                if len(requests) == 1:
+                    result = BatchResult(None, BatchMetrics(), request.number, worker, error=error, run=request.run)
+                    self._events.append(result)
+                    return
+        for request in requests:
+            self.submit([request], worker)
+
+    def _give_back(self, run: int, number: int, extent: int | None) -> None:
+        """Free the slot of a request that nobody works on."""
+        _, slot = self._lent.pop((run, number))
+        self.ring.give_back(slot, extent)
 
     # Answers.
 
-    def arrived(self) -> list[Event]:
-        """Return new events."""
-        return self.receive(self.pool.wait(0.0))
-
-    def wait(self, deadline: float | None) -> list[tuple[int, int]]:
-        """Wait for answers, or the death of a worker."""
-        return self.pool.wait(deadline)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the executor only waits."""
-        return self.pool.polling
-
-    @waiting.setter
-    def waiting(self, value: bool) -> None:
-        self.pool.polling = value
-
-    def receive(self, news: list[tuple[int, int]]) -> list[Event]:
-        """Return the events of batches and workers."""
-        frames, dead = self.pool.receive(news)
-        events: list[Event] = []
-        for worker, frame in frames:
-            answer = pickle.loads(frame.message)
-            answers = answer if type(answer) is list else (answer,)
-            nbytes = len(frame.message) // len(answers)
-            for kind, run, number, payload, metrics, room in answers:
-                if kind != "begun":
-                    events += self._take_in(worker, kind, run, number, payload, metrics, frame.buffers, nbytes, room)
-                elif run == self._run:
-                    events.append(Began(worker, payload))
-        for worker in dead:
-            events += self._lost(worker)
-        return events
-
-    def _take_in(
-        self,
-        worker: int,
-        kind: str,
-        run: int,
-        number: int,
-        payload: Any,
-        metrics: Any,
-        beside: Any,
-        nbytes: int,
-        room: int,
-    ) -> list[Event]:
-        """Process an answer of a worker, of ``nbytes`` bytes; ``room`` is the new size of a slot that grew."""
-        self.pool.load[worker] -= 1
-        batch: ProcessBatch = self.pool.batches[run, number]
-        if room and batch.slot is not None:
-            batch.slot.size = max(batch.slot.size, room)
-        batch.answer, batch.missing = (kind, payload), False
-        if metrics is not None:
-            batch.metrics = BatchMetrics(*metrics)
-        batch.beside = beside
-        if kind == "end" and run == self._run:
-            batch.ended = True
-            self._ended.add(worker)
-            self._wanted.pop(number, None)
-        self._work.messages.add(nbytes)
-        if self._wanted.get(number) is not batch:
-            self._assembly.give_back(batch)
-        return [Done(batch)]
-
-    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        """Return a batch over its slot, which is leased until the consumer drops the batch; or its error.
-
-        Raises:
-            RingError: too little memory for a ring.
-        """
-        assert isinstance(batch, ProcessBatch)
-        del self._wanted[batch.number]
-        self._one_was_had = True
-        worker = batch.worker
-        assert batch.answer is not None
-        kind, payload = batch.answer
-        if kind in ("error", "unsent"):
-            self._assembly.give_back(batch)
-            if kind == "unsent":
-                batch.answer = None  # the error's traceback refers to the batch
-                return BatchResult(None, BatchMetrics(), number, worker, error=payload)
-            told, state = payload
-            return BatchResult(None, BatchMetrics(), number, worker, state, error=rebuild(told))
-        try:
-            return self._assembly.result(batch, number)
-        except RingError:
-            raise
-        except Exception as error:  # an object that cannot be unpickled
-            if self.over:
-                raise
-            return BatchResult(None, BatchMetrics(), number, worker, error=error)
-
-    # Failures.
-
-    def _lost(self, worker: int) -> list[Event]:
-        """Return the events of a worker's death."""
-        lost = self._owed(worker)
-        if self._work.stream and worker in self._ended:
-            events: list[Event] = []
-            for batch in lost:  # its stream had ended
-                events += self._take_in(worker, "end", batch.run, batch.number, None, None, [], 0, 0)
+    def wait(self, run: int, deadline: float | None) -> list[Event]:
+        """See `Executor`."""
+        ready: list[tuple[int, int]] = []
+        if not self._events:
+            timeout = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+            self.waiting = True
+            ready = self._poller.poll(timeout)
+            self.waiting = False
+        with self.lock:
+            if run != self.run:
+                return []
+            events, self._events = self._events, []
+            for fd, _ in ready:
+                if not self.closed and (member := self._by_fd.get(fd)) is not None:
+                    self._handle(member, fd, events)
             return events
-        why = f"{self.pool.obituary(worker)} It was {self._whereabouts(worker)}"
-        mine: list[PendingBatch] = [batch for batch in lost if self._wanted.get(batch.number) is batch]
-        at = [(self._wanted[number], key) for key, number in self.pool.at(worker) if number in self._wanted]
-        # Its threads were loading several samples, one of which is the cause: each gets a share of the blame.
-        blame: list[tuple[PendingBatch, int, float]] = [(batch, key, 1 / len(at)) for batch, key in at]
-        return [Lost(worker, mine, blame or [(batch, 0, 1.0) for batch in mine], why)]
 
-    def _owed(self, worker: int) -> list[ProcessBatch]:
-        """Return the unanswered batches of a worker, of all epoch iterators."""
-        return [batch for batch in list(self.pool.batches.values()) if batch.missing and batch.worker == worker]
+    def _handle(self, member: WorkerProcess, fd: int, events: list[Event]) -> None:
+        """Read the answers of a worker, write requests that it had no room for, or note its death."""
+        inbox, outbox = member.inbox, member.outbox
+        if fd == outbox.fd:
+            outbox.flush()
+            if not outbox.waiting:
+                self._forget(fd)
+                if member.ending:
+                    member.dismiss()
+            return
+        died = fd != inbox.fd
+        # All answers of a worker precede its death.
+        while True:
+            for answers in inbox.receive():
+                for answer in answers:
+                    self._take(answer, member.number, events)
+            if inbox.empty or not died:
+                break
+        if inbox.ended:
+            self._forget(fd)
+        if died:
+            self._bury(member, events)
 
-    def replace(self, lost: Lost) -> list[PendingBatch]:
-        """Replace a dead worker, and send its unanswered batches to the new one."""
-        worker, load = lost.worker, self.pool.load
-        owed = self._owed(worker)
-        load[worker] = 0
-        self.pool.restart(worker)
-        self.pool.send(worker, ("begin", self._run, None, None))
-        for batch in owed:
-            load[worker] += 1
-            self.pool.send(worker, batch.message())
-        return []
+    def _take(self, answer: Any, worker: int, events: list[Event]) -> None:
+        """Turn an answer into an event, if it is of the present run."""
+        if isinstance(answer, Began):
+            if answer.run == self.run:
+                events.append(answer)
+            return
+        run, number, slot, extent, used, data, costs, state, remote, how = answer
+        del self._lent[run, number]
+        memory = None
+        if not used or how == SKIPPED or run != self.run:
+            self.ring.give_back(slot, extent)
+        else:
+            memory = self.ring.lease(slot, extent, used)
+        if how == SKIPPED or run != self.run:
+            return
+        begin = time.perf_counter()
+        batch, metrics, error = None, BatchMetrics(*costs), None
+        if remote is not None:
+            error = rebuild(remote)
+        elif how != ENDED:
+            try:
+                batch = unpack(data, memory)
+            except Exception as failed:  # an object that cannot be unpickled
+                error = failed
+        metrics.hand_over += time.perf_counter() - begin
+        way = "refused" if how == REFUSED else "ring" if used else "pipe"
+        nbytes = used + len(data)
+        events.append(BatchResult(batch, metrics, number, worker, state, way, error, run, how == ENDED, nbytes))
 
-    def _whereabouts(self, worker: int) -> str:
-        """Return the samples that a worker's threads are loading, or were loading when it died."""
-        places = []
-        for key, number in self.pool.at(worker):
-            batch = self._wanted.get(number)
-            if batch is not None and key in batch.request.keys:
-                places.append(f"at sample {batch.request.indices[batch.request.keys.index(key)]!r}")
-            else:
-                places.append(f"at batch {number} of this pass")
-        return " and ".join(places) or "at no sample"
+    # Workers.
 
-    def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
-        """Return the hanging worker and its sample."""
-        if not isinstance(first, ProcessBatch) or not first.missing:
-            return ""
-        pid = self.pool.members[first.worker].process.pid
-        return f": worker {first.worker} (pid {pid}) was {self._whereabouts(first.worker)}"
+    def resize(self, workers: int) -> None:
+        """See `Executor`."""
+        for number in range(workers):
+            if number == len(self.members) or self.members[number].dead or self.members[number].ending:
+                self._start(number)
+        for member in self.members[workers:]:
+            member.ending = True
+            if not member.outbox.waiting:
+                member.dismiss()
+        del self.members[workers:]
+        self.workers = workers
+
+    def _start(self, number: int) -> None:
+        config, width = self._config, board_width(self._config.threads)
+        for place in range(1 + width * number, 1 + width * (number + 1)):
+            self._words[place] = 0
+
+        def setup(requests: Any, results: Any, held_back: bool) -> Setup:
+            total = max(config.workers, number + 1)
+            made = number, total, self._fetcher, config.worker_init_fn, self._base_seed, config.threads
+            return Setup(*made, self.ring.file, requests, results, self.pid, held_back)
+
+        member = WorkerProcess(number, self._context, setup)
+        self.members[number : number + 1] = [member]
+        self._all.append(member)
+        self._watch(member.inbox.fd, select.POLLIN, number)
+        self._watch(member.sentinel, select.POLLIN, number)
+
+    def _watch(self, fd: int, event: int, worker: int) -> None:
+        self._by_fd[fd] = self.members[worker]
+        self._poller.register(fd, event)
+
+    def _forget(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+
+    def _bury(self, member: WorkerProcess, events: list[Event]) -> None:
+        """Note the death of a worker. Its slots are free, though nobody knows how much memory they have."""
+        member.wait(time.monotonic() + 1)
+        for fd in (member.inbox.fd, member.outbox.fd, member.sentinel):
+            self._forget(fd)
+        member.dead = True
+        member.close()
+        self._all.remove(member)
+        owed = [key for key, (worker, _) in self._lent.items() if worker == member.number]
+        if not member.ending or any(run == self.run for run, _ in owed):
+            peak = self._words[1 + board_width(self._config.threads) * member.number]
+            events.append(Lost(member.number, member.obituary(peak)))
+        for key in owed:
+            self._give_back(*key, None)
+
+    def where(self, worker: int) -> list[tuple[int, int]]:
+        """See `Executor`."""
+        width = board_width(self._config.threads)
+        shown = self._words[2 + width * worker : 1 + width * (worker + 1)].tolist()
+        return [pair for pair in zip(shown[::2], shown[1::2], strict=True) if pair[1]]
 
     # The end.
 
-    def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """End the epoch iterator. Slots of batches in progress return through `receive`, or with the pool."""
-        for batch in self._wanted.values():
-            if not batch.missing and (batch.run, batch.number) in self.pool.batches:
-                self._assembly.give_back(batch)
-        self._wanted.clear()
-        release, self._release = self._release, None
-        if release is not None:
-            if self._run == self.pool.run and not (self._persistent and self._work.stream):
-                self.pool.stop()
-            release()
-
-    def abort(self) -> None:
-        """End the workers at once; their ring is not reused."""
-        self.pool.broken = True
-        self.pool.close(_DEATH_CLOSE_TIMEOUT_S)
-
     def close(self, patience: float) -> None:
-        """End the workers; kill them after ``patience`` seconds."""
-        self.pool.close(patience)
+        """End the workers: let them end, wait ``patience`` seconds for all, then kill them. Idempotent.
+
+        Afterwards nothing writes to the ring, and all slots without a lease are free.
+        """
+        self.closed = True
+        if self._close.detach() is None:
+            return
+        _end(self._all, self._words, self.pid, self.lock, patience)
+        # Another thread may be inside a user's sampler. Then the ring is not reused.
+        if self.pid == os.getpid() and self.lock.acquire(timeout=_HELD):
+            try:
+                for key in list(self._lent):
+                    self._give_back(*key, None)
+                self._rings.append(self.ring)
+            finally:
+                self.lock.release()
+
+
+def _end(
+    workers: list[WorkerProcess], words: memoryview, pid: int, lock: threading.RLock, patience: float = _AT_EXIT
+) -> None:
+    if os.getpid() != pid:
+        return  # a fork of the process that owns these workers
+    words[0] = 0
+    # A user's sampler may hold it for long, and so may a thread that interpreter shutdown has stopped.
+    locked = lock.acquire(timeout=patience)
+    try:
+        for worker in workers:
+            worker.close()
+    finally:
+        if locked:
+            lock.release()
+    end(workers, patience)

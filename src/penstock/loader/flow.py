@@ -1,0 +1,107 @@
+"""`Flow`: how far ahead. How many batches may be in flight, and how many go together in one message.
+
+    usually                       prefetch_factor batches for each worker
+    small, quickly made batches   up to eight times as many, in groups: their hand-over costs more than the work
+    a late batch                  more, while finished batches wait for it and workers are idle
+    max_bytes_in_flight           fewer, by the largest of the last batches; one until it is known
+    too little memory             fewer, for a while
+
+This is the only place that decides it, for all executors. `Window` asks.
+"""
+
+from __future__ import annotations
+
+from penstock.loader.config import LoaderConfig
+from penstock.loader.messages import BatchResult
+from penstock.loader.sizes import RecentSizes
+from penstock.loader.statistics import size_of
+
+__all__ = ["AHEAD", "LIGHT", "Flow"]
+
+LIGHT = 1 << 18
+"""Maximum bytes of a small batch."""
+
+AHEAD = 1 << 25
+"""Maximum total bytes of more batches than usual, if the user set no limit."""
+
+_QUICK = 1e-3
+"""A batch that takes fewer seconds is quick; a group takes no longer than this, either."""
+
+_RETRY = 64
+"""Batches after which as many as before are asked for again, after memory was short."""
+
+
+class Flow:
+    """How far ahead the workers of a loader are. It keeps what it has learned between epoch iterators.
+
+    Args:
+        config: the loader's settings.
+        ahead: whether more batches than usual may be in flight. Users see it in draws of persistent workers.
+        groups: whether batches may go together.
+    """
+
+    def __init__(self, config: LoaderConfig, *, ahead: bool, groups: bool) -> None:
+        self._config = config
+        self._ahead = ahead
+        self._groups = groups
+        self._sizes = RecentSizes()
+        self._sample_seconds = 0.0  # time to load one sample, smoothed
+        self._batch_seconds = 0.0
+        self._extra = 0  # batches beyond the usual ones, because one is late
+        self._first = True  # whether the consumer waits for its first batch
+        self._short: tuple[int, int] | None = None  # fewer batches, for so many
+
+    def begin(self) -> None:
+        """Start an epoch iterator: its consumer waits for the first batch, and no others should delay it."""
+        self._extra, self._first = 0, True
+
+    @property
+    def depth(self) -> int:
+        """How many batches may be in flight now; 0 if each is made on demand."""
+        config, limit = self._config, self._config.max_bytes_in_flight
+        most, size = config.depth, max(1, self._sizes.largest)
+        if limit is not None and not self._sizes.largest:
+            return min(1, most)
+        if self._ahead and not self._first:
+            more = config.small_batch_depth
+            if not self._is_light:
+                more = min(most + self._extra, more)
+            if limit is None:
+                more = min(more, AHEAD // size)
+            most = max(most, more)
+        if limit is not None:
+            most = max(1, min(most, limit // size))
+        return most if self._short is None else min(most, self._short[0])
+
+    @property
+    def group(self) -> int:
+        """How many batches go to a worker together, at most."""
+        if not (self._groups and self._ahead and self._is_light and self._batch_seconds):
+            return 1
+        return max(1, int(_QUICK / self._batch_seconds))
+
+    @property
+    def _is_light(self) -> bool:
+        """Whether batches are small and quickly made."""
+        return 0 < self._batch_seconds < _QUICK and self._sizes.largest <= LIGHT
+
+    def learn(self, result: BatchResult) -> None:
+        """Note what a batch cost that the consumer gets now."""
+        self._first = False
+        metrics = result.metrics
+        if metrics.samples:
+            seconds, before = (metrics.fetch + metrics.collate) / metrics.samples, self._sample_seconds
+            self._sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
+            self._batch_seconds = seconds * metrics.samples
+        if result.error is None and (result.nbytes or self._config.max_bytes_in_flight is not None):
+            self._sizes.add(result.nbytes or size_of(result.batch))
+        if result.way == "refused":
+            most = self.depth if self._short is None else self._short[0]
+            self._short = max(1, most - 1), _RETRY
+        elif self._short is not None:
+            most, left = self._short
+            self._short = (most, left - 1) if left else None
+
+    def stall(self) -> None:
+        """Allow more batches: finished ones wait for a late one, and workers are idle."""
+        self._extra += self._config.workers

@@ -1,0 +1,186 @@
+"""`Workers`: the workers of one loader, which it keeps between epoch iterators if they are persistent.
+
+    prepare   start an executor for the loader's settings      window   the batches of an epoch iterator
+
+Which executor, and how it is used, follows from the settings and from what the data declare. An executor is imported on
+first use: an inline loader needs a third less code.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.loader.config import LoaderConfig
+from penstock.loader.executors.base import Executor
+from penstock.loader.executors.inline import InlineExecutor
+from penstock.loader.fetch import Fetch, Fetcher
+from penstock.loader.flow import Flow
+from penstock.loader.messages import BatchRequest
+from penstock.loader.stream import StreamFetch
+from penstock.loader.window import SHUTDOWN_TIMEOUT_S, DispatchPolicy, Window
+from penstock.plan.stream_plan import EpochStart
+from penstock.plan.user_states import has_state
+from penstock.samplers.identity import parts_of
+
+if TYPE_CHECKING:
+    from penstock.loader.executors.process.ring import Ring
+
+__all__ = ["Workers", "policy_of"]
+
+
+class Workers:
+    """The workers of one loader, and what it has learned of its batches. It knows nothing of order, epoch and state.
+
+    Args:
+        config: the loader's settings.
+
+    Attributes:
+        executor: the workers that are ready for the next epoch iterator, or serve the present one and stay.
+        restarts: number of workers that were replaced after their death.
+    """
+
+    def __init__(self, config: LoaderConfig) -> None:
+        self.config = config
+        self.executor: Executor | None = None
+        self.restarts = 0
+        self._flow: Flow | None = None
+        self._policy: DispatchPolicy | None = None
+        self._rings: list[Ring] = []
+        """Memory of earlier worker processes, to be used again."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether worker processes exist that will serve the next iterator."""
+        return self.config.forks_workers and self._ready
+
+    @property
+    def _ready(self) -> bool:
+        executor = self.executor
+        return executor is not None and not executor.closed and executor.pid == os.getpid()
+
+    def prepare(self, fetcher: Fetcher, base_seed: int, *, anew: bool = False) -> None:
+        """Start the workers of the next epoch iterator, if there are none.
+
+        Errors of starting workers are raised here, before the iterator starts and the loader's position moves.
+
+        Args:
+            fetcher: makes batches, copied to each worker.
+            base_seed: base seed of new workers.
+            anew: replace persistent workers, whose objects have advanced beyond a loaded state.
+
+        Raises:
+            ConfigError: the fetcher does not support a setting.
+            ClusterError: the Ray cluster is missing.
+            Exception: an error of starting workers, such as a dataset that cannot be pickled for spawn.
+        """
+        if anew:
+            self.close()
+        if self._ready:
+            return
+        self._policy = policy_of(self.config, fetcher)
+        if self._flow is None:
+            self._flow = _flow_of(self.config, fetcher)
+        self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
+
+    def window(self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int) -> Window:
+        """Return the batches of an epoch iterator. Call `prepare` first. See `Window` for the arguments."""
+        executor, flow, policy = self.executor, self._flow, self._policy
+        assert executor is not None and flow is not None and policy is not None
+        if not policy.persistent:
+            self.executor = None
+        restarted = partial(_count_restart, weakref.ref(self))
+        try:
+            return Window(
+                requests, executor, flow, policy, epoch=epoch, resume=resume, first=first, restarted=restarted
+            )
+        except BaseException:
+            executor.close(SHUTDOWN_TIMEOUT_S)
+            raise
+
+    def close(self) -> None:
+        """End the workers, in bounded time. Idempotent."""
+        executor, self.executor = self.executor, None
+        if executor is not None and executor.pid == os.getpid():
+            executor.close(SHUTDOWN_TIMEOUT_S)
+
+
+def _count_restart(workers: weakref.ref[Workers]) -> None:
+    if (found := workers()) is not None:
+        found.restarts += 1
+
+
+def _start_executor(config: LoaderConfig, fetcher: Fetcher, base_seed: int, rings: list[Ring]) -> Executor:
+    """Return an executor whose workers have started."""
+    if config.kind == "inline":
+        return InlineExecutor(fetcher)
+    if config.kind == "thread":
+        from penstock.loader.executors.threads import ThreadExecutor
+
+        return ThreadExecutor(fetcher, config.workers, config.worker_init_fn, base_seed)
+    if config.kind == "ray":
+        from penstock.loader.executors.ray.executor import RayExecutor
+
+        return RayExecutor(fetcher, config, base_seed)
+    from penstock.loader.executors.process.executor import ProcessExecutor
+
+    context = _start_method(config.multiprocessing_context, fetcher.dataset)
+    return ProcessExecutor(fetcher, config, context, base_seed, rings)
+
+
+def policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
+    """Return how batches are assigned to workers and delivered.
+
+    Raises:
+        ConfigError: ``on_worker_death="restart"``, but a state would be lost with a worker.
+    """
+    stream, own_state = isinstance(fetcher, StreamFetch), _has_own_state(fetcher)
+    restart = config.on_worker_death == "restart"
+    if restart and own_state:
+        raise ConfigError(
+            "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
+            "it is lost with the worker"
+        )
+    turns = stream or (config.kind == "ray" and own_state)
+    if config.kind == "process":
+        turns = stream or own_state or not config.pure
+    return DispatchPolicy(
+        turns=turns,
+        stream=stream,
+        in_order=config.in_order,
+        timeout=config.timeout,
+        restart=restart or (config.kind == "ray" and not turns),
+        persistent=config.persistent_workers,
+    )
+
+
+def _flow_of(config: LoaderConfig, fetcher: Fetcher) -> Flow:
+    """Return how far ahead the workers of a loader may be."""
+    # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
+    draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
+    ahead = not isinstance(fetcher, StreamFetch) and not _has_own_state(fetcher)
+    ahead = ahead and (draws_by_key or not config.persistent_workers)
+    return Flow(config, ahead=ahead, groups=config.pure or config.in_order)
+
+
+def _has_own_state(fetcher: Fetcher) -> bool:
+    return has_state(fetcher.dataset) or has_state(fetcher.collate_fn)
+
+
+def _start_method(context: Any, dataset: Any) -> Any:
+    """Return the multiprocessing context of the workers; never fork if the dataset would hang in a fork."""
+    if all(bool(getattr(one, "fork_safe", True)) for one in (dataset, *parts_of(dataset))):
+        return context
+    if context is None:
+        return multiprocessing.get_context("forkserver")
+    if context.get_start_method() == "fork":
+        raise ConfigError(
+            f"{type(dataset).__name__} cannot be forked: it uses a library whose threads a fork loses, so workers "
+            "would hang. Use multiprocessing_context='forkserver' or 'spawn', or omit it"
+        )
+    return context
