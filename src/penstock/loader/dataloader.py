@@ -70,7 +70,6 @@ from penstock.loader.who_splits import (
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S
 from penstock.loader.workers import Workers, policy_of
 from penstock.plan.cursor import State
-from penstock.plan.epoch import BatchEpochPlan
 from penstock.samplers.identity import own_order
 from penstock.samplers.share_sampler import SequentialSamplerOfShare
 

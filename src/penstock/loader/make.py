@@ -95,6 +95,7 @@ class Maker:
     def load(self, part: BatchRequest) -> Part:
         """Load the samples of a part of a batch. Several threads may do so at once."""
         metrics = BatchMetrics()
+        assert isinstance(self.fetcher, Fetch)
         try:
             return Part(self.fetcher.samples(part, metrics), metrics)
         except self._catches as error:
@@ -111,6 +112,7 @@ class Maker:
             error = error or part.error
             del part
         if error is None:
+            assert isinstance(self.fetcher, Fetch)
             return self.fetcher.collate(samples, request, metrics)
         try:
             raise error

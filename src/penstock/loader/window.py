@@ -26,7 +26,16 @@ from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.plan.stream_plan import EpochStart
 
-__all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "SHUTDOWN_TIMEOUT_S", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
+__all__ = [
+    "ATTEMPTS",
+    "CLOSED",
+    "INTERRUPTED",
+    "SHUTDOWN_TIMEOUT_S",
+    "DispatchPolicy",
+    "Window",
+    "is_timeout",
+    "timed_out",
+]
 
 CLOSED = "this iterator ended early because its DataLoader was closed: start a new one with iter(loader)"
 """Message of the `WorkerError` for a consumer whose loader was closed."""

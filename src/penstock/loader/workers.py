@@ -88,7 +88,9 @@ class Workers:
             self._flow = _flow_of(self.config, fetcher)
         self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
 
-    def window(self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int) -> Window:
+    def window(
+        self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int
+    ) -> Window:
         """Return the batches of an epoch iterator. Call `prepare` first. See `Window` for the arguments."""
         executor, flow, policy = self.executor, self._flow, self._policy
         assert executor is not None and flow is not None and policy is not None

@@ -4,9 +4,9 @@
                 |    |    |
              thread thread thread                         the last thread of a batch collates it
 
-All threads work on the *next* batch first, each on a part of its samples, so many samples share the cost of a hand-over.
-Batches that cannot be divided go to one thread each. Streams are not divided: each thread has its own lane, with its
-own iterator.
+All threads work on the *next* batch first, each on a part of its samples, so many samples share the cost of a
+hand-over. Batches that cannot be divided go to one thread each. Streams are not divided: each thread has its own lane,
+with its own iterator.
 
 In the thread executor all threads share one dataset, and each is a worker: ``get_worker_info()`` returns its number.
 """
@@ -63,8 +63,8 @@ class ThreadPool:
     Args:
         count: number of threads.
         lanes: give each thread its own queue, so that jobs can be assigned to threads. Else they share one queue.
-        boards: two numbers for each thread, which shows there the key of the sample that it loads, and the number of its
-            batch + 1.
+        boards: two numbers for each thread, which shows there the key of the sample that it loads, and the number of
+            its batch + 1.
         begin: called once in each thread with its number, before its first job. It must not refer to the pool, which
             ends its threads when it is dropped.
         crash: called if a job raises: its answer is missing.
@@ -298,7 +298,7 @@ class ThreadExecutor(Executor):
         self._pool = ThreadPool(threads, lanes=self._lanes, boards=self._boards, begin=begin)
 
     @property
-    def run(self) -> int:  # type: ignore[override]
+    def run(self) -> int:
         """The number of the run whose requests are wanted."""
         return self._run[0]
 

@@ -107,8 +107,8 @@ class Probe:
             warnings.simplefilter("ignore")
             return self._pipeline.fetcher(config, policy if policy.tolerant else None)
 
-    def run(self, executor: str, workers: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
-        """Yield batches of the requests, made by an executor ("inline", "thread", "process", "auto").
+    def run(self, executor: str, count: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
+        """Yield batches of the requests, made by ``count`` workers of an executor ("inline", "process", ...).
 
         Closing the iterator drops the rest. For a stream the requests are ignored, and the stream starts from its
         beginning.
@@ -116,7 +116,7 @@ class Probe:
         Raises:
             Exception: an error of the dataset or of starting workers.
         """
-        config = self.config_of(executor, workers)
+        config = self.config_of(executor, count)
         fetcher, workers = self.fetcher(config), Workers(config)
         batches: ResultIterator | None = None
         try:

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import WorkerError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
@@ -57,9 +56,7 @@ class ProcessExecutor(Executor):
         Exception: an error of starting, such as a dataset that cannot be pickled for spawn.
     """
 
-    def __init__(
-        self, fetcher: Fetcher, config: LoaderConfig, context: Any, base_seed: int, rings: list[Ring]
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, config: LoaderConfig, context: Any, base_seed: int, rings: list[Ring]) -> None:
         super().__init__(0)
         self.tells_begin = fetcher.has_states
         self._fetcher = fetcher
@@ -88,7 +85,7 @@ class ProcessExecutor(Executor):
             raise
 
     @property
-    def run(self) -> int:  # type: ignore[override]
+    def run(self) -> int:
         """The number of the run whose requests are wanted."""
         return self._words[0]
 

@@ -1,8 +1,8 @@
 """Worker processes: start them, notice their deaths, and end them.
 
-    consumer  -- pipe of requests   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
-              <-- pipe of answers --                          the number of descriptors is fixed
-              == shared file: board, slots ==
+consumer  -- pipe of requests   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
+          <-- pipe of answers --                          the number of descriptors is fixed
+          == shared file: board, slots ==
 """
 
 from __future__ import annotations

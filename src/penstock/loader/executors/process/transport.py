@@ -4,13 +4,13 @@
                pack   batch -> pickle; plain tensors and arrays become places in the slot
     consumer   unpack pickle + memory of the slot -> batch; its tensors are views
 
-Plain CPU tensors and arrays of more than `SMALL` bytes are written to the slot, unless the collate function has put them
-there. What does not fit, and everything else (sparse, quantised and other special tensors, subclasses, strings, any
-object), is pickled: this takes one copy more. This is the idea of PEP 574 (out-of-band buffers), for tensors.
+The memory of CPU tensors and arrays of more than `SMALL` bytes is written to the slot, unless the collate function has
+put it there. Everything else (strings, small tensors, any object) is pickled, and so is what does not fit, which takes
+one copy more. This is the idea of PEP 574 (out-of-band buffers), for tensors.
 
 Values arrive as with torch: dtype, shape, subclass, attributes and ``requires_grad``. Memory with gaps becomes
-contiguous; otherwise tensors keep the order of their dimensions in memory, and arrays Fortran order. Tensors that shared
-memory do not share it any more.
+contiguous; otherwise tensors keep the order of their dimensions in memory, and arrays Fortran order. Tensors that
+shared memory do not share it any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import io
 import itertools
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -147,15 +148,25 @@ class _Packer(pickle.Pickler):
             return self._reduced_tensor(value)
         if kind is np.ndarray and not value.dtype.hasobject and value.nbytes:
             return self._reduced_array(value)
+        # A part of other tensors. torch's own way is slow, and cannot load what it writes for newer dtypes.
+        if kind is torch.TypedStorage and value._untyped_storage.device.type == "cpu":
+            return self._reduced_storage(value._untyped_storage, value.dtype)
+        if kind is torch.UntypedStorage and value.device.type == "cpu":
+            return self._reduced_storage(value, torch.uint8)
         return NotImplemented
 
     def _reduced_tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_quantized or tensor.is_nested:
             return NotImplemented
-        if tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
+        if tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
             return NotImplemented
+        if tensor.requires_grad:
+            return _require_gradient, (tensor.detach(),)
         order = None
         if not tensor.is_contiguous():
+            if tensor.untyped_storage().nbytes() < tensor.nbytes:
+                # Expanded: what it is made of is smaller.
+                return NotImplemented
             # Dimensions in another order, or gaps between them.
             strides = tensor.stride()
             outwards = sorted(range(len(strides)), key=lambda dimension: (-strides[dimension], dimension))
@@ -164,33 +175,49 @@ class _Packer(pickle.Pickler):
                 order = sorted(range(len(outwards)), key=outwards.__getitem__)
             tensor = dense if order is not None else tensor.contiguous()
         kind, shape = _NAMES[tensor.dtype], tuple(tensor.shape)
-        if tensor.nbytes > SMALL:
-            offset = self._slot.offset_of(tensor.data_ptr())
-            if offset is None and (place := self._slot.empty(shape, tensor.dtype)) is not None:
-                offset = self._slot.offset_of(place.copy_(tensor).data_ptr())
-            if offset is not None:
-                return _rebuild_tensor, (_SLOT, offset, kind, shape, order)
-        return _rebuild_tensor, (bytearray(_bytes_of(tensor)), 0, kind, shape, order)
+        begin = int(tensor.storage_offset()) * tensor.itemsize
+        read = partial(_bytes_of, tensor.untyped_storage(), begin, tensor.nbytes)
+        return _rebuild_tensor, (*self._place(tensor.data_ptr(), tensor.nbytes, read), kind, shape, order)
+
+    def _reduced_storage(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+        nbytes = storage.nbytes()
+        place = self._place(storage.data_ptr(), nbytes, partial(_bytes_of, storage, 0, nbytes))
+        return _rebuild_storage, (*place, nbytes, dtype)
 
     def _reduced_array(self, array: npt.NDArray[Any]) -> Any:
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         ordered = array.T if fortran else np.ascontiguousarray(array)
-        offset = None
-        if array.nbytes > SMALL:
-            offset = self._slot.offset_of(ordered.__array_interface__["data"][0])
-            if offset is None and (place := self._slot.empty((array.nbytes,), torch.uint8)) is not None:
-                offset = self._slot.offset_of(place.data_ptr())
-                place.numpy()[:] = ordered.reshape(-1).view(np.uint8)
+        raw = ordered.reshape(-1).view(np.uint8)
+        place = self._place(raw.__array_interface__["data"][0], raw.nbytes, lambda: raw)
+        return _rebuild_array, (*place, array.dtype, ordered.shape, fortran)
+
+    def _place(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> tuple[Any, int]:
+        """Return what stands for some memory in the pickle, and its offset there: the slot, or its bytes."""
+        if nbytes > SMALL:
+            offset = self._slot.offset_of(address)
+            if offset is None and (copy := self._slot.empty((nbytes,), torch.uint8)) is not None:
+                copy.numpy()[:] = read()
+                offset = self._slot.offset_of(copy.data_ptr())
             if offset is not None:
-                return _rebuild_array, (_SLOT, offset, array.dtype, ordered.shape, fortran)
-        return _rebuild_array, (bytearray(ordered.reshape(-1).view(np.uint8)), 0, array.dtype, ordered.shape, fortran)
+                return _SLOT, offset
+        return bytearray(read()), 0
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    """Return the memory of a contiguous tensor, of any dtype and strides of its dimensions of size 1."""
-    begin = int(tensor.storage_offset()) * tensor.itemsize
-    raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), begin, (tensor.nbytes,), (1,))
-    return raw.numpy()
+def _bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return a part of a storage as bytes.
+
+    ``view(torch.uint8)`` of a contiguous tensor does not always work: its dimensions of size 1 may have any stride.
+    """
+    return torch.empty(0, dtype=torch.uint8).set_(storage, begin, (nbytes,), (1,)).numpy()
+
+
+def _require_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_()
+
+
+def _rebuild_storage(memory: Any, offset: int, nbytes: int, dtype: torch.dtype) -> torch.TypedStorage:
+    memory = _tensor(memory, offset, "uint8", (nbytes,)) if nbytes else torch.empty(0, dtype=torch.uint8)
+    return torch.TypedStorage(wrap_storage=memory.untyped_storage(), dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def _tensor(memory: Any, offset: int, kind: str, shape: Sequence[int]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The program of a worker process: take requests, make batches in their slots, and answer.
 
-    board     | run | worker 0: peak memory, (key, batch + 1) of its main thread, and of each other thread | worker 1 ...
+    board     | run | worker 0: peak memory, then key and batch + 1 of its main thread, and of each other thread | ...
     request   (run, number, slot, extent of the slot, indices, keys, place); a `Start` before those of a run
     answer    (run, number, slot, extent, bytes used, pickled batch, metrics, state, error, how), or `Began`
 
