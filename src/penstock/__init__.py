@@ -18,7 +18,7 @@ _HOMES = {
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
     "DocumentDataset": "datasets",
-    "DpexDataLoader": "loader",
+    "DpexDataLoader": "compat",
     "Failure": "loader",
     "GroupedBatchSampler": "samplers",
     "ImageDataset": "datasets",
@@ -133,6 +133,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from penstock.compat import DpexDataLoader
     from penstock.datasets import (
         ArrayDataset,
         AudioDataset,
@@ -159,7 +160,7 @@ if TYPE_CHECKING:
         count_lengths,
     )
     from penstock.ledger import Ledger
-    from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
+    from penstock.loader import DataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record
     from penstock.opening import open
     from penstock.order import Partition, Permutation, make_order

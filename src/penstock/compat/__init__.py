@@ -11,7 +11,7 @@ from penstock import lazy
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without the slow import
 
 _HOMES = {
-    "DpexDataLoader": ".loader",
+    "DpexDataLoader": "dpex",
     "IterationBasedBatchSampler": ".samplers",
     "MPDataset": ".datasets",
     "make_batch_data_sampler": ".samplers",
@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from penstock.compat.dpex import DpexDataLoader
     from penstock.datasets import MPDataset
-    from penstock.loader import DpexDataLoader
     from penstock.samplers import IterationBasedBatchSampler, make_batch_data_sampler, make_data_sampler
 
 

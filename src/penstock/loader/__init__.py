@@ -9,9 +9,9 @@ from penstock import lazy
 __all__ = ["DataLoader", "DpexDataLoader", "Failure", "Ledger", "OnError", "RayOptions"]
 
 if TYPE_CHECKING:
+    from penstock.compat.dpex import DpexDataLoader
     from penstock.ledger import Ledger
     from penstock.loader.dataloader import DataLoader
-    from penstock.loader.dpex import DpexDataLoader
     from penstock.loader.executors.ray import RayOptions
     from penstock.loader.failures import Failure, OnError
 
@@ -19,7 +19,7 @@ __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "DataLoader": "dataloader",
-        "DpexDataLoader": "dpex",
+        "DpexDataLoader": ".compat.dpex",
         "Failure": "failures",
         "Ledger": ".ledger",
         "OnError": "failures",
