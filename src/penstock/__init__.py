@@ -62,8 +62,8 @@ _HOMES = {
     "collate_packed": "datasets",
     "count_lengths": "datasets",
     "generator": "random",
-    "make_batch_data_sampler": "samplers",
-    "make_data_sampler": "samplers",
+    "make_batch_data_sampler": "compat",
+    "make_data_sampler": "compat",
     "make_order": "order",
     "open": "opening",
     "stage": "stages",
@@ -133,7 +133,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.compat import DpexDataLoader
+    from penstock.compat import DpexDataLoader, make_batch_data_sampler, make_data_sampler
     from penstock.datasets import (
         ArrayDataset,
         AudioDataset,
@@ -175,8 +175,6 @@ if TYPE_CHECKING:
         SequentialSampler,
         TokenBudgetBatchSampler,
         WeightedRandomSampler,
-        make_batch_data_sampler,
-        make_data_sampler,
     )
     from penstock.shards import ShardSet, ShardWriter, StreamShards, TarWriter
     from penstock.shards.mds import MDSFolder

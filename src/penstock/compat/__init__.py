@@ -14,8 +14,8 @@ _HOMES = {
     "DpexDataLoader": "dpex",
     "IterationBasedBatchSampler": ".samplers",
     "MPDataset": ".datasets",
-    "make_batch_data_sampler": ".samplers",
-    "make_data_sampler": ".samplers",
+    "make_batch_data_sampler": "maskrcnn_benchmark",
+    "make_data_sampler": "maskrcnn_benchmark",
 }
 
 __all__ = [
@@ -28,8 +28,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.compat.dpex import DpexDataLoader
+    from penstock.compat.maskrcnn_benchmark import make_batch_data_sampler, make_data_sampler
     from penstock.datasets import MPDataset
-    from penstock.samplers import IterationBasedBatchSampler, make_batch_data_sampler, make_data_sampler
+    from penstock.samplers import IterationBasedBatchSampler
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

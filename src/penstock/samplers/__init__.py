@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from penstock.compat.maskrcnn_benchmark import aspect_ratio_groups, make_batch_data_sampler, make_data_sampler
     from penstock.samplers.base import EpochBatchSampler, EpochSampler
     from penstock.samplers.batch import BatchSampler
     from penstock.samplers.distributed import DistributedSampler
-    from penstock.samplers.factory import aspect_ratio_groups, make_batch_data_sampler, make_data_sampler
     from penstock.samplers.grouped import GroupedBatchSampler
     from penstock.samplers.infinite import InfiniteSampler
     from penstock.samplers.iterations import IterationBasedBatchSampler
@@ -56,8 +56,8 @@ __getattr__, __dir__ = lazy.names(
         "SequentialSampler": "sequential",
         "TokenBudgetBatchSampler": "token_budget",
         "WeightedRandomSampler": "weighted",
-        "aspect_ratio_groups": "factory",
-        "make_batch_data_sampler": "factory",
-        "make_data_sampler": "factory",
+        "aspect_ratio_groups": ".compat.maskrcnn_benchmark",
+        "make_batch_data_sampler": ".compat.maskrcnn_benchmark",
+        "make_data_sampler": ".compat.maskrcnn_benchmark",
     },
 )
