@@ -28,6 +28,9 @@ LAYERS = (
 )
 """Packages and files, from the bottom up; each imports its own layer and those before it. "" is penstock itself."""
 
+AT_USE = ["loader.dataloader -> tools.report"]
+"""What users call on a loader, and a higher layer does: imported by the method that is called."""
+
 FILES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
 MODULES = {name.removesuffix("__init__").removesuffix("."): path for name, path in FILES.items()}
 
@@ -113,7 +116,7 @@ def reaches(begin: str, end: str) -> bool:
 
 def test_imports_go_down() -> None:
     upward = sorted(f"{a} -> {b}" for a, b in edges() if layer(a) < layer(b))
-    assert upward == [], "import from a lower layer, or move down what both need"
+    assert upward == AT_USE, "import from a lower layer, or move down what both need"
 
 
 def test_no_files_import_each_other() -> None:

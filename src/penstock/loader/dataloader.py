@@ -609,7 +609,7 @@ class DataLoader(TorchDataLoader[T_co]):
             file: output file; standard output by default.
         """
         # Imported here because it needs rich, which workers do not.
-        from penstock.loader.report import print_report
+        from penstock.tools.report import print_report
 
         print_report(self.stats(), file)
 
@@ -623,7 +623,7 @@ class DataLoader(TorchDataLoader[T_co]):
         '0.00 samples/s · waiting 0%'
         """
         # Imported here because it needs rich, which workers do not.
-        from penstock.loader.report import summarize
+        from penstock.tools.report import summarize
 
         return summarize(self.stats())
 

@@ -1,10 +1,8 @@
-"""What `report` says of a run, and the progress bar."""
+"""What `report` says of a run."""
 
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
 import time
 from collections import deque
@@ -12,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from interpreter_support import Popen
 
 from penstock.loader.bar import Bar
 from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
-from penstock.loader.report import diagnose, print_report, summarize
 from penstock.loader.statistics import Statistics
+from penstock.tools.report import diagnose, print_report, summarize
 
 
 def run(*, metrics: float, train: float, workers: int, seconds: float = 1.2, way: str = "local") -> dict[str, Any]:
