@@ -261,6 +261,35 @@ def test_another_generator_behind_numpys_functions() -> None:
         np.random.set_bit_generator(twister)  # type: ignore[attr-defined]
 
 
+def test_another_generator_that_a_program_shares_with_numpys_functions() -> None:
+    twister, source = np.random.get_bit_generator(), np.random.PCG64(5)  # type: ignore[attr-defined]
+    shared = np.random.Generator(source)
+
+    class Shared(Drawing):
+        def __getitem__(self, index: int) -> Any:
+            return index, shared.random() if index >= 100 else 0
+
+    try:
+        np.random.set_bit_generator(source)  # type: ignore[attr-defined]
+        np.random.normal()
+        before = repr(np.random.get_state(legacy=False))
+        found = [item for batch in DataLoader(Shared([]), BATCH, seed=SEED, collate_fn=list) for item in batch]
+        assert np.random.get_bit_generator() is source  # type: ignore[attr-defined]
+        assert repr(np.random.get_state(legacy=False)) == before
+        for index, key in enumerate(sample_keys(SEED, 0, np.arange(N))):
+            np.random.seed(key & 0xFFFFFFFF)
+            assert found[index] == (index, shared.random() if index >= 100 else 0)
+    finally:
+        np.random.set_bit_generator(twister)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("way", DRAWS)
+def test_a_single_draw_in_the_middle_of_the_first_batch(way: str) -> None:
+    data = Drawing([way], begin=20, every=20)
+    expected = [item for batch in truth(data) for item in batch]
+    assert [item for batch in DataLoader(data, 32, seed=SEED, collate_fn=list) for item in batch] == expected
+
+
 class Reads(Drawing):
     def __getitem__(self, index: int) -> Any:
         with torch.random.fork_rng():

@@ -35,7 +35,7 @@ from state_support import (
 
 import penstock as ps
 from penstock.errors import StateError
-from penstock.loader.generators import WorkerGenerators, generator_states, set_generators
+from penstock.loader.generators import WorkerGenerators
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot, restore, state_before, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import LayoutError, WorkerState, WorkerStates
@@ -372,18 +372,27 @@ def test_the_state_of_a_collate_function_outlives_the_iterator() -> None:
 
 
 def test_generators_come_back() -> None:
+    generators = WorkerGenerators()
     random.gauss(0, 1)
     np.random.standard_normal()
-    state = json.loads(json.dumps(generator_states()))
+    torch.randn(1)
+    state = json.loads(json.dumps(generators.drawn()))
     draw = lambda: (random.gauss(0, 1), random.random(), np.random.standard_normal(), torch.rand(3).tolist())  # noqa: E731
     first = draw()
     assert draw() != first
-    set_generators(state)
+    generators.restore(state)
     assert draw() == first
-    for damage in ({"python": [3, "AAAA", None]}, {"numpy": [1]}, {"torch": "%"}, {"torch": "AAAA"}, {"python": None}):
+    short = state["python"][-1]
+    for damage in (
+        {"python": [3, None, "AAAA"]},
+        {"numpy": [1]},
+        {"torch": ["%"]},
+        {"torch": [short]},
+        {"python": None},
+    ):
         with pytest.raises(StateError, match="generator"):
-            set_generators(damage)
-    set_generators(state)
+            generators.restore(damage)
+    generators.restore(state)
 
 
 def test_generators_of_a_worker_are_in_its_snapshot_once_they_were_drawn_from() -> None:

@@ -22,7 +22,7 @@ from penstock.cores import cores
 from penstock.distributed import local_ranks
 from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
-from penstock.loader.fetch import preserved_generators
+from penstock.loader.generators import preserved_generators
 from penstock.loader.messages import BatchMetrics
 from penstock.loader.setting import EXECUTOR_COST, INLINE, Setting
 from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter

@@ -6,14 +6,12 @@ Collation depends on the batch's first key.
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import Subset
 
@@ -32,7 +30,7 @@ from penstock.random import Samples, sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
 
-__all__ = ["Fetch", "Fetcher", "preserved_generators"]
+__all__ = ["Fetch", "Fetcher"]
 
 
 # The CPU time of a dataset is measured in one of this many quick calls, since the system call is slow on some machines.
@@ -105,6 +103,8 @@ class Fetch:
         self.seed_globals = seed_globals
         self._keeps_globals = keeps_globals
         self._seeding: Seeding | None = None
+        # Called with the key of each sample.
+        self._seeds: list[Seed] = []
         self.on_error = on_error
         self._owns_generators = owns_generators
         self._generators: WorkerGenerators | None = None
@@ -113,7 +113,7 @@ class Fetch:
 
     def __getstate__(self) -> dict[str, Any]:
         # Seeding refers to the generators of one process.
-        return {**self.__dict__, "_seeding": None}
+        return {**self.__dict__, "_seeding": None, "_seeds": []}
 
     @cached_property
     def _batched_dataset(self) -> bool:
@@ -142,11 +142,6 @@ class Fetch:
         """Whether the dataset writes samples into the memory of the batch and the collate function supports it."""
         fills = self.batched and self._batched_dataset and getattr(self.dataset, "fills_rows", False)
         return bool(fills and isinstance(self.collate_fn, Collate) and is_default())
-
-    @cached_property
-    def _plain(self) -> bool:
-        """Whether ``dataset[index]`` is all that it takes to load a sample."""
-        return not self._batched_dataset and self.on_error is None and hasattr(self.dataset, "__getitem__")
 
     @cached_property
     def has_states(self) -> bool:
@@ -210,6 +205,7 @@ class Fetch:
             return self._collate(loaded, request, metrics) if collate else loaded
         if self._seeding is None:
             self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
+            self._seeds = self._seeding.seeds
         seeding = self._seeding
         while True:
             made = BatchMetrics()
@@ -242,15 +238,14 @@ class Fetch:
             if whole:
                 with sample_scope(request.first_key):
                     return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
-            seeds = () if self._seeding is None else self._seeding.seeds
-            if self._together and request.indices and not (seeds and self._batched_dataset):
+            if self._together and request.indices and not (self._seeds and self._batched_dataset):
                 try:
                     return self._load_together(request)
                 except Exception as error:
                     if self.on_error is None or not is_tolerable(error):
                         raise
                     # The dataset does not say which sample failed, so each is loaded alone.
-            return self._load_each(request, metrics, seeds)
+            return self._load_each(request, metrics)
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
@@ -271,19 +266,22 @@ class Fetch:
             samples = self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
             return samples
         with sample_scope(request.first_key):
-            if self._seeding is not None:
-                self._seeding.seed(request.first_key)
+            for seed in self._seeds:
+                seed(request.first_key)
             samples = self.dataset.__getitems__(request.indices)
             return samples
 
-    def _load_each(self, request: BatchRequest, metrics: BatchMetrics, seeds: Sequence[Seed]) -> list[Any]:
+    def _load_each(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
         """Load one sample after the other."""
-        dataset, index = self.dataset, None
+        dataset, index, seeds = self.dataset, None, self._seeds
         samples: list[Any] = []
         with sample_scope(0) as scope:
-            load = None if self._plain else self._load_one(request, scope.move)
-            if load is not None and self.on_error is not None:
-                load = partial(self.on_error.load, load, length=_length(dataset), metrics=metrics)
+            load: LoadOne | None = None
+            if self.on_error is not None:
+                one = self._load_one(request, scope.move)
+                load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
+            elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
+                load = self._load_one(request, scope.move)
             scope.key, board = Samples(request, samples), scope.board
             add = samples.append
             try:
@@ -306,14 +304,14 @@ class Fetch:
 
     def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> LoadOne:
         """Return a function that loads a sample or its replacement."""
-        dataset, seeding, at = self.dataset, self._seeding, _at(request)
+        dataset, at = self.dataset, _at(request)
         getitems = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
 
         def load(index: Any, key: int) -> Any:
             # A replacement draws the same numbers whatever failed before.
             move(key)
-            if seeding is not None:
-                seeding.seed(key)
+            for seed in self._seeds:
+                seed(key)
             try:
                 if self._batched_dataset:
                     return dataset.load_samples([index], [key], **at)[0]
@@ -330,23 +328,19 @@ class Fetch:
         try:
             with sample_scope(key) as scope:
                 if not samples and request.indices and self.on_error is not None:
-                    samples = [self._fill(request, metrics)]
+                    # All were skipped, and the number of batches must not change.
+                    load, (first, *others) = self._load_one(request, scope.move), request.indices
+                    length = _length(self.dataset)
+                    samples = [self.on_error.fill(load, first, request.first_key, length, metrics, others)]
                     scope.move(key)
-                if self._seeding is not None and request.indices:
-                    self._seeding.seed(key)
+                if request.indices:
+                    for seed in self._seeds:
+                        seed(key)
                 return self.collate_fn(samples if self.batched else samples[0])
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
             metrics.collate += time.perf_counter() - start
-
-    def _fill(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """Return a sample for a batch whose samples were all skipped. The number of batches must not change."""
-        assert self.on_error is not None
-        first, *others = request.indices
-        with sample_scope(0) as scope:
-            load = self._load_one(request, scope.move)
-            return self.on_error.fill(load, first, request.first_key, _length(self.dataset), metrics, others)
 
 
 def _name_sample(error: Exception, index: Any, dataset: Any) -> None:
@@ -383,15 +377,3 @@ def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
     if type(dataset) is Subset and _bulk(dataset.dataset) is None:
         return None
     return getattr(dataset, "__getitems__", None)
-
-
-@contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Restore the global generators of Python, NumPy and torch at the end of the block."""
-    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        torch.set_rng_state(own)

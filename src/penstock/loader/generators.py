@@ -1,24 +1,22 @@
-"""Conversion of the global generators' states (Python, NumPy, torch) to JSON-serialisable text and back."""
+"""States of the global generators (Python, NumPy, torch): kept, and as JSON-serialisable values in a loader's state."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import random
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.errors import StateError
 from penstock.plan.cursor import State
 
-__all__ = ["WorkerGenerators", "generator_states", "set_generators"]
-
-_TORCH_BYTES = 5056
-"""Size of the state of torch's CPU generator: header, 624 words of 8 bytes (4 of them zero), and tail."""
-_HEAD, _WORDS = 24, 624
+__all__ = ["WorkerGenerators", "preserved_generators"]
 
 
 class WorkerGenerators:
@@ -29,21 +27,18 @@ class WorkerGenerators:
     """
 
     def __init__(self) -> None:
-        self._python, self._numpy, self._torch = _present()
+        self._first = _present()
 
     def drawn(self) -> State:
         """Return the states of the generators that were used since (takes 50 µs if none was)."""
-        python, legacy, own = _present()
-        moved = {
-            "python": python != self._python,
-            "numpy": legacy[2:] != self._numpy[2:] or not np.array_equal(legacy[1], self._numpy[1]),
-            "torch": not torch.equal(own, self._torch),
-        }
-        return {
-            name: _TEXT_OF[name](state)
-            for (name, yes), state in zip(moved.items(), (python, legacy, own), strict=True)
-            if yes
-        }
+        states: State = {}
+        for name, (values, words) in _present().items():
+            first_values, first_words = self._first[name]
+            if values != first_values or not np.array_equal(words, first_words):
+                # torch's words have a zero half each.
+                packed = zlib.compress(words.astype("<u4").tobytes())
+                states[name] = [*values, base64.b64encode(packed).decode()]
+        return states
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Set the generators that have a state, and reset the others to the worker's initial seeds.
@@ -51,89 +46,53 @@ class WorkerGenerators:
         Raises:
             StateError: a state is damaged.
         """
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.default_generator.set_state(self._torch)
-        set_generators(states)
+        _set(self._first)
+        try:
+            unpacked = {}
+            for name, (*values, text) in states.items():
+                data = zlib.decompress(base64.b64decode(text, validate=True))
+                unpacked[name] = values, np.frombuffer(data, "<u4").astype(np.uint32)
+            _set(unpacked)
+        except (TypeError, ValueError, RuntimeError, zlib.error) as error:
+            raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
 
 
-def _present() -> tuple[Any, Any, torch.Tensor]:
-    return random.getstate(), np.random.get_state(legacy=True), torch.default_generator.get_state()
-
-
-def generator_states() -> State:
-    """Return the states of the three global generators as lists of text and numbers."""
-    return {name: _TEXT_OF[name](state) for name, state in zip(_TEXT_OF, _present(), strict=True)}
-
-
-def set_generators(states: Mapping[str, Any]) -> None:
-    """Set the global generators that have an entry.
-
-    Raises:
-        StateError: a state is damaged.
-    """
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and torch at the end of the block."""
+    python, legacy, own = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     try:
-        if "python" in states:
-            version, words, gauss = states["python"]
-            random.setstate((version, tuple(np.frombuffer(_decode(words), dtype="<u4").tolist()), gauss))
-        if "numpy" in states:
-            kind, keys, *rest = states["numpy"]
-            np.random.set_state((kind, np.frombuffer(_decode(keys), dtype="<u4").astype(np.uint32), *rest))
-        if "torch" in states:
-            data = _expanded(_decode(states["torch"]))
-            torch.default_generator.set_state(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    except StateError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(own)
 
 
-def _python_text(state: Any) -> Any:
-    version, words, gauss = state
-    return [version, _encode(np.array(words, dtype="<u4").tobytes()), gauss]
+_States = dict[str, tuple[list[Any], npt.NDArray[np.uint32]]]
+"""A few values and many words, by the generator's name."""
 
 
-def _numpy_text(state: Any) -> Any:
-    kind, keys, position, has_gauss, cached = state
-    return [
-        kind,
-        _encode(np.asarray(keys).astype("<u4").tobytes()),
-        int(position),
-        int(has_gauss),
-        float(cached),
-    ]
+def _present() -> _States:
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state(legacy=True)
+    kind, keys, *numbers = legacy
+    # First the lower half of all words, then the upper one.
+    halves = torch.default_generator.get_state().numpy().view(np.uint32).reshape(-1, 2).T.flatten()
+    return {
+        "python": ([version, gauss], np.array(words, np.uint32)),
+        "numpy": ([kind, *numbers], keys),
+        "torch": ([], halves),
+    }
 
 
-def _torch_text(state: torch.Tensor) -> str:
-    return _encode(_compact(state.numpy().tobytes()))
-
-
-_TEXT_OF = {"python": _python_text, "numpy": _numpy_text, "torch": _torch_text}
-
-
-def _compact(data: bytes) -> bytes:
-    """Return the state of torch's generator without the zero half of each word; unchanged if its layout differs."""
-    end = _HEAD + 8 * _WORDS
-    if len(data) != _TORCH_BYTES:
-        return data
-    words = np.frombuffer(data[_HEAD:end], "<u8")
-    return data if (words >> 32).any() else data[:_HEAD] + words.astype("<u4").tobytes() + data[end:]
-
-
-def _expanded(data: bytes) -> bytes:
-    """Return the original state from a result of `_compact`."""
-    end = _HEAD + 4 * _WORDS
-    if len(data) != _TORCH_BYTES - 4 * _WORDS:
-        return data
-    return data[:_HEAD] + np.frombuffer(data[_HEAD:end], "<u4").astype("<u8").tobytes() + data[end:]
-
-
-def _encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _decode(text: Any) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
+def _set(states: _States) -> None:
+    if "python" in states:
+        (version, gauss), words = states["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+    if "numpy" in states:
+        (kind, *numbers), words = states["numpy"]
+        np.random.set_state((kind, words, *numbers))
+    if "torch" in states:
+        _, words = states["torch"]
+        torch.default_generator.set_state(torch.from_numpy(words.reshape(2, -1).T.flatten().view(np.uint8)))

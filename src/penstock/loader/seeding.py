@@ -65,18 +65,19 @@ class Seeding:
     """Seeds the global generators of this process.
 
         while True:
-            seeding.start(key)
-            ... seeding.seed(key) before each sample and before the collate function ...
-            if not seeding.moved():
-                break
+            seeding.start(first_key)
+            ... for seed in seeding.seeds: seed(key) before each sample and before the collate function ...
+            again = seeding.moved()
             seeding.restore()
+            if not again:
+                break
 
     Args:
         always: seed all three for each sample, and never make a batch twice: for users' objects with a state.
         keeps: the trainer uses these generators, too, so `restore` sets their states at `start`. False in a worker.
 
     Attributes:
-        seeds: functions to call with the key of each sample before it is loaded.
+        seeds: functions to call with the key of each sample before it is loaded; always the same list.
     """
 
     def __init__(self, *, always: bool, keeps: bool) -> None:
@@ -99,11 +100,6 @@ class Seeding:
             for generator in self._quiet:
                 generator.rest(key)
 
-    def seed(self, key: int) -> None:
-        """Seed the generators that samples draw from."""
-        for seed in self.seeds:
-            seed(key)
-
     def moved(self) -> bool:
         """Return whether a generator has moved that was not seeded for each sample. From now on it is."""
         if self._learns:
@@ -111,7 +107,7 @@ class Seeding:
             if self._key is not None:
                 self._check()
                 self._learns = False
-                self.seeds = [generator.seed for generator in self._generators if generator not in self._quiet]
+                self.seeds[:] = [generator.seed for generator in self._generators if generator not in self._quiet]
             return False
         moved = [generator for generator in self._quiet if generator.look() != generator.expected]
         for generator in moved:

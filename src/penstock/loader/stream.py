@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from penstock.errors import StateError, escaped
-from penstock.loader.fetch import preserved_generators
-from penstock.loader.generators import WorkerGenerators
+from penstock.loader.generators import WorkerGenerators, preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import (
     Snapshot,

@@ -28,7 +28,8 @@ from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.dataloader_iter import Progress, ResultIterator
 from penstock.loader.failures import OnError
-from penstock.loader.fetch import Fetch, Fetcher, preserved_generators
+from penstock.loader.fetch import Fetch, Fetcher
+from penstock.loader.generators import preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.workers import Workers
 from penstock.plan.user_states import has_state
