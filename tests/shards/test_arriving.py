@@ -33,7 +33,7 @@ from penstock.errors import (
     StorageChangedError,
     StorageNotFoundError,
 )
-from penstock.order.windows import WindowOrder, WindowStage, window_spans
+from penstock.order.windows import WindowOrder, window_span
 from penstock.shards import ShardSet
 from penstock.storage import Cache, Storage
 
@@ -123,33 +123,35 @@ def flat(found: list[list[int]]) -> list[int]:
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=20),
     world=st.integers(1, 7),
-    first=st.integers(0, 6),
+    begin=st.integers(50, 60),
     key=st.one_of(st.none(), st.integers(0, 1 << 60)),
 )
-def test_each_sample_of_a_window_has_one_position(counts: list[int], world: int, first: int, key: int | None) -> None:
+def test_each_sample_of_a_window_has_one_position(counts: list[int], world: int, begin: int, key: int | None) -> None:
     shards = list(range(100, 100 + len(counts)))
-    order = WindowOrder(shards, counts, begin=50, first=first % world, world_size=world, key=key)
+    order = WindowOrder(shards, counts, begin=begin, world_size=world, key=key)
     everything = [(shard, i) for shard, count in zip(shards, counts, strict=True) for i in range(count)]
-    at = list(zip(*(part.tolist() for part in order.at(np.arange(50, 50 + len(order)))), strict=True))
-    assert sorted(at) == everything
+    found = []
     for rank in range(world):
         own = list(zip(*(part.tolist() for part in order.of_rank(rank)), strict=True))
-        assert own == at[(rank - first) % world :: world]
+        found += own
+        # A rank has every position of its stride.
+        assert len(own) == len(range(begin, begin + len(order))[(rank - begin) % world :: world])
         theirs = set(shards[rank::world])
         # It reads of others what its own shards do not have.
         assert sum(shard in theirs for shard, _ in own) == min(sum(counts[rank::world]), len(own))
+    assert sorted(found) == everything
 
 
-@given(shards=st.integers(0, 300), world=st.integers(1, 9), most=st.integers(1, 20), begin=st.integers(0, 50))
-def test_windows_cover_the_shards(shards: int, world: int, most: int, begin: int) -> None:
-    end, stage, widest = min(begin, shards), WindowStage(begin, 0, world), 0
+@given(shards=st.integers(0, 300), world=st.integers(1, 9), most=st.integers(1, 20))
+def test_windows_cover_the_shards(shards: int, world: int, most: int) -> None:
+    end, widest = 0, 0
     for window in range(320):
-        first, last = window_spans(stage, window, shards, most)
+        first, last = window_span(window, shards, most, world)
         assert first == end
         end, widest = last, max(widest, last - first)
     assert end == shards
     assert widest <= world * most
-    assert window_spans(stage, 0, shards, most)[1] <= begin + world or begin >= shards
+    assert window_span(0, shards, most, world)[1] <= world
 
 
 def test_the_order_stays_as_it_is(shards: Shards) -> None:
@@ -294,40 +296,39 @@ def test_the_epoch_behind_a_resume_is_the_same(shards: Shards) -> None:
     assert batches(other) == second
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 5), (4, 1), (1, 3)])
-def test_resume_on_other_ranks_loses_and_repeats_nothing(shards: Shards, before: int, after: int) -> None:
-    options = {"remainder": "uneven"}
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_resume_within_a_window(shards: Shards, ranks: int) -> None:
     for steps in range(1, 12):
-        first = [shards.loader(rank, before, batch_size=3, options=options) for rank in range(before)]
-        had, states = [], []
-        for loader in first:
+        found, states = [], []
+        for rank in range(ranks):
+            loader = shards.loader(rank, ranks, batch_size=3)
             iterator = iter(loader)
-            had += [n for _ in range(steps) for n in next(iterator).tolist()]
+            found.append([next(iterator).tolist() for _ in range(steps)])
             states.append(loader.state_dict())
         assert [state for state in states if state != states[0]] == []
-        rest = []
-        for rank in range(after):
-            loader = shards.loader(rank, after, batch_size=3, options=options)
+        for rank in range(ranks):
+            loader = shards.loader(rank, ranks, batch_size=3)
             loader.load_state_dict(states[0])
-            rest += flat(batches(loader))
-        assert sorted(had + rest) == list(range(TOTAL))
+            assert found[rank] + batches(loader) == batches(shards.loader(rank, ranks, batch_size=3))
 
 
-def test_resume_twice_within_a_window(shards: Shards) -> None:
-    had, state = [], None
-    for world, steps in ((3, 2), (2, 1), (4, 3), (1, 1000)):
-        states = []
-        for rank in range(world):
-            loader = shards.loader(rank, world, batch_size=3, options={"remainder": "uneven"})
-            if state is not None:
-                loader.load_state_dict(state)
-            for step, batch in enumerate(loader, 1):
-                had += batch.tolist()
-                if step == steps:
-                    break
-            states.append(loader.state_dict())
-        state = states[0]
-    assert sorted(had) == list(range(TOTAL))
+def test_another_number_of_ranks_is_refused_until_the_epoch_ends(shards: Shards) -> None:
+    loader = shards.loader(0, 2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    message = r"same number of ranks: 2 in the state and 3 here. Resume on 2 ranks .*set_epoch\(1\).*shards index"
+    for load in (
+        shards.loader(0, 3).load_state_dict,
+        lambda state: shards.dataset(0, 3).load_state_dict(state["sampler"]),
+    ):
+        with pytest.raises(StateError, match=message):
+            load(state)
+    for _ in iterator:
+        pass
+    other = shards.loader(0, 3)
+    other.load_state_dict(loader.state_dict())
+    assert other.state_dict()["sampler"]["epoch"] == 1
 
 
 def test_a_run_ends_its_epoch_as_it_began_though_indexes_are_there(tars: Shards, server: Any) -> None:

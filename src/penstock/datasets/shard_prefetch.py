@@ -96,9 +96,9 @@ class ShardPrefetcher:
             work = partial(self._plan_all_uses, view, following)
             self._thread = Daemon(work, name="penstock-shard-uses")
 
-    def advance(self, view: EpochView, count: int) -> None:
-        """Report that the consumer has received the first ``count`` samples of a view."""
-        if view.place == self._place:
+    def advance(self, place: MiniEpoch, count: int) -> None:
+        """Record that the consumer has received the first ``count`` samples of the view at a place."""
+        if place == self._place:
             self._consumed = count
             self._ahead.advance(count)
 

@@ -21,9 +21,9 @@ from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.plan.windows import ShardSamples, WindowPlan, check_window_shards
-from penstock.shards.arriving import open_shards
+from penstock.shards.arriving import ArrivingShards, open_shards
 from penstock.shards.decode import chained
+from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.grouping import Sample
 from penstock.shards.shardset import ShardSet
 from penstock.shards.urls import Urls
@@ -67,8 +67,8 @@ class ShardDataset(SourceDataset):
     samples have been counted, an epoch has a special order: shards are permuted and assigned to ranks, the samples of
     up to ``window_shards`` shards of a rank are shuffled together, and ranks exchange their sample counts. Each sample
     still occurs once, and ranks have the same number of batches. ``len`` raises `LengthUnknownError` until the last
-    shard has been counted. The next epoch has the order that you chose. A state of the first epoch can also be loaded
-    on any number of ranks. Shards are read in the versions that they have now, see `penstock.shards.urls`; a state in
+    shard has been counted. The next epoch has the order that you chose. A state of the first epoch can be loaded on
+    the same number of ranks. Shards are read in the versions that they have now, see `penstock.shards.urls`; a state in
     this epoch also names the content of up to ``window_shards`` shards per rank, and another content is an error.
 
     Memory use does not depend on the number of samples: all processes share the mapped indexes.
@@ -120,8 +120,8 @@ class ShardDataset(SourceDataset):
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
         rows, place = view.rows(local), cast(MiniEpoch | ShardSamples, view.place)
         with stage("read"):
-            if isinstance(place, ShardSamples):
-                return self.shards.arrived(rows, place.versions)
+            if isinstance(place, ShardSamples) and place.facts is not None:
+                return cast(ArrivingShards, self.shards).arrived(rows, place.facts)
             return self.shards.records(rows)
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from penstock.manifest.classes import HasClasses
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.plan.windows import ShardSamples, WindowPlan, check_window_shards
+from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
@@ -170,10 +170,10 @@ class TableDataset(HasClasses, SourceDataset):
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
         place: Any = view.place
-        if not isinstance(place, ShardSamples) or isinstance(self.table, TableFiles):
+        if not isinstance(place, ShardSamples) or place.facts is None:
             return super()._read(view, local)
         with stage("read"):
-            return self.table.arrived(view.rows(local), place.versions)
+            return cast(ArrivingLines, self.table).arrived(view.rows(local), place.facts)
 
 
 def _plan(table: _Table, window_shards: int, share: ShareOptions) -> SharePlan:

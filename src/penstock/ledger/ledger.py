@@ -29,7 +29,6 @@ from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
 from penstock.plan.epoch import RankPartition
 from penstock.plan.share import ShareCursor
-from penstock.plan.windows import WindowPlan
 from penstock.random import sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import has_own_order, sampler_of, why_not_computable
@@ -164,7 +163,7 @@ class Ledger:
     def _rank_partition(self, cursor: Cursor) -> RankPartition:
         """Return how the rest of an epoch is distributed to the job's ranks."""
         share = self._plan.bind(cursor, None).rank_partition
-        if share is None and self._own and isinstance(self.dataset.plan, WindowPlan):
+        if share is None and self._own:
             raise ConfigError(
                 f"epoch {cursor.epoch} is read in windows of shards that had not been counted before, and a ledger "
                 "knows only other epochs: use a state of a later epoch, or a loader over a ShardSet"

@@ -20,13 +20,14 @@ from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.window import CLOSED, INTERRUPTED, SHUTDOWN_TIMEOUT_S, is_timeout
-from penstock.plan.epoch import BatchEpochPlan
+from penstock.plan.epoch import BatchEpochPlan, RemainingBatches
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.config import LoaderConfig
+    from penstock.plan.share import SharePlan
 
-__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "finisher"]
+__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "WatchedProgress", "finisher"]
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Attributes of torch's multi-process iterator: private, but programs read them."""
@@ -112,15 +113,28 @@ class Progress:
             self.ahead.add(number)
             self._close_gap()
 
-    def tell(self) -> None:
-        """Report the number of delivered batches to the epoch plan."""
-        if self.run is not None:
-            self.run.delivered(self.count)
-
     def _close_gap(self) -> None:
         while self.count in self.ahead:
             self.ahead.remove(self.count)
             self.count += 1
+
+
+class WatchedProgress(Progress):
+    """A progress that tells a share, which fetches data ahead, how many samples the consumer has received."""
+
+    def __init__(
+        self, run: BatchEpochPlan, base_seed: int, ahead: frozenset[int], share: SharePlan, batch_size: int
+    ) -> None:
+        super().__init__(run, base_seed, ahead)
+        self._share, self._batch_size = share, batch_size
+
+    def delivered(self, number: int) -> None:
+        """Record the delivery of a batch, by its number among the requested ones."""
+        super().delivered(number)
+        run = self.run
+        assert run is not None
+        skipped = run.skipped if isinstance(run, RemainingBatches) else 0
+        self._share.advance(run.place, (skipped + self.count) * self._batch_size)
 
 
 class DataLoaderIter:
@@ -217,8 +231,6 @@ class DataLoaderIter:
         if self._held is not None:
             held, self._held = self._held, None
             return self._deliver(held)
-        # Before the next batch is taken, since afterwards its count would be ambiguous.
-        self.progress.tell()
         start = perf_counter()
         try:
             result = self._batches.next()

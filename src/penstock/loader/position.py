@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.errors import ConfigError, LengthUnknownError, StateError
+from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
-from penstock.loader.dataloader_iter import Progress
+from penstock.loader.dataloader_iter import Progress, WatchedProgress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.source import plan_requests
 from penstock.loader.stateful import WorkerStates
-from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, unknown_length
+from penstock.plan.epoch import BatchEpochPlan, RemainingBatches, length_of
 from penstock.plan.reader import PlanReader
+from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
 from penstock.plan.stream_plan import EpochStart, StreamPlan
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.batch import why_not_computable
+from penstock.samplers.batch import BatchSampler, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.shares import layers, rank_of
@@ -101,7 +101,7 @@ class Position:
         """The layouts of the job's steps, if steps have numbers and a caller needs them."""
         own = None if isinstance(dataset, IterableDataset) else own_order(dataset)
         reads_own = isinstance(sampler, SequentialSampler) and sampler.inner is not None
-        self._under: PlanReader[EpochPlan] | None = None if own is None or reads_own else PlanReader(own)
+        self._under: PlanReader[ShareEpoch] | None = None if own is None or reads_own else PlanReader(own)
         """Reads the own order of a dataset on which a user's sampler operates."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Position:
         assert progress.run is not None
         run, end = _whole(progress.run), _at(progress.run, progress.count)
         ahead = sorted(_at(progress.run, number) for number in progress.ahead)
-        left = _length_to_skip(run) - end - len(ahead)
+        left = length_of(run) - end - len(ahead)
         if not 0 <= batches <= left:
             raise ConfigError(f"epoch {run.epoch} has {left} batches left: skip takes 0 to {left}, got {batches}")
         rest = batches
@@ -320,8 +320,11 @@ class Position:
 
         The iterator leaves out skipped batches and those already delivered ahead of others.
         """
-        left = RemainingBatches(run, self._skipped) if self._skipped else run
-        return Progress(left, base_seed, self._ahead), self._followed(run)
+        left, job = RemainingBatches(run, self._skipped) if self._skipped else run, self._followed(run)
+        own, plan = own_order(self.samples), self.plan
+        if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
+            return Progress(left, base_seed, self._ahead), job
+        return WatchedProgress(left, base_seed, self._ahead, own, plan.batch_size), job
 
     def _followed(self, run: BatchEpochPlan) -> Layouts | None:
         """Return the job's layouts until an epoch plan starts."""
@@ -349,8 +352,6 @@ class Position:
             return _endless()
         seed = self._seed if self._seed is not None else run.seed
         under = None if self._under is None else self._under.run
-        if under is not None and under.grows:
-            raise unknown_length()
         key_seed = progress.base_seed if seed is None else seed
         requests = plan_requests(
             run,
@@ -445,10 +446,7 @@ class Position:
             here, job = self._present()
             assert here.run is not None
             at = _at(here.run, here.count)
-            cursor = here.run.cursor(here.count)
-            state["sampler"] = cursor.state()
-            if cursor.data is not None:
-                state["fingerprint"] = cursor.data
+            state["sampler"] = here.run.cursor(here.count).state()
             state.update(self._overtaking(_at(here.run, number) - at for number in here.ahead))
             if job is not None:
                 state.update(job.state(at))
@@ -473,13 +471,9 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """See `DataLoader.load_state_dict`."""
         of = "DataLoader"
-        if not allow_growth:
-            self.check(state)
-        elif self._reader is None or self._under is not None or own_order(self.samples) is None:
+        self.check(state)
+        if allow_growth and (self._reader is None or self._under is not None or own_order(self.samples) is None):
             raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
-        else:
-            # The fingerprint is that of fewer rows, which the dataset's plan checks.
-            check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of=of)
         cursor = under = opening = None
         if self.plan is None:
             check_state(state, self._layout, of=of)
@@ -517,10 +511,7 @@ class Position:
         Raises:
             StateError: the state belongs to such a loader.
         """
-        identity, order = self._identity(), own_order(self.samples)
-        if order is not None and isinstance(state, Mapping) and order.is_known_as(state.get("fingerprint")):
-            identity.pop("fingerprint")
-        check_state(state, {"version": STATE_VERSION, **identity}, of="DataLoader")
+        check_state(state, {"version": STATE_VERSION, **self._identity()}, of="DataLoader")
 
     def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
         if self.plan is None or not state.get("ahead"):
@@ -535,7 +526,9 @@ class Position:
         return frozenset(numbers)
 
     def _identity(self) -> State:
-        return {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
+        # A dataset with its own order identifies its rows in the state of that order.
+        own = own_order(self.samples) is not None
+        return {"seed": self._seed} if own else {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
 
 
 def base_seed_after(base_seed: int) -> int:
@@ -577,14 +570,3 @@ def _length(run: BatchEpochPlan) -> int:
         return len(run)
     except TypeError:
         return 0
-
-
-def _length_to_skip(run: BatchEpochPlan) -> int:
-    """Return the number of batches of an epoch plan, 2**62 if it is endless; raise if it is unknown."""
-    try:
-        return len(run)
-    except LengthUnknownError:
-        # Such a plan has no cursors of batches that it has not opened yet.
-        raise
-    except TypeError:
-        return MAX_N

@@ -93,7 +93,9 @@ class Workers:
     ) -> Window:
         """Return the batches of an epoch iterator. Call `prepare` first. See `Window` for the arguments."""
         executor, flow, policy = self.executor, self._flow, self._policy
-        assert executor is not None and flow is not None and policy is not None
+        assert executor is not None
+        assert flow is not None
+        assert policy is not None
         if not policy.persistent:
             self.executor = None
         restarted = partial(_count_restart, weakref.ref(self))

@@ -16,10 +16,7 @@ a state needs only two numbers about the past.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,35 +24,21 @@ from penstock.errors import OrderError
 from penstock.hashing import mix
 from penstock.order.permutation import Indices, Permutation
 
-__all__ = ["WindowOrder", "WindowStage", "window_spans"]
+__all__ = ["WindowOrder", "window_span"]
 
 
-class WindowStage(NamedTuple):
-    """A part of an epoch with a fixed number of ranks. It begins at the start of the epoch or at a resume.
-
-    Attributes:
-        shard: the first shard, by its place in the epoch's order.
-        position: number of samples of the epoch before it.
-        world_size: number of ranks.
-    """
-
-    shard: int
-    position: int
-    world_size: int
-
-
-def window_spans(stage: WindowStage, number: int, shards: int, most: int) -> tuple[int, int]:
+def window_span(number: int, shards: int, most: int, world_size: int) -> tuple[int, int]:
     """Return the first and the last shard (exclusive) of a window, by their places in the epoch's order.
 
     Args:
-        stage: the stage, whose windows count from 0.
         number: number of the window.
         shards: number of shards of the epoch.
         most: the largest number of shards per rank in a window.
+        world_size: number of ranks.
 
     Window k has 2**k shards per rank, until that is more than ``most``. Spans after the last window are empty.
 
-    >>> [window_spans(WindowStage(0, 0, 2), number, 20, 4) for number in range(5)]
+    >>> [window_span(number, 20, 4, world_size=2) for number in range(5)]
     [(0, 2), (2, 6), (6, 14), (14, 20), (20, 20)]
     """
     full = most.bit_length() - 1  # windows before this one double
@@ -64,8 +47,8 @@ def window_spans(stage: WindowStage, number: int, shards: int, most: int) -> tup
     if number > full:
         before += (1 << full) + (number - full - 1) * most
         size = most
-    begin = stage.shard + before * stage.world_size
-    return min(begin, shards), min(begin + size * stage.world_size, shards)
+    begin = before * world_size
+    return min(begin, shards), min(begin + size * world_size, shards)
 
 
 class WindowOrder:
@@ -75,59 +58,42 @@ class WindowOrder:
         shards: numbers of the window's shards, in the epoch's order.
         counts: number of samples of each shard.
         begin: the position of the window's first sample in the epoch.
-        first: the rank of that position.
-        world_size: number of ranks of the stage.
+        world_size: number of ranks.
         key: key of the shuffle; None keeps the samples of a rank in the order of its shards.
 
-    A sample is a pair: the number of a shard, and the number of the sample in it. Cost: the samples of a rank are
-    computed for that rank only, in O(samples of the rank) time and memory.
+    A sample is a pair: the number of a shard, and the number of the sample in it.
 
-    >>> order = WindowOrder([7, 3], [3, 1], begin=0, first=0, world_size=2, key=None)
+    >>> order = WindowOrder([7, 3], [3, 1], begin=0, world_size=2, key=None)
     >>> [list(zip(*map(list, order.of_rank(rank)))) for rank in range(2)]
     [[(7, 0), (7, 1)], [(3, 0), (7, 2)]]
     """
 
     def __init__(
-        self,
-        shards: Sequence[int],
-        counts: Sequence[int],
-        *,
-        begin: int,
-        first: int,
-        world_size: int,
-        key: int | None,
+        self, shards: Sequence[int], counts: Sequence[int], *, begin: int, world_size: int, key: int | None
     ) -> None:
         if len(shards) != len(counts):
             raise OrderError(f"{len(shards)} shards need one count each, got {len(counts)} counts")
         self.shards = np.asarray(shards, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
-        self.begin, self.world_size = operator.index(begin), operator.index(world_size)
-        self._first, self._key = first % world_size, key
-        self._known: dict[int, tuple[Indices, Indices]] = {}
+        self.begin, self.world_size, self._key = begin, world_size, key
         self.samples = int(self.counts.sum())
+        """Number of samples, and of positions."""
+        ranks = np.arange(world_size)
+        quotas = np.maximum(0, -(-(self.samples - (ranks - begin) % world_size) // world_size))
+        own = np.bincount(np.arange(len(counts)) % world_size, self.counts, world_size).astype(np.int64)
+        # For each rank: its positions, the samples in its shards, those that it gets from others, and passes to others.
+        self._quotas, self._own = quotas, own
+        self._missing, self._spare = np.maximum(quotas - own, 0), np.maximum(own - quotas, 0)
 
     def __len__(self) -> int:
         return self.samples
 
-    @property
-    def end(self) -> int:
-        """The first position after the window."""
-        return self.begin + self.samples
-
-    def quota(self, rank: int) -> int:
-        """Return the number of positions of the window that a rank has."""
-        offset = (rank - self._first) % self.world_size
-        return max(0, -(-(self.samples - offset) // self.world_size))
-
     def of_rank(self, rank: int) -> tuple[Indices, Indices]:
-        """Return the samples of a rank in order: numbers of shards and of samples in them, int64 of shape (quota,)."""
-        found = self._known.get(rank)
-        if found is None:
-            found = self._known[rank] = self._find(rank)
-        return found
+        """Return the samples of a rank in order: numbers of shards and of samples in them, int64 of shape (n,).
 
-    def _find(self, rank: int) -> tuple[Indices, Indices]:
-        quota, own = self.quota(rank), int(self._own[rank])
+        Cost: O(samples of the rank) time and memory.
+        """
+        quota, own = int(self._quotas[rank]), int(self._own[rank])
         parts = [self._part(rank, 0, min(own, quota))]
         if quota > own:
             parts += self._surplus(int(self._missing[:rank].sum()), quota - own)
@@ -136,40 +102,6 @@ class WindowOrder:
             return shards, samples
         places = Permutation(quota, mix(self._key, rank))[np.arange(quota, dtype=np.int64)]
         return shards[places], samples[places]
-
-    def at(self, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at positions of the epoch in this window, of any ranks.
-
-        Cost: that of `of_rank` for each rank of the positions; the results are cached.
-        """
-        ranks = (self._first + positions - self.begin) % self.world_size
-        turns = (positions - self.begin) // self.world_size
-        shards, samples = np.empty_like(positions), np.empty_like(positions)
-        for rank in np.unique(ranks).tolist():
-            here = ranks == rank
-            theirs = self.of_rank(rank)
-            shards[here], samples[here] = theirs[0][turns[here]], theirs[1][turns[here]]
-        return shards, samples
-
-    @cached_property
-    def _own(self) -> Indices:
-        """Number of samples in the shards of each rank."""
-        ranks = np.arange(len(self.counts)) % self.world_size
-        return np.bincount(ranks, weights=self.counts, minlength=self.world_size).astype(np.int64)
-
-    @cached_property
-    def _missing(self) -> Indices:
-        """Number of samples that each rank gets from others; 0 for a rank with enough."""
-        quotas = np.array([self.quota(rank) for rank in range(self.world_size)], dtype=np.int64)
-        missing: Indices = np.maximum(quotas - self._own, 0)
-        return missing
-
-    @cached_property
-    def _spare(self) -> Indices:
-        """Number of samples that each rank passes to others."""
-        quotas = np.array([self.quota(rank) for rank in range(self.world_size)], dtype=np.int64)
-        spare: Indices = np.maximum(self._own - quotas, 0)
-        return spare
 
     def _part(self, rank: int, start: int, stop: int) -> tuple[Indices, Indices]:
         """Return samples ``start`` to ``stop`` of a rank's own shards, in the order of the shards."""

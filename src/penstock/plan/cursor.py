@@ -62,11 +62,6 @@ class Cursor:
     entropy: State = field(default_factory=dict)
     sampler: Cursor | None = None
 
-    @property
-    def data(self) -> str | None:
-        """Identity of the data when the cursor was taken, if it may differ from the current one; else None."""
-        return None
-
     def state(self) -> State:
         """Return the cursor as a JSON-serialisable dict, which `read` accepts."""
         state: State = {

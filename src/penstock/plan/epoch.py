@@ -17,28 +17,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import LengthUnknownError
 from penstock.order import Order, Partition
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
 
 __all__ = [
-    "COUNTING_ADVICE",
     "Batch",
     "BatchEpochPlan",
     "EpochPlan",
+    "ForwardEpoch",
     "PartitionedOrder",
     "RankPartition",
     "RemainingBatches",
     "length_of",
-    "unknown_length",
 ]
 
-COUNTING_ADVICE = (
-    "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
-    "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
-)
-"""Advice of errors that need the number of samples in shards."""
 
 _LARGEST_BLOCK = 64
 """Batches in a block."""
@@ -92,7 +85,6 @@ class EpochPlan(abc.ABC):
             do not depend on the number of ranks.
         one_by_one: whether reading the plan runs the user's code, so that it must not be read ahead further than
             needed.
-        grows: whether the length is unknown until the plan is read, see `reach`.
         place: the position of the dataset, for datasets whose workers need it.
     """
 
@@ -100,16 +92,11 @@ class EpochPlan(abc.ABC):
     epoch: int = 0
     per_rank: bool = False
     one_by_one: bool = False
-    grows: bool = False
     place: Any = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Return the number of samples; raise TypeError if the plan is endless, or its length is not known yet."""
-
-    def reach(self, count: int) -> int:
-        """Return the number of samples known: at least ``count``, or all. Waits if data must be read for that."""
-        return length_of(self)
+        """Return the number of samples; raise TypeError if the plan is endless."""
 
     @abc.abstractmethod
     def indices(self, start: int, stop: int) -> Indices:
@@ -126,9 +113,6 @@ class EpochPlan(abc.ABC):
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
         """Record that the plan was read to its end. A plan that draws from a generator makes its last draws."""
 
-    def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Record that the consumer has received the first ``count`` samples."""
-
     def job(self) -> EpochPlan:
         """Return the plan of all ranks together, from the same cursor."""
         return self
@@ -142,6 +126,31 @@ class EpochPlan(abc.ABC):
     def rounds(self) -> int | None:
         """How often this plan yields each sample, if equally often; else None."""
         return None
+
+
+class ForwardEpoch(abc.ABC):
+    """The samples of one epoch on one rank that become known while they are read: once, from a cursor on.
+
+    Attributes:
+        seed, epoch: as in `EpochPlan`.
+        place: the position of the dataset for the samples that `read` yielded last.
+    """
+
+    seed: int | None = None
+    epoch: int = 0
+    place: Any = None
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples; raise TypeError while it is unknown."""
+
+    @abc.abstractmethod
+    def read(self, size: int) -> Iterator[tuple[Indices, Indices]]:
+        """Yield the indices and positions of ``size`` samples at a time, fewer at the end. Waits for data."""
+
+    @abc.abstractmethod
+    def cursor(self, count: int) -> Cursor:
+        """Return the cursor of a consumer that has received the first ``count`` samples."""
 
 
 class BatchEpochPlan(abc.ABC):
@@ -177,9 +186,6 @@ class BatchEpochPlan(abc.ABC):
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
         """Record that the plan was read to its end, or will not be read further."""
-
-    def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Record that the consumer has received the first ``count`` batches."""
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
         """Yield blocks of batches of one size, with their positions: int64 of shape (batches, size).
@@ -320,21 +326,10 @@ class RemainingBatches(BatchEpochPlan):
     def exhaust(self) -> None:
         self.whole.exhaust()
 
-    def delivered(self, count: int) -> None:
-        self.whole.delivered(count + self.skipped)
 
-
-def length_of(plan: EpochPlan | BatchEpochPlan) -> int:
+def length_of(plan: EpochPlan | ForwardEpoch | BatchEpochPlan) -> int:
     """Return the number of samples or batches of an epoch plan, or 2**62 if it is endless or unknown."""
     try:
         return len(plan)
     except TypeError:
         return MAX_N
-
-
-def unknown_length() -> LengthUnknownError:
-    """Return the error for code that needs the number of samples while it is unknown."""
-    return LengthUnknownError(
-        "the number of samples in these shards is unknown until all of them have been read once, because they have no "
-        f"indexes in the store: read them through a DataLoader; or {COUNTING_ADVICE}"
-    )

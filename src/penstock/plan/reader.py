@@ -100,16 +100,6 @@ class Plan(abc.ABC, Generic[E]):
         """
         return self.read(state)
 
-    def is_known_as(self, fingerprint: Any) -> bool:
-        """Return whether a state with this fingerprint can belong to the data.
-
-        A state may have been saved before the full fingerprint was known.
-        """
-        return False
-
-    def close(self) -> None:
-        """Stop background work until the plan is read again. Called when a loader over the plan is closed."""
-
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
         """Return the random draw of one epoch, made once, at its first use; None if the plan needs none.
 

@@ -121,11 +121,6 @@ class ShareCursor(Cursor):
     changes: State = field(default_factory=dict)
     begun_with: str | None = None
 
-    @property
-    def data(self) -> str | None:
-        """Fingerprint of the rows with which the epoch began, if rows were appended since; else None."""
-        return self.begun_with
-
     @classmethod
     def at(cls, place: MiniEpoch) -> ShareCursor:
         """Return the cursor at a place."""
@@ -214,8 +209,8 @@ class LookAhead(Protocol):
     def prepare(self, view: EpochView, following: EpochView) -> None:
         """Prepare a view that will be read next, and the view after it."""
 
-    def advance(self, view: EpochView, count: int) -> None:
-        """Record that the consumer has received the first ``count`` samples of a view."""
+    def advance(self, place: MiniEpoch, count: int) -> None:
+        """Record that the consumer has received the first ``count`` samples of the view at a place."""
 
     def close(self) -> None:
         """Stop background work."""
@@ -255,11 +250,6 @@ class ShareEpoch(EpochPlan):
         if len(positions):
             self.planned = max(self.planned, int(positions[-1]) + 1)
         return positions
-
-    def delivered(self, count: int) -> None:
-        """Record that the consumer has received the first ``count`` samples."""
-        if self._plan.ahead is not None:
-            self._plan.ahead.advance(self.view, count)
 
     @property
     def rank_partition(self) -> RankPartition:
@@ -580,6 +570,7 @@ class SharePlan(Plan[ShareEpoch]):
     def request_resume(self, cursor: ShareCursor) -> None:
         """Request that every reader begins at the cursor of a loaded state."""
         self.request_start(cursor.place, loaded=True)
+        self._request = StartRequest(cursor, loaded=True)
 
     def begin(self) -> None:
         """Record that an iteration without a reader begins at `shown`."""
@@ -589,7 +580,8 @@ class SharePlan(Plan[ShareEpoch]):
         self._shown.set(place.numbers)
         self.changes = place.changes
         self.running, self._loaded = running, loaded
-        if running and self._request.loaded and self._request.cursor == ShareCursor.at(place):
+        cursor = self._request.cursor
+        if running and self._request.loaded and isinstance(cursor, ShareCursor) and cursor.place == place:
             # A loaded state is used once.
             whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=self.changes)
             self._request = StartRequest(ShareCursor.at(whole), loaded=False)
@@ -601,6 +593,11 @@ class SharePlan(Plan[ShareEpoch]):
         for prepare in filter(None, wanted):
             view = self.view(self.shown)
             prepare(view, self.view(self.following(view.place.whole)))
+
+    def advance(self, place: MiniEpoch, count: int) -> None:
+        """Record that the consumer has received the first ``count`` samples of the view at a place."""
+        if self.ahead is not None:
+            self.ahead.advance(place, count)
 
     def close(self) -> None:
         """Stop fetching ahead until the plan is read again."""

@@ -11,7 +11,7 @@ import torch.utils.data
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, RankPartition, length_of
+from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, ForwardEpoch, RankPartition, length_of
 from penstock.plan.iteration import CountedIterator, batch_blocks
 from penstock.plan.wrapper import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
@@ -87,7 +87,7 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
 
     def inside(self, run: BatchEpochPlan) -> Any:
         """Return the plan of the samples of an epoch; the batches themselves for a sampler of another library."""
-        return run.samples if isinstance(run, _Batches) else run
+        return run.samples if isinstance(run, _Batches | _ForwardBatches) else run
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
@@ -96,6 +96,8 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
             # A program may have assigned other values.
             inner.batch_size, inner.drop_last = self.batch_size, self.drop_last
         run = inner.bind(cursor, entropy)
+        if isinstance(run, ForwardEpoch):
+            return _ForwardBatches(run, self.batch_size, self.drop_last)
         return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
@@ -155,8 +157,6 @@ class _Batches(BatchEpochPlan):
         self._drop_last = drop_last
         self.seed, self.epoch = samples.seed, samples.epoch
         self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
-        # Few plans need the count, which is reported before each batch.
-        self._counts_delivered = type(samples).delivered is not EpochPlan.delivered
 
     @property
     def place(self) -> Any:
@@ -168,24 +168,10 @@ class _Batches(BatchEpochPlan):
         return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.samples.grows:
-            return self._as_they_come()
         return itertools.chain.from_iterable(itertools.starmap(zip, self.blocks()))
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
-        if self.samples.grows:
-            return (([indices], positions[None]) for indices, positions in self._as_they_come())
         return batch_blocks(self.samples, self._batch_size, drop_last=self._drop_last)
-
-    def _as_they_come(self) -> Iterator[Batch]:
-        """Yield the batches of samples whose number is unknown until they are read."""
-        run, begin, full = self.samples, 0, self._batch_size
-        while (end := min(run.reach(begin + full), begin + full)) == begin + full:
-            yield run.indices(begin, end).tolist(), run.positions(begin, end)
-            begin = end
-        run.exhaust()
-        if begin < end and not self._drop_last:
-            yield run.indices(begin, end).tolist(), run.positions(begin, end)
 
     @property
     def rank_partition(self) -> RankPartition | None:
@@ -198,9 +184,34 @@ class _Batches(BatchEpochPlan):
     def exhaust(self) -> None:
         self.samples.exhaust()
 
-    def delivered(self, count: int) -> None:
-        if self._counts_delivered:
-            self.samples.delivered(min(count * self._batch_size, length_of(self.samples)))
+
+class _ForwardBatches(BatchEpochPlan):
+    """The batches of samples that become known while they are read."""
+
+    one_by_one = True
+
+    def __init__(self, samples: ForwardEpoch, batch_size: int, drop_last: bool) -> None:
+        self.samples = samples
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self.seed, self.epoch = samples.seed, samples.epoch
+
+    @property
+    def place(self) -> Any:
+        """The position of the dataset for the last batch."""
+        return self.samples.place
+
+    def __len__(self) -> int:
+        samples = len(self.samples)
+        return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for indices, positions in self.samples.read(self._batch_size):
+            if len(indices) == self._batch_size or not self._drop_last:
+                yield indices.tolist(), positions
+
+    def cursor(self, count: int) -> Cursor:
+        return self.samples.cursor(min(count * self._batch_size, length_of(self.samples)))
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:

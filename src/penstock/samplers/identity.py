@@ -10,8 +10,6 @@ import xxhash
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from penstock.plan.cursor import State
-from penstock.plan.epoch import EpochPlan
-from penstock.plan.reader import Plan
 from penstock.plan.share import SharePlan
 
 __all__ = [
@@ -62,7 +60,7 @@ def data_identity(data: Sized) -> State:
 def _part_identity(part: Any) -> State:
     """Return the identity of a dataset inside another; for a share, all that determines a rank's rows."""
     plan = own_order(part)
-    if isinstance(plan, SharePlan):
+    if plan is not None:
         return {**plan.identity(), "world_size": plan.ranks}
     return {"samples": len(part) if isinstance(part, Sized) else None, **fingerprint_identity(part)}
 
@@ -78,10 +76,10 @@ def data_of(sampler: Any) -> Any:
     return getattr(sampler, "dataset", getattr(sampler, "data_source", None))
 
 
-def own_order(data: Any) -> Plan[EpochPlan] | None:
+def own_order(data: Any) -> SharePlan | None:
     """Return the plan of a dataset with its own order, such as a `RankDataset`; None for others."""
     plan = getattr(data, "plan", None)
-    return plan if plan is not None and isinstance(plan, Plan) else None
+    return plan if isinstance(plan, SharePlan) else None
 
 
 def parts_of(data: Any) -> Iterator[Any]:

@@ -36,7 +36,7 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         self.data_source = data_source
 
     @property
-    def inner(self) -> Plan[EpochPlan] | None:
+    def inner(self) -> Plan[Any] | None:
         """The plan of a dataset with its own order; None for others."""
         return own_order(self.data_source)
 
@@ -89,7 +89,8 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the order from the cursor on."""
         if self.inner is not None:
-            return self.inner.bind(cursor, entropy)
+            run: EpochPlan = self.inner.bind(cursor, entropy)
+            return run
         n = len(self.data_source)
         partition = Partition(n, remainder="uneven", consumed=cursor.consumed)
         return PartitionedOrder(

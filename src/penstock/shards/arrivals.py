@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from penstock.errors import NotCachedError
-from penstock.plan.windows import Need
 from penstock.shards.exchange import Exchange
 from penstock.shards.facts import Facts
 from penstock.storage import UNWRITABLE, Storage
@@ -17,7 +17,7 @@ from penstock.storage.backend import Cancel
 from penstock.storage.futures import NEVER, Future, Uses
 from penstock.threads import Daemon
 
-__all__ = ["Arrivals", "Arriver"]
+__all__ = ["Arrivals", "Arriver", "Need"]
 
 _THREADS = 8  # shards fetched at a time
 
@@ -42,6 +42,20 @@ class Arriver(Protocol):
         """Ensure that the cache has a copy; raise NotCachedError if the cached objects are needed sooner."""
 
 
+class Need(NamedTuple):
+    """A shard that this rank needs, and when it is read.
+
+    Attributes:
+        shard: number of the shard.
+        first: number of samples that this rank reads before the first possible sample of the shard.
+        last: number of samples that this rank reads up to the last one of the shard; None while it is unknown.
+    """
+
+    shard: int
+    first: int
+    last: int | None
+
+
 class Arrivals:
     """Fetches shards in threads of this process, and receives the facts of other ranks' shards.
 
@@ -64,12 +78,14 @@ class Arrivals:
         self._threads = 0
         self._cancel = Cancel()
         self._future: Future | None = None
+        self.position = 0
+        """Number of samples that the consumer has received."""
 
-    def expect(self, needs: Sequence[Need], position: int) -> None:
+    def expect(self, needs: Sequence[Need]) -> None:
         """Fetch these shards next, in place of those expected before."""
         numbers = [need.shard for need in needs]
         if needs:
-            self._publish(needs, position)
+            self._publish(needs)
         with self._changed:
             self._only_facts = False
             self._own.update(numbers)
@@ -79,11 +95,15 @@ class Arrivals:
 
     def advance(self, position: int) -> None:
         """Set the position of the consumer."""
+        self.position = position
         if self._future is not None:
             self._future.advance(position)
 
-    def close(self) -> None:
-        """Stop fetching, and withdraw the planned uses."""
+    # The default argument stays valid when modules are already cleared at exit.
+    def close(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Stop fetching, and withdraw the planned uses. A forked child has none of the threads, and does nothing."""
+        if _ending() or self.pid != os.getpid():
+            return
         self._give_up()
         self._cancel = Cancel()
         future, self._future = self._future, None
@@ -101,14 +121,14 @@ class Arrivals:
         """Return whether the facts of the shard are unknown here or to other ranks."""
         return self._handles[number].facts is None or (self._exchange is not None and number not in self._told)
 
-    def _publish(self, needs: Sequence[Need], position: int) -> None:
+    def _publish(self, needs: Sequence[Need]) -> None:
         try:
             if self._future is None:
                 self._future = Future(self._handles[0].storage.the_cache().folder)
             last = [NEVER - 1 if need.last is None else need.last for need in needs]
             urls = [self._handles[need.shard].url for need in needs]
             uses = Uses.of(urls, [need.first for need in needs], last)
-            self._future.publish(uses, position=position)
+            self._future.publish(uses, position=self.position)
         except OSError as error:
             # The cache is read-only, or its disk is full. Opening a shard will report the problem.
             if error.errno not in UNWRITABLE:

@@ -1,8 +1,8 @@
 """`ArrivingSource`: files in a store that are counted while they are fetched, for orders without counts in advance.
 
-    source.expect([17, 3])                  # start copying them into the cache
-    source.counts_of([17, 3])               # [1000, 1002]: they are cached and counted
-    source.arrived(rows, versions)          # in any process: samples, by `penstock.plan.windows.pack_rows`
+    arrivals = source.arrivals(world_size)  # copies shards into the cache, and counts them
+    arrivals.wait([17, 3])                  # their facts: they are cached and counted
+    source.arrived(rows, facts)             # in any process: samples, by `penstock.shards.opened.pack_rows`
     source.complete, len(source)            # once all are counted: the same as counted files
 
 Promises: one process of the machine fetches each file once, and reads and counts it once; all processes of a job read
@@ -19,14 +19,13 @@ from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 
-from penstock.errors import LengthUnknownError
 from penstock.order.permutation import Indices
-from penstock.plan.epoch import COUNTING_ADVICE
-from penstock.plan.windows import Need, split_rows
 from penstock.progress import progress_bar
 from penstock.shards.arrivals import Arrivals, Arriver
 from penstock.shards.exchange import exchange_of
 from penstock.shards.facts import Facts, ToldFacts
+from penstock.shards.first_epoch import unknown_length
+from penstock.shards.opened import split_rows
 from penstock.shards.stored import StoredShard
 from penstock.storage.urls import listed
 from penstock.wording import counted
@@ -73,7 +72,6 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
     def __init__(self, handles: list[H], told: ToldFacts | None = None) -> None:
         self.urls, self._handles = [handle.url for handle in handles], handles
         self._arrivals: Arrivals | None = None
-        self._world_size = 1
         self._told = told or ToldFacts()
         self._missing = {number for number, handle in enumerate(handles) if handle.facts is None}
 
@@ -87,10 +85,6 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
 
     # For plans, in the main process.
 
-    def join(self, world_size: int) -> None:
-        """Set the number of ranks that share the files."""
-        self._world_size = world_size
-
     @property
     def complete(self) -> bool:
         """Whether all shards are counted."""
@@ -100,44 +94,24 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
                 self._told.write([handle.facts for handle in self._handles if handle.facts is not None])
         return not self._missing
 
-    def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
-        """Start fetching shards, in this order; earlier ones whose fetch has not started are dropped."""
-        self._of_this_process.expect(needs, position)
+    def facts(self, shards: Sequence[int]) -> list[Facts]:
+        """Return the facts of shards, when all are counted."""
+        return [facts for number in shards if (facts := self._handles[number].facts) is not None]
 
-    def advance(self, position: int) -> None:
-        """Set the number of samples consumed, so that the cache may evict shards that are no longer needed."""
-        self._of_this_process.advance(position)
-
-    def close(self) -> None:
-        """Stop the background threads, and withdraw the planned uses."""
-        if self._arrivals is not None and self._arrivals.pid == os.getpid():
-            self._arrivals.close()
-
-    def counts_of(self, shards: Sequence[int]) -> list[int]:
-        """Return the sample counts of shards. Waits for them, or for the ranks that fetch them.
-
-        Raises:
-            ShardError, StorageError: a shard is damaged or unavailable; the message names it.
-        """
-        return [facts.samples for facts in self._of_this_process.wait(shards)]
-
-    def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
-        """Return the facts of counted shards, with their numbers."""
-        return tuple((shard, self._handles[shard].facts) for shard in shards)
-
-    def identities(self, shards: Sequence[int]) -> list[str]:
-        """Return the `Facts.identity` of counted shards."""
-        return [facts.identity for facts in self._of_this_process.wait(shards)]
+    def arrivals(self, world_size: int) -> Arrivals:
+        """Return what fetches the files in this process, for one of the ranks that share them."""
+        if self._arrivals is None or self._arrivals.pid != os.getpid():
+            self._arrivals = Arrivals(self._handles, exchange_of(self.urls, world_size))
+        return self._arrivals
 
     def finish(self, rank: int, world_size: int) -> None:
         """Count the remaining shards, with a progress bar.
 
         Reads the index of a shard if the store has it, else the shard. Ranks divide the work if they can exchange
-        results. Raises as `counts_of` does.
+        results. Raises as `Arrivals.wait` does.
         """
-        self.join(world_size)
         missing = [number for number, handle in enumerate(self._handles) if handle.facts is None]
-        arrivals = self._of_this_process
+        arrivals = self.arrivals(world_size)
         # Divided by number: a rank that left an epoch early may lack other shards than the rest.
         arrivals.count(range(rank, len(self._handles), world_size))
         if not missing:
@@ -148,26 +122,20 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
                 if not arrivals.hear_of(number, _PEER_TIMEOUT_S):
                     # Another rank is still in the epoch that this one left, and does not count its part yet.
                     arrivals.count([number for number in missing if self._handles[number].facts is None])
-                self.counts_of([number])
+                arrivals.wait([number])
                 advance(1)
-
-    @property
-    def _of_this_process(self) -> Arrivals:
-        if self._arrivals is None or self._arrivals.pid != os.getpid():
-            self._arrivals = Arrivals(self._handles, exchange_of(self.urls, self._world_size))
-        return self._arrivals
 
     # For workers, in any process.
 
-    def arrived(self, rows: Indices, versions: Iterable[tuple[int, Facts]]) -> list[Any]:
-        """Return the samples at rows of `penstock.plan.windows.pack_rows`, in this order.
+    def arrived(self, rows: Indices, facts: Iterable[tuple[int, Facts]]) -> list[Any]:
+        """Return the samples at rows of `penstock.shards.opened.pack_rows`, in this order.
 
         Args:
             rows: int64 of shape (n,).
-            versions: the result of `versions` for their shards.
+            facts: numbers and facts of their shards.
         """
-        for number, facts in versions:
-            self._know(number, facts)
+        for number, known in facts:
+            self._know(number, known)
         return self._read(*split_rows(np.asarray(rows, dtype=np.int64)))
 
     def _know(self, number: int, facts: Facts) -> None:
@@ -187,10 +155,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
             LengthUnknownError: some are not counted.
         """
         if not self.complete:
-            raise LengthUnknownError(
-                f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: iterate over a "
-                f"DataLoader; or {COUNTING_ADVICE}"
-            )
+            raise unknown_length()
         return self._all
 
     def __len__(self) -> int:

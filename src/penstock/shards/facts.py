@@ -23,7 +23,7 @@ import xxhash
 from penstock.storage import UNWRITABLE, cache_root, write_atomically
 from penstock.storage.backend import Stat
 
-__all__ = ["Facts", "ToldFacts", "identity_of"]
+__all__ = ["CountedFacts", "Facts", "ToldFacts"]
 
 _DAY = 86_400.0
 
@@ -43,8 +43,8 @@ class Facts(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """See `identity_of`; by the version for JSON lines, which have no digest."""
-        return identity_of(self.digest or self.version.fingerprint)
+        """8 hex digits by which states name the content, or the version of JSON lines, which have no digest."""
+        return _identity_of(self.digest or self.version.fingerprint)
 
     def to_json(self) -> list[Any]:
         """Return the facts as JSON types."""
@@ -56,8 +56,19 @@ class Facts(NamedTuple):
         return cls(Stat(*told[0]), *told[1:])
 
 
-def identity_of(text: str) -> str:
-    """Return 8 hex digits by which states name the content, or the version, of a shard."""
+class CountedFacts(NamedTuple):
+    """Facts of a shard that was counted before: its samples, and the identity of its content as in `Facts`."""
+
+    samples: int
+    identity: str
+
+    @classmethod
+    def of(cls, samples: int, text: str) -> CountedFacts:
+        """Return the facts of a shard whose digest or version is a text."""
+        return cls(samples, _identity_of(text))
+
+
+def _identity_of(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogateescape"))[:8]
 
 

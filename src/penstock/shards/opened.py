@@ -9,14 +9,24 @@ from typing import Protocol
 import numpy as np
 
 from penstock.order.permutation import Indices
-from penstock.plan.windows import pack_rows, split_rows
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import OpenShard
 from penstock.shards.ranged import RangedShard, read_samples
 
-__all__ = ["OpenShards"]
+__all__ = ["OpenShards", "pack_rows", "split_rows"]
 
+_SHIFT = 40  # bits of a sample's number within its shard
 _FEWEST, _MOST = 64, 4096  # open shards; each takes two descriptors, four with an index of entries
+
+
+def pack_rows(shards: Indices, samples: Indices) -> Indices:
+    """Return one number for each pair of a shard and a sample in it: int64."""
+    return (shards << _SHIFT) | samples
+
+
+def split_rows(rows: Indices) -> tuple[Indices, Indices]:
+    """Return the shards and the samples of `pack_rows`."""
+    return rows >> _SHIFT, rows & ((1 << _SHIFT) - 1)
 
 
 class _Handle(Protocol):

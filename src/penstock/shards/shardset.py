@@ -17,14 +17,12 @@ from functools import partial
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from penstock.images.sample_record import SampleRecord
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
-from penstock.shards.counted_source import CountedSource
-from penstock.shards.facts import identity_of
+from penstock.shards.facts import CountedFacts
 from penstock.shards.find_handles import open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import CopiedShard, Handle, OpenShard
@@ -46,7 +44,7 @@ _AT_ONCE, _SMALL = (
 )  # while iterating: samples of at most 32 KiB that are read between two checks of the file
 
 
-class ShardSet(CountedSource):
+class ShardSet:
     """The samples of shards, concatenated.
 
     Args:
@@ -69,6 +67,9 @@ class ShardSet(CountedSource):
     Later openings take some ten microseconds a shard. Samples are dictionaries as in WebDataset: ``__key__``,
     ``__url__``, and bytes for each extension.
     """
+
+    complete = True
+    """Whether all shards are counted."""
 
     def __init__(
         self,
@@ -128,9 +129,10 @@ class ShardSet(CountedSource):
     def __repr__(self) -> str:
         return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
 
-    def identities(self, shards: Sequence[int]) -> list[str]:
-        """Return 8 hex digits for the content of each shard, as `Facts.identity`."""
-        return [identity_of(self._headers[number].digest.hex()) for number in shards]
+    def facts(self, shards: Sequence[int]) -> list[CountedFacts]:
+        """Return facts of shards, to finish an epoch that began before they were counted."""
+        headers = [self._headers[number] for number in shards]
+        return [CountedFacts.of(header.samples, header.digest.hex()) for header in headers]
 
     def stored(self) -> list[StoredShard]:
         """Return the shards in a store that are copied."""
@@ -168,10 +170,7 @@ class ShardSet(CountedSource):
         """Return the samples at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
         rows = to_rows(indices, self._whole)
         numbers = self.starts.searchsorted(rows, "right") - 1
-        return self._read(numbers, rows - self.starts[numbers])
-
-    def _read(self, numbers: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[Sample]:
-        return self._opened.read(numbers, rows)
+        return self._opened.read(numbers, rows - self.starts[numbers])
 
     def image_records(self, indices: Indices) -> list[SampleRecord]:
         """Return the samples as image records, for `penstock.ImageDataset`. See `as_images`."""

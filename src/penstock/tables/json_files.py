@@ -22,8 +22,7 @@ import xxhash
 from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import json_array
 from penstock.order.permutation import Indices, normalise
-from penstock.shards.counted_source import CountedSource
-from penstock.shards.facts import identity_of
+from penstock.shards.facts import CountedFacts
 from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls
 from penstock.stages import stage
@@ -44,7 +43,7 @@ _LOOKED_AT = 16
 _COPIES = 4  # files of a store copied at a time for indexing
 
 
-class JsonFiles(CountedSource, FilesTable):
+class JsonFiles(FilesTable):
     """The rows of concatenated JSON-lines files: one JSON object per line, with any keys.
 
     Args:
@@ -82,6 +81,9 @@ class JsonFiles(CountedSource, FilesTable):
         >>> table.columns, table[1]
         (['text', 'n'], {'text': 'two', 'n': 2})
     """
+
+    complete = True
+    """Whether all files are counted."""
 
     _columns: list[str] | None
 
@@ -184,13 +186,14 @@ class JsonFiles(CountedSource, FilesTable):
         prints = [self.maps.fingerprint(number) for number in range(files)]
         return xxhash.xxh3_128_hexdigest(f"json {' '.join(prints)}".encode())
 
-    def identities(self, shards: Sequence[int]) -> list[str]:
-        """Return 8 hex digits for the version of each file, as `Facts.identity`."""
-        sources = {number: self.maps.source(number) for number in shards}
-        return [
-            identity_of(self.maps.fingerprint(number) if source is None else source.fingerprint)
-            for number, source in sources.items()
-        ]
+    def facts(self, shards: Sequence[int]) -> list[CountedFacts]:
+        """Return facts of files, to finish an epoch that began before they were counted."""
+        found, counts = [], np.diff(self.starts).tolist()
+        for number in shards:
+            source = self.maps.source(number)
+            version = self.maps.fingerprint(number) if source is None else source.fingerprint
+            found.append(CountedFacts.of(counts[number], version))
+        return found
 
     def blocks(self) -> tuple[int, int] | None:
         """Return block size and window of a block shuffle that decodes each frame once; None for plain files.
@@ -220,15 +223,12 @@ class JsonFiles(CountedSource, FilesTable):
     def records(self, indices: Any) -> list[dict[str, Any]]:
         """Return the rows at ``indices`` (any order, repeats allowed)."""
         with stage("read"):
-            return self._read(*self._places(normalise(indices, len(self))))
+            return self._lines.records(*self._places(normalise(indices, len(self))))
 
     def row_name(self, row: int) -> str:
         """Return file and line of a row, for messages."""
         (number,), (inside,) = self._places(np.array([row]))
         return self._lines.line_name(int(number), int(inside))
-
-    def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
-        return self._lines.records(numbers, rows)
 
     def _places(self, rows: Indices) -> tuple[Indices, Indices]:
         """Return the file of each row, and its row number there."""
