@@ -254,6 +254,8 @@ def test_a_length_is_unknown_until_all_is(shards: Shards) -> None:
     next(iterator)
     with pytest.raises(TypeError):
         len(loader)
+    with pytest.raises(LengthUnknownError, match="no indexes in the store"):
+        loader.skip(TOTAL)
     left = sum(1 for _ in iterator)
     assert len(loader) == left + 1
     assert len(loader.dataset) == TOTAL

@@ -129,8 +129,7 @@ class WindowEpoch(ForwardEpoch):
         self._order = make_order(
             kind, len(plan.source.urls), seed=mix(derive_key(plan.seed, 0, "windows")), epoch=self.epoch
         )
-        # None if all shards were counted before: then nothing is fetched here.
-        self._arrivals: Arrivals | None = None if plan.source.complete else plan.source.arrivals(self._ranks)
+        self._arrivals: Arrivals | None = None
         self._facts: dict[int, Any] = {}
         self._windows: list[_Window] = []
         # Number of samples of the epoch in the opened windows and before them.
@@ -165,7 +164,9 @@ class WindowEpoch(ForwardEpoch):
         plan.windows_until = self.epoch + 1
         turn = plan.reads = plan.reads + 1
         at, rows = self._done, np.empty(0, np.int64)
-        if self._arrivals is not None:
+        # If all shards were counted before, nothing is fetched here.
+        if not plan.source.complete:
+            self._arrivals = plan.source.arrivals(self._ranks)
             self._arrivals.advance(0)
         try:
             while True:
