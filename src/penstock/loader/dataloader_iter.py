@@ -226,7 +226,7 @@ class DataLoaderIter:
             raise StopIteration if self._finished is None else WorkerError(CLOSED)
         if self._in_hand:
             raise WorkerError(INTERRUPTED)
-        if self.renewed is not None and (other := self.renewed()) is not None:
+        if not self.progress.num_delivered and self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
         if self._held is not None:
             held, self._held = self._held, None
@@ -277,7 +277,8 @@ class DataLoaderIter:
         """Record a batch as received by the consumer, and return it."""
         if self._batches.first_states:
             self._states.begun(self._batches.first_states)
-        self._states.delivered(result)
+        if result.state is not None or self._states.stream:
+            self._states.delivered(result)
         self.progress.delivered(result.number)
         self._in_hand = False
         if self._bar is not None:

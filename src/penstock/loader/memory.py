@@ -6,7 +6,6 @@ collide.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import tempfile
@@ -22,9 +21,6 @@ __all__ = ["SharedFile", "available_memory", "private_memory"]
 _ADDRESS_SPACE = 1 << 42
 _PAGES = 1 << 16
 """Parts of the file begin at multiples of this, whatever the size of a page."""
-
-_POPULATE_WRITE = 23
-"""Linux's MADV_POPULATE_WRITE, which `mmap` does not name."""
 
 _WORTH_A_LOOK = 1 << 20
 """Size in bytes from which available memory is checked. A check takes as long as allocating about 100 pages."""
@@ -88,11 +84,6 @@ class SharedFile:
             )
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self.fd, begin, size)
-
-    def populate(self, begin: int, size: int) -> None:
-        """Map reserved memory in one system call, instead of by a page fault for each page."""
-        with contextlib.suppress(OSError):  # an older kernel
-            self.map.madvise(_POPULATE_WRITE, begin, size)
 
     def discard(self, begin: int, size: int) -> None:
         """Give the memory of a part of the file back; all processes then read zeros there. Some systems keep it."""

@@ -363,6 +363,8 @@ class Position:
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch."""
+        # A request during the iteration for its own epoch changes nothing.
+        self.continues(progress)
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress, self._epoch_delivered = None, _epoch(progress)
             self.states.finish(fresh=fresh())

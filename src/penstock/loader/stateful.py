@@ -394,6 +394,7 @@ class Consumer:
 
     def __init__(self, states: WorkerStates, number: int) -> None:
         self._states = states
+        self.stream = states.stream
         self._number = number
 
     def begun(self, first: dict[int, Snapshot]) -> None:
@@ -404,8 +405,8 @@ class Consumer:
                 self._states.begun(worker, snapshot)
 
     def delivered(self, result: BatchResult) -> None:
-        """Record a delivered batch."""
-        if (result.state is not None or self._states.stream) and self._states.number == self._number:
+        """Record a delivered batch of a stream, or one with states."""
+        if self._states.number == self._number:
             self._states.delivered(result)
 
     def failed(self, worker: int, snapshot: Snapshot | None) -> None:

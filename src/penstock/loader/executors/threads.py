@@ -36,25 +36,19 @@ from penstock.loader.workerinfo import enter, thread_worker
 from penstock.random import show_samples
 from penstock.threads import Daemon
 
-__all__ = ["ThreadExecutor", "ThreadPool", "in_thread"]
+__all__ = ["ThreadExecutor", "ThreadPool"]
 
 _Job = Callable[[], object]
 _Jobs = queue.SimpleQueue[_Job | None]
 
 
 class _Here(threading.local):
-    """What a thread of a pool knows of itself."""
+    """Where a thread of a pool shows what it loads."""
 
-    number = -1
     board = memoryview(array("Q", [0, 0]))
 
 
 _here = _Here()
-
-
-def in_thread() -> int:
-    """Return the number of this thread in its pool; -1 for other threads."""
-    return _here.number
 
 
 class ThreadPool:
@@ -161,7 +155,7 @@ def _run(
     thread: Daemon,
 ) -> None:
     """Run a thread of a pool. It refers to the queue, not to the pool."""
-    _here.number, _here.board = number, board
+    _here.board = board
     show_samples(board)
     if begin is not None:
         begin(number)

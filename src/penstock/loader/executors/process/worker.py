@@ -29,7 +29,7 @@ from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
 from penstock.loader.executors.process.pipes import Inbox, write
 from penstock.loader.executors.process.transport import Memory, Slot, pack
-from penstock.loader.executors.threads import ThreadPool, in_thread
+from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.fetch import Fetcher
 from penstock.loader.make import Maker
 from penstock.loader.memory import SharedFile
@@ -118,9 +118,9 @@ def _peak_memory() -> int:
     return peak // 1024 if sys.platform == "darwin" else peak
 
 
-def _check_sendable(snapshot: Snapshot | None) -> None:
+def _check_sendable(snapshot: Snapshot) -> None:
     """Raise if a snapshot, which is a deep copy of states that cannot be pickled, cannot leave this process."""
-    if snapshot is not None and not isinstance(snapshot.states, bytes):
+    if not isinstance(snapshot.states, bytes):
         pickle.dumps(snapshot)
 
 
@@ -170,7 +170,8 @@ class _Worker:
         if not self.maker.fetcher.has_states:
             return
         try:
-            _check_sendable(began.snapshot)
+            if began.snapshot is not None:
+                _check_sendable(began.snapshot)
         except Exception as error:
             self.maker.fail(error)
             began = began._replace(snapshot=None)
@@ -190,17 +191,24 @@ class _Worker:
         memory = Slot(self._memory, slot, extent)
         if self._pool is not None and self._quick < _ENOUGH:
             self._pool.make(
-                self.maker, request, partial(self._answer, request, memory), wanted=self._wanted, arena=memory
+                self.maker, request, partial(self._send_now, request, memory), wanted=self._wanted, arena=memory
             )
-        elif self._wanted(run):
+            return
+        result = None
+        if self._wanted(run):
             self._board[2] = number + 1
-            self._answer(request, memory, self.maker.make(request, memory))
+            result = self.maker.make(request, memory)
             self._board[2] = 0
-        else:
-            self._answer(request, memory, None)
+        self._answers.append(self._answer(request, memory, result))
+        if time.perf_counter() - self._since > _TOGETHER:
+            self._flush()
 
-    def _answer(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> None:
-        """Answer a request, at once or together with others of its message."""
+    def _send_now(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> None:
+        """Answer a request in the thread that has made the batch."""
+        self._write([self._answer(request, slot, result)])
+
+    def _answer(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> tuple[Any, ...]:
+        """Return the answer to a request; None is for one that is not wanted any more."""
         how, data, metrics, state, error = SKIPPED, b"", BatchMetrics(), None, None
         if result is not None:
             how, state, error = ENDED * result.ended, result.state, result.error
@@ -208,32 +216,28 @@ class _Worker:
             if error is None and not result.ended:
                 begin = time.perf_counter()
                 try:
-                    _check_sendable(state)
+                    if state is not None:
+                        _check_sendable(state)
                     data = pack(result.batch, slot)
                 except Exception as failed:
                     error, state = failed, self._state_after_error()
                 metrics.hand_over += time.perf_counter() - begin
             how = REFUSED if slot.refused and not how else how
-        answer = (
+        if self._pool is not None and result is not None:
+            with self._sending:
+                self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
+        return (
             *(request.run, request.number, slot.number, slot.extent, 0 if error is not None else slot.used, data),
             metrics.packed(),
             *(state, None if error is None else describe(error, self._where), how),
         )
-        if in_thread() < 0:
-            self._answers.append(answer)
-            if time.perf_counter() - self._since > _TOGETHER:
-                self._flush()
-        else:
-            self._write([answer])
-        if self._pool is not None and result is not None:
-            with self._sending:
-                self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
 
     def _state_after_error(self) -> Any:
         """Return a snapshot after a batch that cannot be sent; None if it cannot be sent either."""
         try:
             state = self.maker.fetcher.state_after_error()
-            _check_sendable(state)
+            if state is not None:
+                _check_sendable(state)
         except Exception:  # the batch's error is raised
             return None
         return state
