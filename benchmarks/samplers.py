@@ -16,7 +16,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ RANKS, RANK = 8, 3
 MIB = 1 << 20
 
 
-def _cases(n: int, cache: str) -> dict[str, Callable[[], Any]]:
+def _cases(n: int) -> dict[str, Callable[[], Any]]:
     """name -> a function that makes the sampler. Only called in the fresh process."""
     import numpy as np
     import torch.utils.data as theirs
@@ -42,9 +41,6 @@ def _cases(n: int, cache: str) -> dict[str, Callable[[], Any]]:
 
     def inner(shuffle: str = "global") -> Any:
         return ours.DistributedSampler(data, RANKS, RANK, shuffle)
-
-    def weighted(folder: str) -> Any:
-        return ours.WeightedRandomSampler(weights, 1_000_000, seed=0, cache_dir=folder)
 
     return {
         "DistributedSampler global": inner,
@@ -64,8 +60,7 @@ def _cases(n: int, cache: str) -> dict[str, Callable[[], Any]]:
         "torch BatchSampler(Distributed, 2), ungrouped": lambda: theirs.BatchSampler(
             theirs.DistributedSampler(data, RANKS, RANK), 2, False
         ),
-        "WeightedRandomSampler, builds the table": lambda: weighted(tempfile.mkdtemp(dir=cache)),
-        "WeightedRandomSampler, finds the table": lambda: weighted(cache),
+        "WeightedRandomSampler, builds the table": lambda: ours.WeightedRandomSampler(weights, 1_000_000, seed=0),
         "torch WeightedRandomSampler (its limit is 2**24)": lambda: theirs.WeightedRandomSampler(
             weights[: 2**24 - 1], 1_000_000
         ),
@@ -89,7 +84,6 @@ GROUPED_CASES = [
     "GroupedBatchSampler order='first', 2",
     "torch BatchSampler(Distributed, 2), ungrouped",
     "WeightedRandomSampler, builds the table",
-    "WeightedRandomSampler, finds the table",
     "torch WeightedRandomSampler (its limit is 2**24)",
 ]
 BARS = {  # ms, MiB
@@ -106,10 +100,10 @@ def _status(field: str) -> int:
     raise KeyError(field)
 
 
-def child(name: str, n: int, cache: str) -> dict[str, float]:
+def child(name: str, n: int) -> dict[str, float]:
     """Measure one case in this process."""
-    make = _cases(n, cache)[name]
-    make_small = _cases(1000, cache)[name]
+    make = _cases(n)[name]
+    make_small = _cases(1000)[name]
     next(iter(make_small()))  # code pages and caches of the libraries
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _status("VmRSS")
@@ -141,16 +135,13 @@ def child(name: str, n: int, cache: str) -> dict[str, float]:
 
 def measure(names: list[str], n: int, repeat: int) -> None:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as cache:
-        if any("finds" in name for name in names):
-            child("WeightedRandomSampler, finds the table", n, cache)
-        for _ in range(repeat):
-            for name in names:
-                command = [sys.executable, __file__, "--child", name, "--samples", str(n), "--cache", cache]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    raise SystemExit(f"{name} failed:\n{done.stderr}")
-                runs[name].append(json.loads(done.stdout))
+    for _ in range(repeat):
+        for name in names:
+            command = [sys.executable, __file__, "--child", name, "--samples", str(n)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{name} failed:\n{done.stderr}")
+            runs[name].append(json.loads(done.stdout))
     rows = []
     for name, results in runs.items():
         first = [result["first_ms"] for result in results]
@@ -183,10 +174,9 @@ def main() -> None:
     parser.add_argument("--grouped", type=int, default=10_000_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--cache", help=argparse.SUPPRESS)
     options = parse(parser, {"samples": 100_000, "grouped": 20_000, "repeat": 1})
     if options.child:
-        print(json.dumps(child(options.child, options.samples, options.cache)))
+        print(json.dumps(child(options.child, options.samples)))
         return
     few = 3 if options.quick else 1
     measure(INDEX_CASES[::few], options.samples, options.repeat)

@@ -1,12 +1,8 @@
-"""The alias table is exact, the draws follow it, and its file is shared, checked and built once."""
+"""The alias table is exact, and the draws follow it."""
 
 from __future__ import annotations
 
 import math
-import os
-import struct
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +12,10 @@ import torch
 from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter_support import Popen
 
-from penstock.errors import ManifestIOError, SamplerError, StateError
+from penstock.errors import SamplerError, StateError
 from penstock.samplers import WeightedRandomSampler
-from penstock.samplers.alias import build_table, draw, shared_table, weights_digest
+from penstock.samplers.alias import build_table, draw
 
 
 def implied(table: Any) -> np.ndarray:
@@ -172,84 +167,6 @@ def test_one_draw_from_the_global_generator_each_pass() -> None:
     assert torch.equal(torch.get_rng_state(), after)
     torch.manual_seed(1)
     assert list(sampler) == first
-
-
-def test_file_is_shared_and_checked(tmp_path: Path) -> None:
-    weights = np.random.default_rng(3).exponential(size=500)
-    expected = build_table(weights)
-    table = shared_table(weights, tmp_path)
-    (path,) = tmp_path.iterdir()
-    written = path.stat().st_mtime_ns
-    np.testing.assert_array_equal(table.keep, expected.keep)
-    np.testing.assert_array_equal(table.alias, expected.alias)
-    assert isinstance(table.keep.base.base, np.memmap) or isinstance(table.keep.base, np.memmap)
-    shared_table(weights, tmp_path)
-    assert path.stat().st_mtime_ns == written, "the second one maps the file"
-    for garbage in (b"", b"short", path.read_bytes()[:-8], b"\0" * path.stat().st_size):
-        path.unlink()
-        path.write_bytes(garbage)
-        np.testing.assert_array_equal(shared_table(weights, tmp_path).alias, expected.alias)
-    other = weights.copy()
-    other[7] += 1e-9
-    assert weights_digest(other) != weights_digest(weights)
-    shared_table(other, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_many_processes_build_one_table(tmp_path: Path) -> None:
-    program = (
-        "import sys, os, numpy as np\n"
-        "from penstock.samplers import alias\n"
-        "build = alias.build_table\n"
-        "def counted(weights):\n"
-        "    print('built', flush=True)\n"
-        "    return build(weights)\n"
-        "alias.build_table = counted\n"
-        "table = alias.shared_table(np.arange(1.0, 100_000.0), sys.argv[1])\n"
-        "print(int(table.alias.sum()))\n"
-    )
-    children = [Popen(["-c", program, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(3)]
-    output = [child.communicate()[0].split() for child in children]
-    assert [child.returncode for child in children] == [0, 0, 0]
-    assert sum(line.count("built") for line in output) == 1
-    assert len({line[-1] for line in output}) == 1
-
-
-def test_cache_folder_is_used_and_small_tables_need_none(tmp_path: Path) -> None:
-    sampler = WeightedRandomSampler(np.arange(1.0, 10.0), 20, seed=1, cache_dir=tmp_path / "deep" / "er")
-    in_memory = WeightedRandomSampler(np.arange(1.0, 10.0), 20, seed=1)
-    assert list(sampler) == list(in_memory)
-    assert len(list((tmp_path / "deep" / "er").iterdir())) == 1
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OSError):
-        list(WeightedRandomSampler([1.0, 2.0], 5, seed=1, cache_dir=tmp_path / "new"))
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ManifestIOError, match=r"file/weights.*Not a directory.*cache_dir="):
-        list(WeightedRandomSampler([1.0, 2.0], 5, seed=1, cache_dir=tmp_path / "file" / "weights"))
-
-
-@pytest.mark.parametrize(
-    ("at", "value"), [(72 + 8 * 3, -1), (72, 9), (72 + 8 * 8, 1 << 62), (0, math.nan), (8, 1.5), (64, -0.1)]
-)
-def test_a_damaged_body_is_built_again(tmp_path: Path, at: int, value: float) -> None:
-    weights = np.arange(1.0, 10.0)
-    expected = shared_table(weights, tmp_path)
-    keep, alias = expected.keep.copy(), expected.alias.copy()
-    (path,) = tmp_path.iterdir()
-    body = bytearray(path.read_bytes())
-    struct.pack_into("<q" if isinstance(value, int) else "<d", body, 64 + at, value)
-    path.unlink()
-    path.write_bytes(body)
-    table = shared_table(weights, tmp_path)
-    np.testing.assert_array_equal(table.keep, keep)
-    np.testing.assert_array_equal(table.alias, alias)
 
 
 def test_a_state_of_other_weights_is_refused() -> None:

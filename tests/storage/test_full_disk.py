@@ -29,9 +29,7 @@ if int(limit):
 import penstock as ps
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    if what == "weights":
-        found = list(ps.WeightedRandomSampler(np.arange(1.0, 70_000.0), 50, seed=3))
-    elif what == "tokens":
+    if what == "tokens":
         dataset = ps.TokenDataset(os.path.join(folder, "tokens.npy"), 4, end_token=0)
         found = [len(dataset), dataset[17].tolist()]
     elif what == "manifest":
@@ -99,8 +97,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@full_only("as the others", but=["weights", "packs"])
-@pytest.mark.parametrize("what", ["weights", "tokens", "packs"])
+@pytest.mark.parametrize("what", ["tokens", "packs"])
 def test_a_cache_without_room_for_a_file(what: str, tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     write_sources(data)
@@ -113,7 +110,7 @@ def test_a_cache_without_room_for_a_file(what: str, tmp_path: Path) -> None:
 
 
 @full_only("as the others", but=["tokens"])
-@pytest.mark.parametrize("what", ["weights", "tokens", "packs"])
+@pytest.mark.parametrize("what", ["tokens", "packs"])
 def test_a_cache_on_a_full_disk(what: str, tmp_path: Path, full: Path) -> None:
     data = tmp_path / "data"
     write_sources(data)

@@ -96,7 +96,6 @@ def make_all(server: Any) -> dict[str, Any]:
         "lengths": ps.PackedDataset(table, 16, lengths="n", **WHOLE).lengths,
         "packs": ps.PackedDataset(table, 16, lengths="n", order="block", block_size=10_000, **WHOLE),
         "tokens": ps.DocumentDataset("a.bin", dtype="uint16", end_token=0, **WHOLE),
-        "weights": list(ps.WeightedRandomSampler(np.arange(1, 70_001), 3, seed=0)),
         "entries": LearnedIndex("0" * 32, 5, "a.entries", None),
         "clips": ps.VideoDataset(write_video("a.mp4", 4), **WHOLE),
         "manifests": ps.Manifest.open(Path("list.parquet"), cache_dir=cache_root() / "manifests"),

@@ -1,4 +1,4 @@
-"""Alias tables: weighted draws in constant time, from a table that all processes of a machine share.
+"""Alias tables: weighted draws in constant time.
 
 Walker's method: n columns of equal width, each split between its own item and one alias. A draw chooses a column and a
 side. The table is built without a loop over items, by the sweeping algorithm of Huebschle-Schneider and Sanders
@@ -6,37 +6,24 @@ side. The table is built without a loop over items, by the sweeping algorithm of
 or *heavy*. The sweep fills light columns from the current heavy item until at most 1 is left of it. The next heavy item
 fills the rest of its column: this closes the heavy item. Two prefix sums determine which heavy item fills each light
 one, and where each heavy item closes: D, the deficits of the light items, and S, the surpluses of the heavy ones.
-
-File: 64 bytes of header (magic, n, xxh3 of the weights, checksum), n float64 probabilities, n int64 aliases.
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import warnings
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock import storage
-from penstock.errors import ManifestIOError, SamplerError
+from penstock.errors import SamplerError
 from penstock.hashing import mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.samplers.draws import scale
-from penstock.storage.cache import UNWRITABLE, file_lock
 
-__all__ = ["AliasTable", "build_table", "check_weights", "draw", "shared_table", "weights_digest"]
+__all__ = ["AliasTable", "build_table", "check_weights", "draw", "weights_digest"]
 
 Weights = npt.NDArray[np.float64]
-
-_MAGIC = b"PSTKALI1"
-_HEADER = struct.Struct("<8sQQQ")
-_HEADER_SIZE = 64
-_ADVICE = "{}: the table of the weights cannot be stored there: {}; pass a writable folder as cache_dir="
 
 
 class AliasTable(NamedTuple):
@@ -127,70 +114,5 @@ class WeightedOrder:
 
 
 def weights_digest(weights: Weights) -> int:
-    """Return the xxh3 of the weights, which identifies them in tables and states."""
+    """Return the xxh3 of the weights, which identifies them in states."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(weights).view(np.uint8).data)
-
-
-def shared_table(weights: Weights, cache_dir: str | os.PathLike[str] | None = None) -> AliasTable:
-    """Return the table from a mapped file in the cache folder; build the file if needed, one process at a time.
-
-    16 bytes per weight on disk, and in memory once for all processes of a machine. If the user's cache folder cannot be
-    written, the table is built in the memory of this process, with a warning.
-
-    Raises:
-        ManifestIOError: ``cache_dir`` cannot be written.
-    """
-    digest = weights_digest(weights)
-    name = f"{digest:016x}-{len(weights)}.alias"
-    path = storage.kept_path("weights", name) if cache_dir is None else Path(cache_dir) / name
-    try:
-        table = _map(path, len(weights), digest)
-        if table is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with file_lock(path):
-                table = _map(path, len(weights), digest)
-                if table is None:
-                    _write(path, build_table(weights), digest)
-                    table = _map(path, len(weights), digest)
-    except OSError as error:
-        if cache_dir is None and error.errno in UNWRITABLE:
-            warnings.warn(
-                f"{_ADVICE.format(path, error.strerror)}. Until then each process holds its own table in memory, 16 "
-                "bytes per weight",
-                stacklevel=2,
-            )
-            return build_table(weights)
-        raise ManifestIOError(_ADVICE.format(path, error.strerror or error)) from error
-    if table is None:
-        raise ManifestIOError(_ADVICE.format(path, "the file was written, but other bytes were read back"))
-    return table
-
-
-def _header(n: int, digest: int) -> bytes:
-    body = _HEADER.pack(_MAGIC, n, digest, 0)[:-8]
-    return (body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))).ljust(_HEADER_SIZE, b"\0")
-
-
-def _write(path: Path, table: AliasTable, digest: int) -> None:
-    with storage.write_kept(path) as file:
-        for part in (np.frombuffer(_header(len(table.keep), digest), np.uint8), table.keep, table.alias):
-            view = part.view(np.uint8).data
-            # The file is not buffered: one write may store only a part of the view.
-            while len(view):
-                view = view[file.write(view) :]
-
-
-def _map(path: Path, n: int, digest: int) -> AliasTable | None:
-    """Return the table in a file; None if the file is missing or damaged and must be built again."""
-    try:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-    except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
-        return None
-    if len(mapped) != _HEADER_SIZE + 16 * n or mapped[:_HEADER_SIZE].tobytes() != _header(n, digest):
-        return None
-    body = np.asarray(mapped)[_HEADER_SIZE:]
-    table = AliasTable(body[: 8 * n].view(np.float64), body[8 * n :].view(np.int64))
-    # A damaged body may hold wrong probabilities, but never an index out of range. NaN fails this check, too. 8 ms for
-    # 10 million weights.
-    sound = table.alias.min() >= 0 and table.alias.max() < n and table.keep.min() >= 0 and table.keep.max() <= 1
-    return table if sound else None

@@ -1,8 +1,7 @@
-"""`WeightedRandomSampler`: torch's signature, draws in constant time, and one table for all ranks of a machine."""
+"""`WeightedRandomSampler`: torch's signature, draws in constant time."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, cast
@@ -18,21 +17,10 @@ from penstock.order import ORDER_VERSION, Order, Partition
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.samplers.alias import (
-    AliasTable,
-    WeightedOrder,
-    Weights,
-    build_table,
-    check_weights,
-    shared_table,
-    weights_digest,
-)
+from penstock.samplers.alias import AliasTable, WeightedOrder, Weights, build_table, check_weights, weights_digest
 from penstock.samplers.draws import Draw, DrawingSampler
 
 __all__ = ["WeightedRandomSampler"]
-
-_SHARED_FROM = 1 << 16
-"""Smaller tables have no file: they take a millisecond to build, and at most a megabyte."""
 
 
 class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampler):
@@ -45,21 +33,16 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             replacement, each epoch starts with O(N) time and memory (16 bytes per sample).
         generator: without a seed, each epoch draws one number from it (by default from torch's global generator).
         seed: makes the draws a function of (seed, epoch), the same on all ranks.
-        cache_dir: folder of the alias table, by default the user's cache folder. Tables of fewer than 65,536 weights
-            stay in memory, unless a folder is passed.
 
     Raises:
         SamplerError: weights are empty, NaN, infinite, negative, all zero or not one-dimensional, num_samples is not a
             positive integer, or, without replacement, num_samples is larger than the number of positive weights.
-        ManifestIOError: ``cache_dir`` cannot be written (an OSError, raised at the first index). If the user's cache
-            folder cannot be written, each process holds its own table in memory, with a warning.
 
     The draws have torch's distribution, but other values. With ``seed``, the stream is the same on all ranks: pass it
     to `GroupedBatchSampler`, which splits it, or use one rank. The state holds the drawn seed (or the generator's state
     at the start of the epoch), the hash of the weights, and the number of draws.
 
-    Cost: 80 bytes of memory per weight while the table is built, once per machine. Then 16 bytes per weight in a mapped
-    file, shared by all processes.
+    Cost: 80 bytes of memory per weight while the table is built, then 16 bytes per weight in each process that draws.
 
     >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 8, seed=0)
     >>> set(sampler) <= {1, 2}
@@ -74,7 +57,6 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         generator: torch.Generator | None = None,
         *,
         seed: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(generator)
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
@@ -91,7 +73,6 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         self.num_samples = num_samples
         self.replacement = replacement
         self.seed = None if seed is None else checked_seed(seed)
-        self.cache_dir = cache_dir
         check_weights(self._values)
         positive = int(np.count_nonzero(self._values))
         if not replacement and num_samples > positive:
@@ -113,9 +94,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     @cached_property
     def _table(self) -> AliasTable:
-        if self.cache_dir is None and len(self.weights) < _SHARED_FROM:
-            return build_table(self._values)
-        return shared_table(self._values, self.cache_dir)
+        return build_table(self._values)
 
     def _identity(self) -> State:
         return {

@@ -33,7 +33,6 @@ KINDS = {
     "lengths": "lengths of documents",
     "packs": "numbers of packs",
     "tokens": "documents in files of tokens",
-    "weights": "tables of weighted draws",
     "entries": "where JPEGs can be begun",
     "clips": "where the packets of videos lie",
     "manifests": "rows of manifests, and their conversions to Arrow, that are not beside them",
