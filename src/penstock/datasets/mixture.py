@@ -47,12 +47,12 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
 from penstock.order.permutation import normalise
+from penstock.order.shuffle import block_options
 from penstock.order.stages import WeightStage, boundary, check_stages
 from penstock.plan.cursor import State
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample
-from penstock.samplers.orders import block_options
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:

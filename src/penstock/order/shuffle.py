@@ -25,7 +25,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import OrderError
+from penstock.errors import ConfigError, OrderError
 from penstock.hashing import derive_key, mix
 from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 
@@ -36,6 +36,7 @@ __all__ = [
     "BlockShuffle",
     "Identity",
     "Order",
+    "block_options",
     "groups",
     "make_order",
     "window_order",
@@ -288,3 +289,25 @@ def make_order(
     if kind not in SHUFFLES:
         raise OrderError(f"unknown shuffle {kind!r}: use one of {', '.join(map(repr, SHUFFLES))}")
     return SHUFFLES[kind](n, seed, epoch, block_size, window)
+
+
+def block_options(kind: str, block_size: int | None, window: int | None) -> dict[str, int]:
+    """Return the sizes of the block shuffle as options of `make_order`; an empty dict for the other kinds.
+
+    Raises:
+        ConfigError: sizes were passed for another kind, or are not positive integers.
+    """
+    if kind != "block":
+        if block_size is not None or window is not None:
+            raise ConfigError(f"block_size and window belong to shuffle='block', not to shuffle={kind!r}")
+        return {}
+    try:
+        sizes = {
+            "block_size": DEFAULT_BLOCK_SIZE if block_size is None else operator.index(block_size),
+            "window": DEFAULT_WINDOW if window is None else operator.index(window),
+        }
+    except TypeError:
+        raise ConfigError(f"block_size and window must be integers, got {block_size!r} and {window!r}") from None
+    if min(sizes.values()) < 1:
+        raise ConfigError(f"block_size and window must be positive, got {block_size} and {window}")
+    return sizes

@@ -26,7 +26,7 @@ from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices, normalise
-from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
+from penstock.order.shuffle import block_options
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import EpochPlan, RankPartition
 from penstock.plan.reader import Plan, StartRequest
@@ -821,14 +821,4 @@ def _block_options(
                 "cannot be combined with block_size=, window= or shuffle='none'"
             )
         return "block", {"block_size": max(1, -(-n // group)), "window": 1}
-    if shuffle == "block":
-        sizes = {
-            "block_size": operator.index(DEFAULT_BLOCK_SIZE if block_size is None else block_size),
-            "window": operator.index(DEFAULT_WINDOW if window is None else window),
-        }
-        if min(sizes.values()) < 1:
-            raise ConfigError(f"block_size and window must be positive, got {block_size} and {window}")
-        return shuffle, sizes
-    if block_size is not None or window is not None:
-        raise ConfigError(f"block_size and window belong to shuffle='block', not to shuffle={shuffle!r}")
-    return shuffle, {}
+    return shuffle, block_options(shuffle, block_size, window)

@@ -13,11 +13,12 @@ from penstock import distributed
 from penstock.errors import PartitionError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
+from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, holds_a_share
-from penstock.samplers.orders import TorchOrder, block_options, order_kind
+from penstock.samplers.orders import TorchOrder, order_kind
 from penstock.wording import kind_text
 
 __all__ = ["DistributedSampler"]
@@ -49,7 +50,8 @@ class DistributedSampler(EpochSampler, _Torch):
         process_group: the group that splits the data, if it is not the default group.
 
     Raises:
-        SamplerError: an unknown shuffle, or block sizes without the block shuffle.
+        SamplerError: an unknown shuffle.
+        ConfigError: block sizes that are not positive, or without the block shuffle.
         PartitionError: the rank is outside the world, the dataset splits itself by rank, drop_last and remainder
             contradict each other, or (at use) a process group made later disagrees with the rank that was in use.
 

@@ -13,11 +13,12 @@ from penstock.errors import SamplerError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import MAX_N, Indices
+from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, read_int
 from penstock.plan.epoch import EpochPlan
 from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.identity import data_identity, holds_a_share
-from penstock.samplers.orders import TorchOrder, block_options, order_kind
+from penstock.samplers.orders import TorchOrder, order_kind
 from penstock.wording import kind_text
 
 __all__ = ["InfiniteSampler"]
@@ -35,7 +36,8 @@ class InfiniteSampler(RankMixin, EpochSampler):
         block_size, window: of the block shuffle.
 
     Raises:
-        SamplerError: an empty dataset, an unknown shuffle, or block sizes without the block shuffle.
+        SamplerError: an empty dataset, or an unknown shuffle.
+        ConfigError: block sizes that are not positive, or without the block shuffle.
         PartitionError: the rank is outside the world, or (at use) a process group made later disagrees with the rank
             that was in use.
 

@@ -1,8 +1,7 @@
-"""Names and options of the samplers' shuffles, and torch's own order."""
+"""Names of the samplers' shuffles, and torch's own order."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import torch
 
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
-from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW, SHUFFLES
+from penstock.order.shuffle import SHUFFLES
 
-__all__ = ["TorchOrder", "block_options", "order_kind"]
+__all__ = ["TorchOrder", "order_kind"]
 
 
 class TorchOrder:
@@ -45,25 +44,3 @@ def order_kind(shuffle: bool | str) -> str:
     if not isinstance(shuffle, bool | int | np.bool_) or shuffle not in (0, 1):
         raise SamplerError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
     return "torch" if shuffle else "none"
-
-
-def block_options(kind: str, block_size: int | None, window: int | None) -> dict[str, int]:
-    """Return the sizes of the block shuffle; an empty dict for the other kinds.
-
-    Raises:
-        SamplerError: sizes were passed for another kind, or are not positive integers.
-    """
-    if kind != "block":
-        if block_size is not None or window is not None:
-            raise SamplerError(f"block_size and window belong to shuffle='block', not to shuffle={kind!r}")
-        return {}
-    try:
-        sizes = {
-            "block_size": DEFAULT_BLOCK_SIZE if block_size is None else operator.index(block_size),
-            "window": DEFAULT_WINDOW if window is None else operator.index(window),
-        }
-    except TypeError:
-        raise SamplerError(f"block_size and window must be integers, got {block_size!r} and {window!r}") from None
-    if min(sizes.values()) < 1:
-        raise SamplerError(f"block_size and window must be positive, got {block_size} and {window}")
-    return sizes

@@ -13,11 +13,12 @@ from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.order.permutation import Indices, normalise
+from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.samplers.draws import Draw, DrawingSampler, Uniform
 from penstock.samplers.identity import data_identity
-from penstock.samplers.orders import block_options, order_kind
+from penstock.samplers.orders import order_kind
 
 __all__ = ["RandomSampler"]
 
@@ -39,6 +40,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
     Raises:
         SamplerError: num_samples is not a positive integer (torch's message; also for an empty dataset), or an option
             belongs to another shuffle.
+        ConfigError: block sizes that are not positive, or without the block shuffle.
         TypeError: replacement is not a bool (torch's message).
 
     The state holds the random draw, so it resumes exactly in another process: the seed, or, with your own generator,
