@@ -46,7 +46,6 @@ from penstock.loader.dataloader_iter import DataLoaderIter, Progress, ResultIter
 from penstock.loader.describe import describe
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
-from penstock.loader.fetch import Fetcher
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.position import Position, base_seed_after
 from penstock.loader.recreate import (
@@ -68,7 +67,7 @@ from penstock.loader.who_splits import (
     splitter_of,
 )
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S
-from penstock.loader.workers import Workers, policy_of
+from penstock.loader.workers import Workers
 from penstock.plan.cursor import State
 from penstock.samplers.identity import own_order
 from penstock.samplers.share_sampler import SequentialSamplerOfShare
@@ -85,6 +84,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _TORCHS = tuple(name for name in inspect.signature(TorchDataLoader.__init__).parameters if name in FIELDS)
 """Settings that are arguments of torch's loader."""
+_values_of = attrgetter(*SETTINGS)
 
 
 class _TorchsPrefetch(int):
@@ -248,17 +248,19 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _set_up(self) -> None:
         """Create the pipeline and the engine that the arguments describe."""
-        policy = OnError.of(self.on_error)
-        check_dataset(self.dataset, self.config)
+        policy, config = OnError.of(self.on_error), self.config
+        check_dataset(self.dataset, config)
         plan = plan_of_batches(self)
-        self._config = config = replace(self.config, exact_depth=draws_as_it_is_read(plan))
+        self._config = config = replace(config, exact_depth=draws_as_it_is_read(plan))
+        self._values = _values_of(self)
         self._log = FailureLog(policy) if policy.tolerant else None
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
         self._workers = self._new_workers(self._config)
-        # Unsupported settings are reported now, not at the first iter().
-        policy_of(self._workers.config, self._fetcher())
+        if self._workers.config.kind == "process":
+            # Unsupported settings are reported now, not at the first iter().
+            self._workers.check()
         self._base_seed: int | None = None
         self._passes: list[weakref.ref[DataLoaderIter]] = []
 
@@ -279,6 +281,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _follow_settings(self) -> None:
         """Apply attributes that were assigned since the last ``iter()``."""
+        if all(map(operator.is_, _values_of(self), self._values)):
+            return
         self.num_workers = resolve_num_workers(self.num_workers, self.executor)
         before, config = self._config, self.config
         # "auto" compares equal to its number.
@@ -302,7 +306,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._renew_states(workers.config)
         was.close()
         # Last, so that a refused value is refused again at the next iter().
-        self._workers, self._config = workers, config
+        self._workers, self._config, self._values = workers, config, _values_of(self)
 
     def _new_workers(self, config: LoaderConfig) -> Workers:
         """Return the workers for a config; for "auto", those of the first setting to try."""
@@ -312,7 +316,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
             self._tuner = autotuner_of(self.pipeline, config)
             config = self._tried(config)
-        return Workers(config)
+        policy = None if self._log is None else self._log.on_error
+        return Workers(config, partial(self.pipeline.fetcher, config, policy))
 
     def _tried(self, config: LoaderConfig) -> LoaderConfig:
         """Return the config with the setting that auto-tuning is trying, if it is still trying."""
@@ -332,7 +337,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return
         wanted = tuner.current.of(self._config)
         if wanted != self._workers.config:
-            self._workers = Workers(wanted)
+            self._workers = self._new_workers(wanted)
             self._statistics.runs(wanted)
         if tuner.decided:
             self._renew_states(self._workers.config)
@@ -349,10 +354,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if not chosen.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
             self.prefetch_factor = None
-        self._config = self.config
-
-    def _fetcher(self) -> Fetcher:
-        return self.pipeline.fetcher(self._workers.config, None if self._log is None else self._log.on_error)
+        self._config, self._values = self.config, _values_of(self)
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
@@ -507,11 +509,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
             copier = copier_of(config.device)
         kept = workers.kept and not states.resumes
-        fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
+        base_seed = position.base_seed(self._draw_base_seed)
         if self.num_workers:
             base_seed = position.seed_of_workers(base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
-        workers.prepare(fetcher, worker_seed, anew=states.resumes)
+        workers.prepare(worker_seed, anew=states.resumes)
         saved = position.saved()
         try:
             progress = position.start(base_seed)

@@ -131,9 +131,10 @@ def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampl
             raise _other_order(dataset, config.shuffle)
         _check_shares([dataset], config)
         return _sampler_over(dataset, replace(config, shuffle=None), share=bool(parts.shares), split=False)
-    # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
-    _check_shares(parts.shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
-    _check_rows(dataset)
+    if parts.shares:
+        # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
+        _check_shares(parts.shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
+        _check_rows(dataset)
     split = bool(config.split)
     if config.split is None and config.shuffles and parts.whole and _ranks() > 1:
         _check_alike(dataset, parts.whole, parts.others)

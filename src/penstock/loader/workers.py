@@ -31,7 +31,7 @@ from penstock.samplers.identity import parts_of
 if TYPE_CHECKING:
     from penstock.loader.executors.process.ring import Ring
 
-__all__ = ["Workers", "policy_of"]
+__all__ = ["Workers"]
 
 
 class Workers:
@@ -39,16 +39,19 @@ class Workers:
 
     Args:
         config: the loader's settings.
+        make_fetcher: returns what makes a batch, and is copied to each worker.
 
     Attributes:
         executor: the workers that are ready for the next epoch iterator, or serve the present one and stay.
         restarts: number of workers that were replaced after their death.
     """
 
-    def __init__(self, config: LoaderConfig) -> None:
+    def __init__(self, config: LoaderConfig, make_fetcher: Callable[[], Fetcher]) -> None:
         self.config = config
         self.executor: Executor | None = None
         self.restarts = 0
+        self._make_fetcher = make_fetcher
+        self._fetcher: Fetcher | None = None
         self._flow: Flow | None = None
         self._policy: DispatchPolicy | None = None
         self._rings: list[Ring] = []
@@ -64,18 +67,26 @@ class Workers:
         executor = self.executor
         return executor is not None and not executor.closed and executor.pid == os.getpid()
 
-    def prepare(self, fetcher: Fetcher, base_seed: int, *, anew: bool = False) -> None:
+    def check(self) -> None:
+        """Refuse settings that the data do not support.
+
+        Raises:
+            ConfigError: such a setting.
+        """
+        self._fetcher = fetcher = self._make_fetcher()
+        self._policy, self._flow = _policy_of(self.config, fetcher), _flow_of(self.config, fetcher)
+
+    def prepare(self, base_seed: int, *, anew: bool = False) -> None:
         """Start the workers of the next epoch iterator, if there are none.
 
         Errors of starting workers are raised here, before the iterator starts and the loader's position moves.
 
         Args:
-            fetcher: makes batches, copied to each worker.
             base_seed: base seed of new workers.
             anew: replace persistent workers, whose objects have advanced beyond a loaded state.
 
         Raises:
-            ConfigError: the fetcher does not support a setting.
+            ConfigError: the data do not support a setting.
             ClusterError: the Ray cluster is missing.
             Exception: an error of starting workers, such as a dataset that cannot be pickled for spawn.
         """
@@ -83,9 +94,13 @@ class Workers:
             self.close()
         if self._ready:
             return
-        self._policy = policy_of(self.config, fetcher)
-        if self._flow is None:
-            self._flow = _flow_of(self.config, fetcher)
+        if self._fetcher is None:
+            self.check()
+        fetcher, self._fetcher = self._fetcher, None
+        assert fetcher is not None
+        if isinstance(fetcher, Fetch):
+            # The next workers have the same. One of a stream has its position.
+            self._fetcher = fetcher
         self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
 
     def window(
@@ -137,7 +152,7 @@ def _start_executor(config: LoaderConfig, fetcher: Fetcher, base_seed: int, ring
     return ProcessExecutor(fetcher, config, context, base_seed, rings)
 
 
-def policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
+def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
     """Return how batches are assigned to workers and delivered.
 
     Raises:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -118,10 +119,10 @@ class Probe:
             Exception: an error of the dataset or of starting workers.
         """
         config = self.config_of(executor, count)
-        fetcher, workers = self.fetcher(config), Workers(config)
+        workers = Workers(config, partial(self.fetcher, config))
         batches: ResultIterator | None = None
         try:
-            workers.prepare(fetcher, _SEED)
+            workers.prepare(_SEED)
             plan = itertools.repeat(BatchRequest([], [])) if self.stream else requests
             # Copies, since a request has the number of its run, and may be used again.
             batches = workers.window(map(copy.copy, plan), None, lambda worker: None, 0)
