@@ -25,6 +25,7 @@ from penstock.plan.epoch import BatchEpochPlan, RemainingBatches
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.config import LoaderConfig
+    from penstock.plan.reader import PlanReader
     from penstock.plan.share import SharePlan
 
 __all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "WatchedProgress", "finisher"]
@@ -92,6 +93,8 @@ class Progress:
         self.ahead = set(ahead)
         # Batches delivered by this iterator, in any order.
         self.num_delivered = 0
+        self.reader: PlanReader[Any] | None = None
+        """The reader of the epoch plan, or of the stream's epochs; None if nobody counts epochs."""
         self.held_by: weakref.ref[Any] | None = None
         """The iterator. The loader itself does not keep it alive."""
         self.delivered_before = ahead
@@ -226,7 +229,10 @@ class DataLoaderIter:
             raise StopIteration if self._finished is None else WorkerError(CLOSED)
         if self._in_hand:
             raise WorkerError(INTERRUPTED)
-        if not self.progress.num_delivered and self.renewed is not None and (other := self.renewed()) is not None:
+        progress = self.progress
+        # Asked for the first batch, and after another start was chosen.
+        asks = not progress.num_delivered or (progress.reader is not None and not progress.reader.attached)
+        if asks and self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
         if self._held is not None:
             held, self._held = self._held, None

@@ -302,6 +302,7 @@ class Position:
             run = self._reader.start(advance=self._advances, delivered=_delivered(self._progress))
             self._warn_of_same_epoch(run)
             self._progress, self._job = self._beginning(run, base_seed)
+            self._progress.reader = self._reader
             self._chosen, self._skipped, self._ahead = False, 0, frozenset()
             return self._progress
         if self._stream is not None:
@@ -313,6 +314,7 @@ class Position:
             self._users_epoch += not self._chosen
         self._chosen = False
         self._progress = Progress(None, base_seed)
+        self._progress.reader = self._stream
         return self._progress
 
     def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:

@@ -140,7 +140,7 @@ class Plan(abc.ABC, Generic[E]):
         """
 
 
-_VALUES = ("run", "_run_entropy", "_attached", "_next", "_loaded", "_requested", "_entropy")
+_VALUES = ("run", "_run_entropy", "attached", "_next", "_loaded", "_requested", "_entropy")
 """Attributes of a `PlanReader` that `PlanReader.start` changes."""
 _values_of = attrgetter(*_VALUES)
 
@@ -165,20 +165,20 @@ class PlanReader(Generic[E]):
         self._entropy: Any = None
         # `times_set` of the plan when its last StartRequest was followed.
         self._followed: Any = _NOTHING
-        # Whether `run` is current.
-        self._attached = False
+        self.attached = False
+        """Whether no other start was chosen here since `run` began. A `StartRequest` counts when it is followed."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The current epoch plan stays in this process. A copy begins at that epoch's start, or at the chosen position.
         upcoming = self.plan.restart(self.run) if self._next is None and self.run is not None else self._next
-        rest = {"run": None, "_run_entropy": None, "_entropy": None, "_attached": False}
+        rest = {"run": None, "_run_entropy": None, "_entropy": None, "attached": False}
         return self.__dict__ | rest | {"_next": upcoming}
 
     @property
     def current(self) -> bool:
         """Whether ``run`` is being read and no other start has been chosen since."""
         self._follow_request()
-        return self._attached
+        return self.attached
 
     @property
     def start_requested(self) -> bool:
@@ -233,7 +233,7 @@ class PlanReader(Generic[E]):
         cursor = self.next_start(advance=advance, delivered=delivered)
         entropy = self.plan.draw(cursor, self._entropy, self._seed)
         run = self.plan.bind(cursor, entropy)
-        self.run, self._run_entropy, self._attached = run, entropy, True
+        self.run, self._run_entropy, self.attached = run, entropy, True
         self._next, self._loaded, self._requested, self._entropy = None, False, False, None
         self.plan.show(cursor, loaded=False, running=True)
         return run
@@ -261,7 +261,7 @@ class PlanReader(Generic[E]):
         A `StartRequest` made after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the
         epoch there). A later request is for the next run. A request for the epoch of the run itself changes nothing.
         """
-        if self.run is not run or (self._attached and self.plan.times_set == self._followed) or self.current:
+        if self.run is not run or (self.attached and self.plan.times_set == self._followed) or self.current:
             return True
         upcoming = self._upcoming()
         if not self._loaded and _is_in(upcoming, self.plan.restart(run)):
@@ -269,7 +269,7 @@ class PlanReader(Generic[E]):
         elif not delivered:
             run.exhaust()
             return False
-        self._attached = True
+        self.attached = True
         return True
 
     def finish(self, *, advance: bool, delivered: int = 0) -> None:
@@ -278,7 +278,7 @@ class PlanReader(Generic[E]):
         if self._next is None:
             self._choose(self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run))
             self.plan.show(self._upcoming(), loaded=False, running=False)
-        self.run, self._run_entropy, self._attached = None, None, False
+        self.run, self._run_entropy, self.attached = None, None, False
 
     def peek(self) -> E:
         """Return the current run, or else the next one without beginning it."""
@@ -326,14 +326,14 @@ class PlanReader(Generic[E]):
         # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
         if keeps and (request.later or _is_in(request.cursor, self._upcoming())):
             return
-        if request.later and self._attached:
+        if request.later and self.attached:
             self._next = request.cursor
         else:
             self._choose(request.cursor, loaded=request.loaded)
             self._requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        self._next, self._loaded, self._attached, self._requested = cursor, loaded, False, False
+        self._next, self._loaded, self.attached, self._requested = cursor, loaded, False, False
 
 
 _NOTHING = "nothing"
