@@ -28,12 +28,11 @@ from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import StartRequest
-from penstock.plan.source_stream import drop
 from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.wording import counted
 
-__all__ = ["ExternalSampler", "reported_epoch"]
+__all__ = ["ExternalSampler"]
 
 _KEPT_STATES = 128
 """Maximum number of stored states after prefetched batches. An earlier batch counts from the epoch's start."""
@@ -76,7 +75,14 @@ class ExternalSampler(EpochBatchSampler):
 
     @property
     def _reported_epoch(self) -> int | None:
-        return reported_epoch(self.items)
+        """The epoch that the sampler reports; None without a reported epoch or ``set_epoch``."""
+        epoch: Any = getattr(self.items, "epoch", None)
+        if not hasattr(self.items, "set_epoch") or isinstance(epoch, bool):
+            return None
+        try:
+            return operator.index(epoch)  # NumPy's and torch's integers, too
+        except TypeError:
+            return None
 
     @property
     def advances(self) -> bool:  # type: ignore[override]
@@ -149,17 +155,6 @@ class ExternalSampler(EpochBatchSampler):
     def _identity(self) -> State:
         size = {"samples": len(self.items)} if isinstance(self.items, Sequence | np.ndarray) else {}
         return {"order": type(self.items).__name__, **size}
-
-
-def reported_epoch(sampler: Any) -> int | None:
-    """Return the epoch that another library's sampler reports; None without a reported epoch or ``set_epoch``."""
-    epoch: Any = getattr(sampler, "epoch", None)
-    if not hasattr(sampler, "set_epoch") or isinstance(epoch, bool):
-        return None
-    try:
-        return operator.index(epoch)  # NumPy's and torch's integers, too
-    except TypeError:
-        return None
 
 
 class ReplayPoint(NamedTuple):
@@ -280,6 +275,9 @@ class _Drawn(BatchEpochPlan):
                     "repeats its order",
                     stacklevel=2,
                 )
+            # Imported here because few programs need it.
+            from penstock.plan.source_stream import drop
+
             drop(iterator, consumed, name)
         return iterator
 
