@@ -1,30 +1,28 @@
-"""`Autotuner`: chooses executor and number of workers for ``num_workers="auto"`` with a doubling search.
+"""`Autotuner`: chooses the number of workers for ``num_workers="auto"`` with a doubling search in the run itself.
 
-    inline --> 1 process --> 2 processes --> 2 threads --> 4 ... --> chosen         a minute later, once:
-     waits?     waits?        1.1x?           or better?    no more                 chosen --> twice as many, if faster
+    1 worker  -->  2  -->  4 ...  -->  chosen: the fewest within 5 % of the fastest, or inline, estimated from 1 worker
+       waits?     1.1x?    1.1x?
 
-Search: inline first, then one worker, then two workers of each permitted executor. Then the number of workers of the
-best executor is doubled while the run gets at least 10 % faster and this rank's share of cores and memory is not used
-up. The smallest setting within 5 % of the best one is chosen.
+The executor follows from the settings and the dataset's declarations; only the number of its workers is searched. It
+doubles while the run waits for more than 5 % of its time, each doubling makes it at least 10 % faster, and this rank's
+share of cores and memory is not used up. Each number makes the next batches of the run, so none is made twice.
 
-The search ends at once with a setting under which the run waits for less than 5 % of its time. This module starts no
-processes.
+This module starts no processes. `penstock.DataLoader` gives it the batches, and its workers the number it asks for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from time import perf_counter
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cores import cores
 from penstock.distributed import local_ranks
 from penstock.errors import ConfigError
-from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
-from penstock.loader.generators import preserved_generators
-from penstock.loader.messages import BatchMetrics
-from penstock.loader.setting import EXECUTOR_COST, INLINE, Setting
+from penstock.loader.config import AUTO, LoaderConfig
+from penstock.loader.memory import available_memory, private_memory
+from penstock.loader.messages import BatchMetrics, BatchResult
+from penstock.loader.statistics import size_of
 from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
@@ -34,8 +32,9 @@ from penstock.wording import rate_text
 
 if TYPE_CHECKING:
     from penstock.loader.pipeline import Pipeline
+    from penstock.loader.window import Window
 
-__all__ = ["Autotuner", "TriedSetting", "autotuner_of"]
+__all__ = ["Autotuner", "autotuner_of"]
 
 # Speed-up that twice as many workers must achieve.
 _GAIN = 1.1
@@ -49,126 +48,128 @@ _MOST = 64
 _TELLING, _TELLING_SECONDS = 64, 0.1
 # A dataset that uses the CPU for this share of its time computes.
 _COMPUTES = 0.5
-# Measurement time of a setting, in seconds.
+# Measurement time of a number of workers, in seconds.
 _SECONDS = 0.8
-# Seconds from the choice to the second search.
-_LATER = 60.0
 
 
-class TriedSetting(NamedTuple):
-    """A setting and its throughput.
+class _Tried(NamedTuple):
+    """A number of workers and its throughput; or why it does not work."""
 
-    Attributes:
-        error: why the setting does not work; "" if it does.
-        estimated: whether the throughput is an estimate.
-    """
-
-    setting: Setting
+    workers: int
     found: Throughput
     error: str = ""
     estimated: bool = False
 
-    @property
-    def keeps_up(self) -> bool:
-        """Whether more workers would gain almost nothing."""
-        return not self.error and self.found.batches > 0 and self.found.waiting < ENOUGH
-
 
 class Autotuner:
-    """Tries settings until one is chosen, and searches once more later, starting from the chosen one.
+    """Tries numbers of workers until one is chosen.
 
     Args:
-        executors: permitted executors with workers, starting with the one that slows the training least.
-        inline: "try" inline first; "estimate" it from one worker (a dataset that is not ``pure`` may hold an open file,
-            which a later fork would share with this process); or "never".
+        executor: the executor, for reports.
+        inline: whether inline may be chosen. Its speed is estimated from one worker, because files that it opens would
+            be shared by workers that are forked later.
         cores: cores of this machine.
         ranks: ranks of the job on this machine, which tune at the same time; each uses its share of cores and memory.
-        persistent: whether workers are persistent, so that the time to start them does not matter.
-        seconds: minimum measurement time of a setting.
-        overhead: seconds per inline batch in addition to the work, for the estimate.
-        later: seconds from the choice to the second search.
+        starts: whether each epoch starts workers, so that the time for it matters.
+        seconds: minimum measurement time of a number.
 
     Attributes:
-        current: the setting to use now.
-        chosen: the setting chosen last; None before the first choice.
-        decided: whether no search is running.
-        settled: whether the loader's attributes show the choice.
+        workers: the number to use now; 0 is inline.
+        chosen: the number chosen; None before.
         why: reason of the choice, in words.
-        length: number of batches per epoch; None if unknown.
         memory_for: number of workers that fit into memory; None if unknown.
+        length: number of batches per epoch; None if unknown.
     """
 
     def __init__(
         self,
-        executors: Sequence[str],
+        executor: str,
         *,
-        inline: str,
+        inline: bool,
         cores: int,
-        persistent: bool,
         ranks: int = 1,
+        starts: bool = False,
         seconds: float = _SECONDS,
-        overhead: float = 0.0,
-        later: float = _LATER,
     ) -> None:
-        self.chosen: Setting | None = None
-        self.decided = self.settled = False
+        self.workers = 1
+        self.chosen: int | None = None
         self.why = ""
-        self.length: int | None = None
         self.memory_for: int | None = None
-        self.ranks = ranks
-        self._executors = list(executors)
+        self._executor = executor
         self._inline = inline
         self._cores = max(1, cores // ranks)
         self._most = max(_MOST // ranks, self._cores)
-        self._persistent = persistent
+        self._ranks = ranks
+        self.length: int | None = None
+        self._starts = starts
+        self._start = 0.0  # seconds to start workers
         self._seconds = seconds
-        self._overhead = overhead
-        self._later = later
-        # Results of the previous search.
-        self._earlier: list[TriedSetting] = []
-        self._tried: list[TriedSetting] = []
-        self._searches = self._copies = self._init_calls = 0
-        self._chosen_at = 0.0
-        self._meter: ThroughputMeter | None = None
-        self._begin(INLINE if inline == "try" else Setting(self._executors[0], 1))
+        self._meter = ThroughputMeter(1, seconds=seconds)
+        self._window: weakref.ref[Window] | None = None
+        self._tried: list[_Tried] = []
+
+    # The batches of the run.
+
+    def begin(self, window: Window, now: float, length: int | None) -> None:
+        """Measure an epoch iterator, which began at a time. Older ones are not measured any more."""
+        self.length = length
+        self._window = weakref.ref(window)
+        self._meter.begin(now)
+
+    def add(self, window: Window, result: BatchResult, asked: float, had: float) -> bool:
+        """Add a batch, with the times of its request and delivery. Return whether another number should be used."""
+        if self.chosen is not None or self._window is None or window is not self._window():
+            return False
+        if not self._meter.add(result.metrics, asked, had, window.depth):
+            return False
+        self.memory_for = self._room(window, size_of(result.batch))
+        self.note(self._meter.found, ahead=window.depth)
+        return True
+
+    def end(self) -> None:
+        """End a complete epoch iterator. Short ones add up."""
+        if self.chosen is None:
+            self._meter.end()
+            if self._meter.enough:
+                self.note(self._meter.found)
+
+    def _room(self, window: Window, nbytes: int) -> int | None:
+        """Return how many workers like these fit into memory, which is half of this rank's share."""
+        free = available_memory()
+        if free is None:
+            return None
+        pids = [process.pid for process in window.processes or ()]
+        used = (private_memory(pids[0]) * len(pids) if pids else 0) + window.depth * nbytes
+        return self.workers + int(free / self._ranks / 2 / (max(1, used) / self.workers))
 
     # The search.
 
-    def _begin(self, start: Setting) -> None:
-        self._earlier, self._tried = self._tried, []
-        self._searches += 1
-        self.decided = self.settled = False
-        self._steps = self._search(start)
-        self.current = next(self._steps)
+    def note(self, found: Throughput, error: str = "", ahead: int = 0) -> None:
+        """Record the result of the current number of workers, or why it does not work, and set the next one.
 
-    def _search(self, setting: Setting) -> Generator[Setting, TriedSetting, None]:
-        """Yield the settings to try, starting with one, and receive the result of each."""
-        found = yield setting
-        if found.keeps_up:
-            return
-        if setting == INLINE:
-            setting = Setting(self._executors[0], 1)
-            found = yield setting
-            if found.keeps_up:
-                return
-        if setting.workers == 1 and self._inline == "estimate":
-            self._tried.append(self._estimate(found))
-        executors = self._executors if setting.workers == 1 else [setting.executor]
-        while (count := self._next_count(found.setting.workers)) is not None:
-            before, best = found, None
-            for executor in executors:
-                found = yield Setting(executor, count)
-                if found.keeps_up:
-                    return
-                best = found if best is None or self._rate(found) > self._rate(best) else best
-            assert best is not None
-            if self._rate(best) == 0 or self._rate(best) < _GAIN * self._rate(before):
-                return
-            executors, found = [best.setting.executor], best
+        Args:
+            found: the measurement.
+            error: why the number does not work.
+            ahead: number of batches that this number still has in flight.
+        """
+        before, self._start = self._tried[-1] if self._tried else None, self._start or self._meter.first
+        this = _Tried(self.workers, found, error)
+        self._tried.append(this)
+        faster = before is None or self._rate(this) >= _GAIN * self._rate(before)
+        count = self._next_count()
+        if found.waiting < ENOUGH or error or not faster or count is None:
+            self._choose()
+        else:
+            self.workers = count
+            self._meter = ThroughputMeter(count, seconds=self._seconds, ahead=ahead)
 
-    def _next_count(self, count: int) -> int | None:
+    def fail(self, error: Exception) -> None:
+        """Record that the current number of workers does not work, and choose one that does."""
+        self.note(Throughput(), f"{type(error).__name__}: {error}")
+
+    def _next_count(self) -> int | None:
         """Return the next number of workers to try: twice as many, or this rank's limit; None at the limit."""
-        limit = self.limit
+        count, limit = self.workers, self.limit
         if 2 * count <= limit:
             return 2 * count
         return limit if limit >= _GAIN * count else None
@@ -181,116 +182,61 @@ class Autotuner:
         return limit if self.length is None else min(limit, max(2, self.length))
 
     def _computes(self) -> bool:
-        """Return whether the dataset is known to use the CPU, measured with at most one worker."""
-        works = [one.found for one in (*self._earlier, *self._tried) if one.setting.workers <= 1 and not one.estimated]
-        fetch, cpu = (sum(getattr(found.metrics, name) for found in works) for name in ("fetch", "cpu"))
-        telling = fetch >= _TELLING_SECONDS or sum(found.batches for found in works) >= _TELLING
-        return telling and cpu >= _COMPUTES * fetch
-
-    def _estimate(self, one: TriedSetting) -> TriedSetting:
-        """Return the estimated throughput of inline batches, from the work of one worker."""
-        found = one.found
-        wait = found.metrics.fetch + found.metrics.collate + self._overhead * found.batches
-        metrics = BatchMetrics(samples=found.samples)
-        return TriedSetting(INLINE, Throughput(found.batches, wait, found.train, metrics), one.error, estimated=True)
-
-    def note(self, found: Throughput, error: str = "") -> None:
-        """Record the result of the current setting, or why it does not work, and switch to the next one."""
-        assert not self.decided
-        result = TriedSetting(self.current, found, error)
-        self._tried.append(result)
-        self._meter = None
-        try:
-            self.current = self._steps.send(result)
-        except StopIteration:
-            self._choose()
+        """Return whether the dataset is known to use the CPU, measured with one worker."""
+        found = self._tried[0].found
+        telling = found.metrics.fetch >= _TELLING_SECONDS or found.batches >= _TELLING
+        return telling and found.metrics.cpu >= _COMPUTES * found.metrics.fetch
 
     def _choose(self) -> None:
-        good = [one for one in self._tried if not one.error and one.found.samples]
-        self.decided, self._chosen_at = True, perf_counter()
-        if not good:
-            first = self._tried[0].setting
-            self.current = self.chosen = INLINE if self._inline == "estimate" else first
-            self.why = "no workers could be started"
-            return
+        good = [one for one in self._tried if not one.error]
+        if self._inline and good[0].found.waiting >= ENOUGH:
+            one = good[0].found
+            metrics = BatchMetrics(one.samples)
+            inline = Throughput(one.batches, one.metrics.fetch + one.metrics.collate, one.train, metrics)
+            good.insert(0, _Tried(0, inline, estimated=True))
+            self._tried.append(good[0])
         best = max(map(self._rate, good))
-        as_good = [one for one in good if self._rate(one) >= _AS_GOOD * best]
-        chosen = min(as_good, key=lambda one: (one.setting.workers, EXECUTOR_COST[one.setting.executor]))
-        self.current = self.chosen = chosen.setting
+        chosen = next(one for one in good if self._rate(one) >= _AS_GOOD * best)
+        self.workers = self.chosen = chosen.workers
         waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
         self.why = f"{rate_text(chosen.found.rate)} samples/s, {waits}; {self._reason(chosen)}"
 
-    def _reason(self, chosen: TriedSetting) -> str:
-        if chosen.keeps_up:
-            return "more workers would gain almost nothing"
-        if chosen.setting == INLINE:
+    def _reason(self, chosen: _Tried) -> str:
+        if not chosen.workers:
             return "no number of workers is faster"
-        if chosen.setting.workers >= self.limit:
+        if chosen.found.waiting < ENOUGH:
+            return "more workers would gain almost nothing"
+        if chosen.workers >= self.limit:
             return "this rank may have no more workers"
         return "more workers are not faster"
 
-    def _rate(self, one: TriedSetting) -> float:
+    def _rate(self, one: _Tried) -> float:
         """Return samples/s, including the time to start workers in every epoch."""
         found = one.found
         if one.error or not found.samples:
             return 0.0
         seconds = found.seconds / found.samples
-        if self.length and found.starts and not self._persistent:
-            seconds += found.start / found.starts / (self.length * found.samples / found.batches)
+        if self.length and self._starts and one.workers:
+            seconds += self._start / (self.length * found.samples / found.batches)
         return (_UNSURE if one.estimated else 1.0) / seconds if seconds > 0 else math.inf
-
-    # The second search.
-
-    @property
-    def finished(self) -> bool:
-        """Whether the choice is final: the second search has ended, or is impossible."""
-        # Inline batches may have opened files that a fork would share.
-        return self.decided and (self._searches > 1 or (self._inline == "estimate" and self.chosen == INLINE))
-
-    def search_again(self, now: float) -> bool:
-        """Start the second search from the chosen setting if it is due. Return whether it started."""
-        if not self.decided or self.finished or now < self._chosen_at + self._later:
-            return False
-        self._begin(self.current)
-        return True
-
-    # Interface for the loader.
-
-    def meter(self, depth: int) -> ThroughputMeter:
-        """Return the meter of the current setting, over all of its iterators."""
-        if self._meter is None:
-            self._meter = ThroughputMeter(self.current.workers, seconds=self._seconds, depth=depth)
-        return self._meter
-
-    def started(self, config: LoaderConfig) -> None:
-        """Count new workers of a setting: copies of the dataset in processes, and calls of ``worker_init_fn``."""
-        self._copies += config.workers if config.forks_workers else 0
-        self._init_calls += config.workers if config.worker_init_fn is not None else 0
 
     def stats(self) -> dict[str, Any]:
         """Return the results so far as plain numbers and text."""
         tried = [
             {
-                "executor": one.setting.executor,
-                "workers": one.setting.workers,
+                **self._named(one.workers),
                 "batches": one.found.batches,
                 "samples_per_second": one.found.rate,
                 "wait_share": one.found.waiting,
                 "estimated": one.estimated,
                 "error": one.error,
             }
-            for one in (*self._earlier, *self._tried)
+            for one in self._tried
         ]
-        chosen = self.chosen
-        return {
-            "chosen": None if chosen is None else {"executor": chosen.executor, "workers": chosen.workers},
-            "why": self.why,
-            "tried": tried,
-            "searches": self._searches,
-            "dataset_copies": self._copies,
-            "worker_init_fn_calls": self._init_calls,
-            "local_ranks": self.ranks,
-        }
+        return {"chosen": None if self.chosen is None else self._named(self.chosen), "why": self.why, "tried": tried}
+
+    def _named(self, workers: int) -> dict[str, Any]:
+        return {"executor": self._executor if workers else "inline", "workers": workers}
 
 
 def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
@@ -302,35 +248,15 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
     _check(pipeline, config)
     processes = config.threads_per_worker > 1 or config.on_worker_death != "raise"
     processes = processes or config.multiprocessing_context is not None
-    kinds, inline = [config.executor], "never"
-    if config.executor == AUTO:
-        kinds = ["process"] if PROCESSES else ["thread"]
-        if PROCESSES and not processes:
-            kinds = [AUTO, *kinds] if config.releases_gil else kinds
-            # The function may expect a worker process.
-            here = config.worker_init_fn is None
-            kinds = [*kinds, "thread"] if config.pure and here else kinds
-            if here and not config.timeout and config.max_bytes_in_flight is None:
-                inline = "try" if config.pure else "estimate"
+    # ``worker_init_fn`` may expect a worker.
+    limited = config.timeout or config.max_bytes_in_flight is not None or config.worker_init_fn is not None
     return Autotuner(
-        kinds,
-        inline=inline,
+        AUTO if config.single_process else config.kind,
+        inline=config.executor == AUTO and not (processes or limited),
         cores=cores(),
         ranks=local_ranks(),
-        persistent=config.persistent_workers,
-        overhead=_put_back() if inline == "estimate" else 0.0,
+        starts=config.forks_workers and not config.persistent_workers,
     )
-
-
-def _put_back() -> float:
-    """Return the seconds to restore the global generators after an inline batch."""
-    took = []
-    for _ in range(3):
-        start = perf_counter()
-        with preserved_generators():
-            pass
-        took.append(perf_counter() - start)
-    return min(took)
 
 
 def _check(pipeline: Pipeline, config: LoaderConfig) -> None:

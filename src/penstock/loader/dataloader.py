@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -44,8 +43,11 @@ from penstock.loader.config import (
 )
 from penstock.loader.dataloader_iter import DataLoaderIter, Progress, ResultIterator, finisher
 from penstock.loader.describe import describe
+from penstock.loader.executors.inline import InlineExecutor
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
+from penstock.loader.fetch import Fetcher
+from penstock.loader.messages import BatchResult
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.position import Position, base_seed_after
 from penstock.loader.recreate import (
@@ -66,7 +68,7 @@ from penstock.loader.who_splits import (
     in_requested_order,
     splitter_of,
 )
-from penstock.loader.window import SHUTDOWN_TIMEOUT_S
+from penstock.loader.window import SHUTDOWN_TIMEOUT_S, Window
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State
 from penstock.samplers.identity import own_order
@@ -84,7 +86,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _TORCHS = tuple(name for name in inspect.signature(TorchDataLoader.__init__).parameters if name in FIELDS)
 """Settings that are arguments of torch's loader."""
-_values_of = attrgetter(*SETTINGS)
+_values_of = operator.attrgetter(*SETTINGS)
 
 
 class _TorchsPrefetch(int):
@@ -316,12 +318,13 @@ class DataLoader(TorchDataLoader[T_co]):
 
             self._tuner = autotuner_of(self.pipeline, config)
             config = self._tried(config)
-        policy = None if self._log is None else self._log.on_error
-        return Workers(config, partial(self.pipeline.fetcher, config, policy))
+        return Workers(config, self._fetchers(config))
 
     def _tried(self, config: LoaderConfig) -> LoaderConfig:
-        """Return the config with the setting that auto-tuning is trying, if it is still trying."""
-        return config if self._tuner is None or self._tuner.decided else self._tuner.current.of(config)
+        """Return the config with the number of workers that auto-tuning is trying, if it is still trying."""
+        if self._tuner is None or self._tuner.chosen is not None:
+            return config
+        return replace(config, num_workers=self._tuner.workers)
 
     def _renew_states(self, config: LoaderConfig) -> None:
         """Create worker states for a new config and carry a loaded state over."""
@@ -330,31 +333,48 @@ class DataLoader(TorchDataLoader[T_co]):
         states.follow(pipeline.position.states)
         pipeline.position.states = states
 
-    def _follow_tuner(self) -> None:
-        """Switch to the setting that auto-tuning wants to try next, or has chosen."""
+    def _tune(self, window: Window, result: BatchResult, asked: float, had: float) -> None:
+        """Show a batch to auto-tuning, and follow it."""
+        if self._tuner is not None and self._tuner.add(window, result, asked, had):
+            self._follow_tuner(window)
+
+    def _follow_tuner(self, window: Window | None = None) -> None:
+        """Use the number of workers that auto-tuning tries or has chosen, also for the next batches of a window."""
         tuner = self._tuner
-        if tuner is None or tuner.settled:
+        if tuner is None or not self._config.auto_tunes:
             return
-        wanted = tuner.current.of(self._config)
-        if wanted != self._workers.config:
-            self._workers = self._new_workers(wanted)
-            self._statistics.runs(wanted)
-        if tuner.decided:
-            self._renew_states(self._workers.config)
-            self._settle(wanted)
-            tuner.settled = True
+        config = replace(self._workers.config, num_workers=tuner.workers)
+        if window is not None:
+            try:
+                window.resize(config, None if config.num_workers else InlineExecutor(self._fetchers(config)()))
+            except Exception as error:
+                tuner.fail(error)
+                self._follow_tuner(window)
+                return
+        if config.num_workers:
+            self._workers.resize(config)
+        else:
+            before, self._workers = self._workers, self._new_workers(config)
+            self._workers.restarts, self._iterator = before.restarts, None
+            # A window with an executor of its own ends it.
+            if window is None:
+                before.close()
+        self._statistics.runs(config)
+        if tuner.chosen is not None:
+            self._settle(config)
 
     def _settle(self, chosen: LoaderConfig) -> None:
-        """Write the setting that "auto" chose to the loader's attributes."""
+        """Write the number that "auto" chose to the loader's attributes."""
+        self._renew_states(chosen)
         self.num_workers: int = chosen.num_workers
-        plain = replace(self._config, num_workers=chosen.num_workers)
-        follows = attrgetter("kind", "workers", "threads", "small_batch_depth")
-        if follows(plain) != follows(chosen):
-            self.executor = chosen.executor
         if not chosen.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
             self.prefetch_factor = None
         self._config, self._values = self.config, _values_of(self)
+
+    def _fetchers(self, config: LoaderConfig) -> Callable[[], Fetcher]:
+        """Return a function that returns what makes batches for a config. It does not refer to this loader."""
+        return partial(self.pipeline.fetcher, config, None if self._log is None else self._log.on_error)
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
@@ -489,10 +509,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def _begin(self) -> DataLoaderIter:
         """Start an epoch iterator."""
         self._follow_settings()
-        before = self._workers
         self._follow_tuner()
-        if before is not self._workers:
-            before.close()
         workers, position = self._workers, self.pipeline.position
         config, states = workers.config, position.states
         if config.split is None and not self.pipeline.is_split:
@@ -509,7 +526,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
             copier = copier_of(config.device)
         kept = workers.kept and not states.resumes
-        base_seed = position.base_seed(self._draw_base_seed)
+        base_seed, began = position.base_seed(self._draw_base_seed), time.perf_counter()
         if self.num_workers:
             base_seed = position.seed_of_workers(base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
@@ -535,6 +552,8 @@ class DataLoader(TorchDataLoader[T_co]):
             self._statistics.begin(config)
             if self._log is not None:
                 self._log.begin()
+            if self._tuner is not None and self._tuner.chosen is None:
+                self._tuner.begin(batches, began, _length(position.whole()))
             return self._deliver(batches, progress, config, copier)
         except BaseException:
             # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
@@ -542,10 +561,11 @@ class DataLoader(TorchDataLoader[T_co]):
             raise
 
     def _deliver(
-        self, batches: ResultIterator, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
+        self, window: Window, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
     ) -> DataLoaderIter:
         """Return the iterator that the consumer of an epoch holds."""
         position, statistics = self.pipeline.position, self._statistics
+        batches: ResultIterator = window
         if copier is not None:
             # Imported only for device=.
             from penstock.loader.device import DevicePrefetcher
@@ -564,6 +584,7 @@ class DataLoader(TorchDataLoader[T_co]):
             workers=config.workers,
             bar=_bar(statistics, position, progress) if self.progress else None,
             length=self.__len__,
+            tune=None if self._tuner is None else partial(self._tune, window),
         )
         progress.held_by = weakref.ref(iterator)
         iterator.renewed = partial(self._replacement, progress)
@@ -587,6 +608,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _finished(self, progress: Progress) -> None:
         workers = self._workers
+        if self._tuner is not None:
+            self._tuner.end()
         self.pipeline.position.finished(progress, fresh=lambda: workers.config.forks_workers and not workers.kept)
 
     # Statistics and the end.

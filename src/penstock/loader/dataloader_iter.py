@@ -35,7 +35,7 @@ WORKER_NAMES = ("_workers", "_shutdown_workers")
 
 
 class ResultIterator(Protocol):
-    """The batches of an epoch: a `Window`, or several of them one after the other."""
+    """The batches of an epoch: a `Window`, or a `DevicePrefetcher` over one."""
 
     @property
     def depth(self) -> int:
@@ -156,6 +156,7 @@ class DataLoaderIter:
         workers: number of workers, for that warning.
         bar: a progress bar.
         length: returns the loader's length.
+        tune: shows each batch to auto-tuning, with the times of its request and delivery.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class DataLoaderIter:
         workers: int,
         bar: Bar | None,
         length: Callable[[], int],
+        tune: Callable[[BatchResult, float, float], object] | None = None,
     ) -> None:
         self._batches = batches
         self.progress = progress
@@ -188,6 +190,7 @@ class DataLoaderIter:
         self._num_workers = workers
         self._bar = bar
         self._length = length
+        self._tune = tune
         # Whether a batch has left the window without being delivered.
         self._in_hand = False
         # A batch in whose report a warning was raised as an error. The next call delivers it.
@@ -265,8 +268,10 @@ class DataLoaderIter:
             finally:
                 # The traceback of the exception refers to this frame.
                 del failure
-        batches, wait = self._batches, perf_counter() - start
-        self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_on_request, batches.depth)
+        batches, now = self._batches, perf_counter()
+        self._statistics.delivered(result, size_of(result.batch), now - start, batches.ready_on_request, batches.depth)
+        if self._tune is not None:
+            self._tune(result, start, now)
         if self._log is not None or self._claimed_length is not None:
             try:
                 self._report(result)

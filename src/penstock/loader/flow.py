@@ -35,13 +35,13 @@ class Flow:
     """How far ahead the workers of a loader are. It keeps what it has learned between epoch iterators.
 
     Args:
-        config: the loader's settings.
+        config: the loader's settings, with the number of workers that it has now.
         ahead: whether more batches than usual may be in flight. Users see it in draws of persistent workers.
         groups: whether batches may go together.
     """
 
     def __init__(self, config: LoaderConfig, *, ahead: bool, groups: bool) -> None:
-        self._config = config
+        self.config = config
         self._ahead = ahead
         self._groups = groups
         self._sizes = RecentSizes()
@@ -58,7 +58,7 @@ class Flow:
     @property
     def depth(self) -> int:
         """How many batches may be in flight now; 0 if each is made on demand."""
-        config, limit = self._config, self._config.max_bytes_in_flight
+        config, limit = self.config, self.config.max_bytes_in_flight
         most, size = config.depth, max(1, self._sizes.largest)
         if limit is not None and not self._sizes.largest:
             return min(1, most)
@@ -93,7 +93,7 @@ class Flow:
             seconds, before = (metrics.fetch + metrics.collate) / metrics.samples, self._sample_seconds
             self._sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
             self._batch_seconds = seconds * metrics.samples
-        if result.error is None and (result.nbytes or self._config.max_bytes_in_flight is not None):
+        if result.error is None and (result.nbytes or self.config.max_bytes_in_flight is not None):
             self._sizes.add(result.nbytes or size_of(result.batch))
         if result.way == "refused":
             most = self.depth if self._short is None else self._short[0]
@@ -104,4 +104,4 @@ class Flow:
 
     def stall(self) -> None:
         """Allow more batches: finished ones wait for a late one, and workers are idle."""
-        self._extra += self._config.workers
+        self._extra += self.config.workers

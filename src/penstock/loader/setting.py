@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from penstock.loader.config import LoaderConfig
 from penstock.wording import counted
 
-__all__ = ["EXECUTOR_COST", "INLINE", "Setting"]
-
-EXECUTOR_COST = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
-"""Rank of each executor: a lower rank slows the training in the program's own process less."""
+__all__ = ["Setting"]
 
 
 @dataclass(frozen=True)
@@ -19,10 +15,6 @@ class Setting:
 
     executor: str
     workers: int
-
-    def of(self, config: LoaderConfig) -> LoaderConfig:
-        """Return the config with this executor and number of workers."""
-        return replace(config, executor=self.executor, num_workers=self.workers)
 
     @property
     def arguments(self) -> str:
@@ -39,6 +31,3 @@ class Setting:
         if self.executor == "ray":
             return counted(self.workers, "Ray worker")
         return counted(self.workers, "thread" if self.executor == "thread" else "process")
-
-
-INLINE = Setting("inline", 0)

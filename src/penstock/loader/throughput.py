@@ -20,8 +20,6 @@ __all__ = ["ENOUGH", "Throughput", "ThroughputMeter"]
 ENOUGH = 0.05
 """Share of waiting time below which a faster loader gains less than about this share."""
 
-# Seconds after the first batch that are not measured.
-_WARM = 0.1
 # One round is enough if it takes this many times the requested seconds.
 _LONG = 3
 # An interval between batches is a pause if it exceeds this many seconds and this many times the average.
@@ -37,16 +35,12 @@ class Throughput:
         wait: seconds in the loader.
         train: seconds between a batch and the next request.
         metrics: metrics of these batches, of all workers together.
-        starts: number of times that workers were started before measured batches.
-        start: seconds from these starts to the first batches.
     """
 
     batches: int = 0
     wait: float = 0.0
     train: float = 0.0
     metrics: BatchMetrics = field(default_factory=BatchMetrics)
-    starts: int = 0
-    start: float = 0.0
 
     @property
     def samples(self) -> int:
@@ -68,95 +62,88 @@ class Throughput:
         """Share of time that the consumer waited."""
         return self.wait / self.seconds if self.seconds > 0 else 1.0
 
-    def count(self, metrics: BatchMetrics, wait: float, train: float) -> None:
-        """Add a batch."""
-        self.batches += 1
+    def add(self, batches: int, wait: float, train: float, metrics: BatchMetrics) -> None:
+        """Add batches."""
+        self.batches += batches
         self.wait += wait
         self.train += train
         self.metrics.add(metrics)
         # They keep samples alive.
         self.metrics.failures.clear()
 
-    def add(self, other: Throughput) -> None:
-        """Add the batches of another throughput."""
-        self.batches += other.batches
-        self.wait += other.wait
-        self.train += other.train
-        self.metrics.add(other.metrics)
-        self.starts += other.starts
-        self.start += other.start
-
 
 class ThroughputMeter:
-    """Measures one setting over an epoch, a part of it, or several short ones.
+    """Measures a number of workers over an epoch, a part of it, or several short ones.
 
     Args:
         workers: number of workers.
         seconds: sufficient measurement time, if it contains two rounds.
-        warm: seconds after an iterator's first batch that are not measured.
-        depth: maximum number of batches in flight.
+        ahead: number of batches that were already in flight. They do not count.
         limit: seconds after which an incomplete round counts.
 
     Attributes:
         found: the measurement in full rounds.
-        first: seconds to the first batch.
+        first: seconds to the first batch of the latest iterator.
     """
 
-    def __init__(
-        self, workers: int, *, seconds: float, warm: float = _WARM, depth: int = 0, limit: float = math.inf
-    ) -> None:
+    def __init__(self, workers: int, *, seconds: float, ahead: int = 0, limit: float = math.inf) -> None:
         self.found = Throughput()
         self.first = 0.0
         self._round = max(1, workers)
         self._seconds = seconds
-        self._warm = warm
-        self._depth = depth
         self._limit = limit
-        self.begin(0.0)
+        self._reset(None, ahead)
 
     def begin(self, now: float) -> None:
         """Start an iterator, at the time right before its workers get the first request."""
-        self._began = self._last = now
-        self._number, self._train_seconds = 0, 0.0
-        # Whether a round of this iterator has counted.
-        self._counts = False
-        self._ignore(self._round, math.inf)
-        self._early, self._part = Throughput(), Throughput()
+        self._reset(now, 0)
 
-    def add(self, metrics: BatchMetrics, asked: float, had: float) -> bool:
-        """Add a batch, with the times of its request and delivery. Return whether the measurement is enough."""
-        wait, train = had - asked, asked - self._last
-        self._last = had
-        if not self._number:
+    def _reset(self, began: float | None, ahead: int) -> None:
+        self._began, self._last = began, began
+        self._skip = ahead + self._round
+        self._number, self._training = 0, 0.0
+        # Batches before the first round, and those of the present round.
+        self._early, self._part = Throughput(), Throughput()
+        self._counts = False  # whether a round has counted
+
+    def add(self, metrics: BatchMetrics, asked: float, had: float, depth: int = 0) -> bool:
+        """Add a batch. Return whether the measurement is enough.
+
+        Args:
+            metrics: cost of the batch.
+            asked, had: times of its request and delivery.
+            depth: number of batches that may be in flight, which are ready after a pause.
+        """
+        wait, train = had - asked, 0.0 if self._last is None else asked - self._last
+        if not self._number and self._began is not None:
             wait, train = had - self._began, 0.0
-            self.first = self.first or wait
-            self._start, self._warm_until = wait, had + self._warm
-        elif self._number > 2 and train > max(_PAUSE, _LONGER * self._train_seconds / self._number):
-            # A pause of the program: more batches are ready now than usual.
-            self._ignore(self._depth + self._round, had + self._warm)
-            self._part, train = Throughput(), 0.0
+            self.first = wait
+        elif self._number > 2 and train > max(_PAUSE, _LONGER * self._training / self._number):
+            self._skip, self._part, train = depth + self._round, Throughput(), 0.0
+        self._last = had
         self._number += 1
-        self._train_seconds += train
-        if self._skip > 0 or had < self._warm_until:
+        self._training += train
+        if self._skip > 0:
             self._skip -= 1
-            self._early.count(metrics, wait, train)
+            self._early.add(1, wait, train, metrics)
             return False
-        self._part.count(metrics, wait, train)
+        self._part.add(1, wait, train, metrics)
         late = self.found.seconds + self._part.seconds >= self._limit
         if self._part.batches < self._round and not late:
             return False
-        if not self._counts:
-            self._counts = True
-            self.found.starts, self.found.start = self.found.starts + 1, self.found.start + self._start
-        self.found.add(self._part)
+        self._count(self._part)
         self._part = Throughput()
         return self.enough
 
     def end(self) -> None:
         """End a complete iterator. If it was too short for a round, its first batches count, too."""
         if not self._counts:
-            self.found.add(self._early)
-            self.found.add(self._part)
+            self._count(self._early)
+            self._count(self._part)
+
+    def _count(self, part: Throughput) -> None:
+        self._counts = True
+        self.found.add(part.batches, part.wait, part.train, part.metrics)
 
     @property
     def enough(self) -> bool:
@@ -166,7 +153,3 @@ class ThroughputMeter:
             return True
         rounds = 1 if found.seconds >= _LONG * self._seconds else 2
         return found.seconds >= self._seconds and found.batches >= rounds * self._round
-
-    def _ignore(self, batches: int, until: float) -> None:
-        """Ignore the next ``batches`` batches, and all until a time."""
-        self._skip, self._warm_until = batches, until

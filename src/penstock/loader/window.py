@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, WorkerError
+from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.flow import Flow
 from penstock.loader.messages import BatchRequest, BatchResult
@@ -134,11 +135,12 @@ class Window:
         self._numbers = itertools.count()
         self._open: dict[int, _Pending] = {}  # batches in flight, ordered by number
         self._ready = 0  # number of open batches that are done
-        self._load = [0] * executor.workers  # number of unfinished batches of each worker
+        self._load: list[int] = []  # number of unfinished batches of each worker
         self._ended: set[int] = set()  # workers whose streams have ended
         self._handed_out = 0
         self._over = False
         self._why: str | None = None  # why the iterator ended early
+        self._following: Executor | None = None  # that makes what is not asked for yet
         # First snapshots by worker, until a batch is delivered.
         self._begun: dict[int, Snapshot | None] = {}
         self._waits_for_first_states = executor.tells_begin
@@ -147,10 +149,9 @@ class Window:
         with executor.lock:
             # Workers that have died since the last run are replaced. What was made for that run is dropped.
             executor.wait(executor.run, 0.0)
-            executor.resize(executor.workers)
+            executor.resize(flow.config.workers)
             executor.run = self._run
-            for worker in range(executor.workers):
-                executor.submit([Start(self._run, epoch, resume(worker))], worker)
+            self._start_all(resume)
             flow.begin()
             if flow.depth:
                 self._fill()
@@ -177,7 +178,7 @@ class Window:
         if (error := self._why_not()) is not None:
             raise error
         try:
-            answer = self._advance() if self._flow.depth else self._make_next()
+            answer = self._advance() if self._flow.depth or self._open else self._make_next()
             if isinstance(answer, BatchResult):
                 return answer
         # An exception of a signal handler, or an unexpected failure.
@@ -209,6 +210,31 @@ class Window:
         """Maximum number of batches in flight at the moment."""
         return self._flow.depth
 
+    def resize(self, config: LoaderConfig, inline: Executor | None = None) -> None:
+        """Make the next batches with the number of workers of a config, for objects without states.
+
+        Args:
+            config: the loader's settings; the kind of executor stays.
+            inline: makes them when the batches in flight have been delivered, if there are no workers any more.
+
+        Raises:
+            Exception: an error of starting workers. Those before go on.
+        """
+        executor = self.executor
+        with executor.lock:
+            if self._requests is None or self._over:
+                return
+            before = executor.workers
+            if inline is None:
+                try:
+                    executor.resize(config.workers)
+                except BaseException:
+                    executor.resize(before)
+                    raise
+            self._flow.config, self._following = config, inline
+            if inline is None:
+                self._start_all(lambda worker: None)
+
     @property
     def processes(self) -> list[Any] | None:
         """The worker processes; None if this machine runs none."""
@@ -237,6 +263,13 @@ class Window:
         if not _ending() and not getattr(self, "_over", True):
             self.close()
 
+    def _start_all(self, resume: Callable[[int], Any]) -> None:
+        """Start the run in all workers; again in those that have started it."""
+        executor, threads = self.executor, self._flow.config.threads
+        for worker in range(executor.workers):
+            executor.submit([Start(self._run, self._epoch, resume(worker), threads)], worker)
+        self._load += [0] * (executor.workers - len(self._load))
+
     def _why_not(self) -> Exception | None:
         """Return why no more batches can be made; None if they can."""
         executor = self.executor
@@ -262,7 +295,7 @@ class Window:
                 if self._why is not None or executor.closed:
                     return self._end_early()
                 result = self._collect_head()
-                if result is None and self._ready >= executor.workers and not all(self._load):
+                if result is None and self._ready >= executor.workers and not all(self._load[: executor.workers]):
                     self._flow.stall()
                 self._fill()
                 if not self._open and self._requests is None:
@@ -279,6 +312,10 @@ class Window:
 
     def _make_next(self) -> BatchResult | Exception:
         """Make the next batch with an inline executor. Return an exception that `next` should raise."""
+        if self._following is not None:
+            workers, self.executor, self._following = self.executor, self._following, None
+            self.executor.run, self._load = self._run, [0]
+            workers.close(SHUTDOWN_TIMEOUT_S)
         executor = self.executor
         with executor.lock:
             request = self._next_request()
@@ -319,7 +356,7 @@ class Window:
         for pending in self._open.values():
             if pending.result is None:
                 worker, processes = pending.worker, self.processes
-                pid = f" (pid {processes[worker].pid})" if processes is not None else ""
+                pid = f" (pid {processes[worker].pid})" if processes is not None and worker < len(processes) else ""
                 return WorkerError(f"{text}: worker {worker}{pid} was {self._whereabouts(worker)}")
         return WorkerError(text)
 
@@ -409,7 +446,9 @@ class Window:
 
     def _choose(self, most: int) -> int | None:
         """Return the worker for the next batch; None if no worker should get more."""
-        policy, count, load = self._policy, self.executor.workers, self._load
+        policy, count = self._policy, self.executor.workers
+        # Those that are to end may have batches left.
+        load = self._load[:count]
         if not policy.turns:
             worker = load.index(min(load))
         elif policy.in_order:
@@ -477,7 +516,13 @@ class Window:
             return
         self._restarted()
         executor.resize(executor.workers)
-        executor.submit([Start(self._run, self._epoch, None), *(pending.request for pending in mine)], worker)
+        heir = min(worker, executor.workers - 1)
+        for pending in mine:
+            self._load[pending.worker] -= 1
+            self._load[heir] += 1
+            pending.worker = heir
+        start = Start(self._run, self._epoch, None, self._flow.config.threads)
+        executor.submit([start, *(pending.request for pending in mine)], heir)
 
     def _head(self) -> BatchResult | None:
         """Return the next batch to deliver, if it is done."""

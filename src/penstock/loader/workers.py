@@ -122,6 +122,12 @@ class Workers:
             executor.close(SHUTDOWN_TIMEOUT_S)
             raise
 
+    def resize(self, config: LoaderConfig) -> None:
+        """Have the number of workers of a config from the next iterator on. It may differ in nothing else."""
+        self.config = config
+        if self._flow is not None:
+            self._flow.config = config
+
     def close(self) -> None:
         """End the workers, in bounded time. Idempotent."""
         executor, self.executor = self.executor, None

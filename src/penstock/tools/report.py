@@ -402,9 +402,7 @@ def _choice(tuning: dict[str, Any]) -> str:
     chosen = tuning["chosen"]
     if chosen is None:
         return "Auto-tuning is still choosing workers" + (f". So far {'; '.join(tried)}." if tried else ".")
-    return (
-        f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}. {_touched(tuning)}"
-    )
+    return f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}."
 
 
 def _tried(one: dict[str, Any]) -> str:
@@ -412,13 +410,6 @@ def _tried(one: dict[str, Any]) -> str:
     if one["estimated"]:
         return f"{rate}, not measured"
     return one["error"] or f"{rate}, waiting {one['wait_share']:.0%}"
-
-
-def _touched(tuning: dict[str, Any]) -> str:
-    """Return a sentence about how often auto-tuning copied the dataset and called ``worker_init_fn``."""
-    text = f"Tuning copied the dataset into {counted(tuning['dataset_copies'], 'process')}"
-    calls = tuning["worker_init_fn_calls"]
-    return f"{text} and called worker_init_fn {counted(calls, 'time')}." if calls else f"{text}."
 
 
 def _percent(part: float, whole: float, digits: int = 0) -> str:

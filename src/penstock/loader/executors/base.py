@@ -33,11 +33,13 @@ class Start(NamedTuple):
         run: the number of the run.
         epoch: the epoch for streams; None for other datasets.
         state: the state that the worker's objects resume from; None if they start fresh.
+        threads: number of threads of a worker process.
     """
 
     run: int
     epoch: EpochStart
     state: Any
+    threads: int = 1
 
 
 class Began(NamedTuple):

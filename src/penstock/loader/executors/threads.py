@@ -94,9 +94,10 @@ class ThreadPool:
         """Start threads until there are so many, or let some end after their jobs."""
         for number in range(self._count, count):
             jobs, board = self._new_queue(), self._boards[2 * number : 2 * number + 2]
-            self._queues[number : number + 1] = [jobs]
             run = partial(_run, jobs, number, board, *self._start)
             self._daemons.append(Daemon(run, name=f"penstock-worker-{number}", wake=partial(jobs.put, None)))
+            self._queues.append(jobs)
+            self._count += 1
         for jobs in self._queues[count:]:
             jobs.put(None)
         del self._queues[count:]
@@ -109,7 +110,8 @@ class ThreadPool:
             WorkerError: the threads have ended.
         """
         with self._lock:
-            if not self.close.alive or not all(daemon.is_alive() for daemon in self._daemons[: self._count]):
+            # Of threads with one queue, any may have ended after `resize`.
+            if not self.close.alive or sum(map(Daemon.is_alive, self._daemons)) < self._count:
                 raise WorkerError(
                     "the threads of this DataLoader are gone: it was closed, this is a fork of the process that has "
                     "them, or the interpreter is about to exit"

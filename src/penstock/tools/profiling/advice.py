@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.loader.setting import EXECUTOR_COST
 from penstock.loader.throughput import ENOUGH
 from penstock.tools.profiling.result import Profile, Setting, Stage, Trial, Verdict
 from penstock.wording import counted, rate_text
@@ -19,6 +18,7 @@ from penstock.wording import counted, rate_text
 __all__ = ["choose", "expected_wait", "judge", "limiting", "restated"]
 
 _AS_GOOD = 0.9
+_EXECUTOR_COST = {"auto": 0, "process": 1, "thread": 2, "inline": 3}  # a lower one slows the training less
 _SPARE = 1.1  # factor over the samples/s that the step needs
 _MATTERS = 1.25  # storage matters if first reads are slower by this factor
 _BUSY = 0.3  # the report mentions other programs that use at least this many cores
@@ -35,7 +35,7 @@ def choose(trials: Sequence[Trial], *, needed: float | None) -> Trial:
         best = max(trial.rate for trial in good)
         enough = [trial for trial in good if trial.rate >= _AS_GOOD * best]
         enough = [trial for trial in enough if trial.setting.workers] or enough  # training waits for every inline batch
-    return min(enough, key=lambda trial: (trial.setting.workers, EXECUTOR_COST[trial.setting.executor]))
+    return min(enough, key=lambda trial: (trial.setting.workers, _EXECUTOR_COST[trial.setting.executor]))
 
 
 def _wanted(trial: Trial, needed: float) -> float:

@@ -33,7 +33,7 @@ def try_out(
 
     An error is stored in the result, because it shows that the setting cannot make these batches.
     """
-    meter = ThroughputMeter(setting.workers, seconds=seconds, warm=0.0, limit=_HARD * seconds)
+    meter = ThroughputMeter(setting.workers, seconds=seconds, limit=_HARD * seconds)
     try:
         while _pass(probe, setting, requests(), meter):
             pass

@@ -24,7 +24,7 @@ from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.executors.process.pool import WorkerProcess, end
 from penstock.loader.executors.process.ring import BOARD, Ring
 from penstock.loader.executors.process.transport import unpack
-from penstock.loader.executors.process.worker import ENDED, REFUSED, SKIPPED, Setup, board_width
+from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup, board_width
 from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
@@ -63,6 +63,8 @@ class ProcessExecutor(Executor):
         self._config = config
         self._context = context or multiprocessing.get_context()
         self._base_seed = base_seed
+        # The threads of a single process may become more.
+        self._width = board_width(MOST_THREADS if config.single_process else config.threads)
         self._rings = rings
         # A forked process shares rings with its parent.
         usable = [ring for ring in rings if ring.pid == self.pid]
@@ -224,13 +226,13 @@ class ProcessExecutor(Executor):
         self.workers = workers
 
     def _start(self, number: int) -> None:
-        config, width = self._config, board_width(self._config.threads)
+        config, width = self._config, self._width
         for place in range(1 + width * number, 1 + width * (number + 1)):
             self._words[place] = 0
 
         def setup(requests: Any, results: Any, held_back: bool) -> Setup:
             total = max(config.workers, number + 1)
-            made = number, total, self._fetcher, config.worker_init_fn, self._base_seed, config.threads
+            made = number, total, self._fetcher, config.worker_init_fn, self._base_seed, width
             return Setup(*made, self.ring.file, requests, results, self.pid, held_back)
 
         member = WorkerProcess(number, self._context, setup)
@@ -257,14 +259,14 @@ class ProcessExecutor(Executor):
         self._all.remove(member)
         owed = [key for key, (worker, _) in self._lent.items() if worker == member.number]
         if not member.ending or any(run == self.run for run, _ in owed):
-            peak = self._words[1 + board_width(self._config.threads) * member.number]
+            peak = self._words[1 + self._width * member.number]
             events.append(Lost(member.number, member.obituary(peak)))
         for key in owed:
             self._give_back(*key, None)
 
     def where(self, worker: int) -> list[tuple[int, int]]:
         """See `Executor`."""
-        width = board_width(self._config.threads)
+        width = self._width
         shown = self._words[2 + width * worker : 1 + width * (worker + 1)].tolist()
         return [pair for pair in zip(shown[::2], shown[1::2], strict=True) if pair[1]]
 

@@ -40,10 +40,13 @@ from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent
 from penstock.random import show_samples
 
-__all__ = ["ENDED", "REFUSED", "SKIPPED", "Setup", "board_width", "main"]
+__all__ = ["ENDED", "MOST_THREADS", "REFUSED", "SKIPPED", "Setup", "board_width", "main"]
 
 ENDED, SKIPPED, REFUSED = 1, 2, 3
 """How an answer is special: the stream has ended; the run is not wanted; the slot got no more memory."""
+
+MOST_THREADS = 1 << 10
+"""Maximum number of threads of a worker."""
 
 _QUICK, _ENOUGH = 1e-3, 64
 """Batches with less work than this (seconds) gain nothing from several threads. After this many in a row, one thread
@@ -65,7 +68,8 @@ class Setup(NamedTuple):
     fetcher: Fetcher
     init: Callable[[int], object] | None
     base_seed: int
-    threads: int
+    width: int
+    """How many numbers it has on the board."""
     file: SharedFile
     requests: Connection
     results: Connection
@@ -143,14 +147,9 @@ class _Worker:
         self._sent = 0
         self._memory = Memory(setup.file)
         self._words = memoryview(setup.file.map).cast("Q")
-        width = board_width(setup.threads)
-        self._board = self._words[1 + width * setup.number : 1 + width * (setup.number + 1)]
+        self._board = self._words[1 + setup.width * setup.number : 1 + setup.width * (setup.number + 1)]
         self._quick = 0  # consecutive batches with too little work for several threads
         self._pool: ThreadPool | None = None
-        if setup.threads > 1:
-            # SystemExit in user code ends the worker, not just a thread.
-            crash = partial(os._exit, 1)
-            self._pool = ThreadPool(setup.threads, lanes=False, boards=self._board[3:], crash=crash)
         show_samples(self._board[1:])
 
     def run(self) -> None:
@@ -166,6 +165,12 @@ class _Worker:
                 self._flush()
 
     def _begin(self, start: Start) -> None:
+        if self._pool is not None:
+            self._pool.resize(start.threads)
+        elif start.threads > 1:
+            # SystemExit in user code ends the worker, not just a thread.
+            crash = partial(os._exit, 1)
+            self._pool = ThreadPool(start.threads, lanes=False, boards=self._board[3:], crash=crash)
         began = self.maker.begin(start)
         if not self.maker.fetcher.has_states:
             return
