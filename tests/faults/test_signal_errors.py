@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from faults_support import Range, over, within
 from full_run import full_only
-from tuned_support import T1, T2, scripted
+from tuned_support import scripted
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
@@ -149,15 +149,15 @@ def test_a_handler_that_strikes_in_any_call(how: str, step: int) -> None:
 
 
 @full_only("every segment; strikes in any call are tested without")
-def test_a_handler_that_strikes_while_settings_are_tried() -> None:
-    """A batch may be out of its window, a setting half begun: then the pass ends, and does not go on without it."""
+def test_a_handler_that_strikes_while_numbers_of_workers_are_tried() -> None:
+    """A batch may be out of its window, threads half started: then the pass ends, and does not go on without it."""
 
     def handler(number: int, frame: Any) -> None:
         raise Alarm
 
     def make() -> DataLoader[Any]:
         # No processes: what strikes in a function that is called at a fork is swallowed by Python.
-        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto"), [T2, T1], [3])
+        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto", executor="thread"), [2, 3, 1], [3, 3])
 
     for place in itertools.count(0, 13):
         loader, got = make(), []

@@ -1,4 +1,4 @@
-"""Loaders whose batches are made by certain settings, one after the other."""
+"""Loaders whose batches are made by certain numbers of workers, one after the other."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from typing import Any
 
 from penstock import DataLoader
 from penstock.loader.autotune import Autotuner
-from penstock.loader.setting import Setting
 from penstock.loader.throughput import Throughput
-
-P1, P2 = Setting("process", 1), Setting("process", 2)
-T1, T2 = Setting("thread", 1), Setting("thread", 2)
 
 
 class Count:
     """Enough is known after so many batches."""
 
     enough = False
+    first = 0.0
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -32,30 +29,26 @@ class Count:
 
 
 class Script(Autotuner):
-    """Goes through certain settings, with so many batches each; then stays with the last one, or goes back."""
+    """Goes through certain numbers of workers, with so many batches each, and stays with the last one."""
 
-    def __init__(self, settings: list[Setting], each: list[int], *, back: Setting | None = None) -> None:
-        super().__init__(["process"], inline="never", cores=2, persistent=False)
-        self.again = False
-        self.left = [*settings[1:], *([back] if back else [])]
-        self.each = iter(each)
-        self.current = settings[0]
+    def __init__(self, executor: str, counts: list[int], each: list[int]) -> None:
+        super().__init__(executor, inline=False, cores=64)
+        self.workers, *self.left = counts
+        self.each = list(each)
+        self._meter: Any = Count(self.each.pop(0))
+        self.failed: list[Exception] = []
 
-    def search_again(self, now: float) -> bool:
-        if not self.again or not self.decided:
-            return False
-        self.again = self.decided = self.settled = False
-        return True
+    def fail(self, error: Exception) -> None:
+        self.failed.append(error)
+        self.left = []
+        self.workers = self.chosen = 1
 
-    def meter(self, depth: int) -> Any:
-        return Count(next(self.each, 1))
-
-    def note(self, found: Throughput, error: str = "") -> None:
-        self.current = self.left.pop(0) if self.left else self.current
-        self.decided = not self.left
-        self.chosen = self.current if self.decided else None
+    def note(self, found: Throughput, error: str = "", ahead: int = 0) -> None:
+        self.workers = self.left.pop(0) if self.left else self.workers
+        self._meter = Count(self.each.pop(0) if self.each else 1)
+        self.chosen = None if self.left else self.workers
 
 
-def scripted(loader: DataLoader[Any], *args: Any, **options: Any) -> DataLoader[Any]:
-    loader._tuner = Script(*args, **options)
+def scripted(loader: DataLoader[Any], counts: list[int], each: list[int]) -> DataLoader[Any]:
+    loader._tuner = Script(loader.executor, counts, each)
     return loader

@@ -71,7 +71,6 @@ class Autotuner:
         cores: cores of this machine.
         ranks: ranks of the job on this machine, which tune at the same time; each uses its share of cores and memory.
         starts: whether each epoch starts workers, so that the time for it matters.
-        seconds: minimum measurement time of a number.
 
     Attributes:
         workers: the number to use now; 0 is inline.
@@ -89,7 +88,6 @@ class Autotuner:
         cores: int,
         ranks: int = 1,
         starts: bool = False,
-        seconds: float = _SECONDS,
     ) -> None:
         self.workers = 1
         self.chosen: int | None = None
@@ -103,8 +101,7 @@ class Autotuner:
         self.length: int | None = None
         self._starts = starts
         self._start = 0.0  # seconds to start workers
-        self._seconds = seconds
-        self._meter = ThroughputMeter(1, seconds=seconds)
+        self._meter = ThroughputMeter(1, seconds=_SECONDS)
         self._window: weakref.ref[Window] | None = None
         self._tried: list[_Tried] = []
 
@@ -161,7 +158,7 @@ class Autotuner:
             self._choose()
         else:
             self.workers = count
-            self._meter = ThroughputMeter(count, seconds=self._seconds, ahead=ahead)
+            self._meter = ThroughputMeter(count, seconds=_SECONDS, ahead=ahead)
 
     def fail(self, error: Exception) -> None:
         """Record that the current number of workers does not work, and choose one that does."""
