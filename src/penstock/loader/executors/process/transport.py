@@ -162,10 +162,12 @@ class _Packer(pickle.Pickler):
     def _reduced_tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_quantized or tensor.is_nested:
             return NotImplemented
-        if tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
+        if tensor.__dict__:
             return NotImplemented
         if tensor.requires_grad:
             return _require_gradient, (tensor.detach(),)
+        if tensor.is_conj() or tensor.is_neg():
+            return NotImplemented
         order = None
         if not tensor.is_contiguous():
             if tensor.untyped_storage().nbytes() < tensor.nbytes:
@@ -190,7 +192,7 @@ class _Packer(pickle.Pickler):
 
     def _reduced_array(self, array: npt.NDArray[Any]) -> Any:
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-        ordered = array.T if fortran else np.ascontiguousarray(array)
+        ordered = array.T if fortran else np.asarray(array, order="C")
         raw = ordered.reshape(-1).view(np.uint8)
         place = self._place(raw.__array_interface__["data"][0], raw.nbytes, lambda: raw)
         return _rebuild_array, (*place, array.dtype, ordered.shape, fortran)
@@ -230,7 +232,7 @@ def _tensor(memory: Any, offset: int, kind: str, shape: Sequence[int]) -> torch.
         # A third of the time of the other way.
         return torch.from_numpy(np.ndarray(shape, _NUMPY[kind], memory, offset))
     dtype, count = getattr(torch, kind), math.prod(shape)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(*shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 def _rebuild_tensor(
