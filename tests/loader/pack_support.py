@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.loader.arena import Slot
-from penstock.loader.executors.process.pack import Packed, pack, unpack
+from penstock.loader.executors.process.transport import Memory, Slot, pack, unpack
+from penstock.loader.memory import SharedFile
 
-ROOM = {"slot": 1 << 22, "small slot": 1 << 14, "no slot": None}
-"""Bytes of the slot."""
+ROOM = {"slot": 1 << 30, "small slot": 1 << 14, "no slot": None}
+"""Bytes that a slot can have."""
+
+_numbers = itertools.cycle((1, 2))
+
+
+class _Limited(SharedFile):
+    """A file whose slots get only so much memory."""
+
+    room = 0
+
+    def reserve(self, begin: int, size: int) -> None:
+        if (begin + size) % (self.size >> 10) > self.room:
+            raise OSError("no more memory")
+        super().reserve(begin, size)
+
+
+@functools.cache
+def _memory(room: int) -> Memory:
+    file = _Limited()
+    file.room = room
+    return Memory(file)
+
+
+def slot_of(room: int | None = ROOM["slot"]) -> Slot:
+    """An empty slot, until the next but one is asked for."""
+    if room is None:
+        return Slot(_memory(1), 0, 0)
+    return Slot(_memory(room), next(_numbers), 0)
+
 
 DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
@@ -20,27 +50,13 @@ DTYPES = [
 ]
 
 
-def travel(batch: Any, capacity: int | None = ROOM["slot"], slot: Slot | None = None) -> tuple[Any, Packed]:
-    """Pack, carry the bytes over, as the pipe and the ring do, and unpack."""
-    if slot is None and capacity is not None:
-        slot = Slot(np.zeros(capacity, np.uint8))
-    packed = pack(batch, slot)
-    beside = iter([np.frombuffer(bytearray(view), np.uint8) for view in packed.beside])
-    buffers = []
-    for offset, nbytes in packed.table:
-        if offset < 0:
-            buffers.append(next(beside))
-        else:
-            assert slot is not None
-            buffers.append(slot.memory[offset : offset + nbytes].copy())
-        assert buffers[-1].nbytes == nbytes
-    assert next(beside, None) is None
-    return unpack(packed.data, buffers), packed
-
-
-def cost(packed: Packed) -> int:
-    """Bytes that travel."""
-    return len(packed.data) + sum(nbytes for _, nbytes in packed.table)
+def travel(batch: Any, room: int | None = ROOM["slot"], slot: Slot | None = None) -> tuple[Any, int]:
+    """Pack, carry the bytes over, as the pipe and the ring do, and unpack. Return how many bytes travelled, too."""
+    slot = slot or slot_of(room)
+    data = pack(batch, slot)
+    file, begin = slot._memory.file, slot._begin
+    memory = np.frombuffer(file.map[begin : begin + slot.used], np.uint8).copy() if slot.used else None
+    return unpack(data, memory), len(data) + slot.used
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.loader import arena
-from penstock.loader.executors.process.region import Region, paged
-from penstock.loader.executors.process.ring import Ring, Slot
+from penstock.loader.executors.process.ring import BOARD, Ring
+from penstock.loader.executors.process.transport import Memory, Slot, pack, unpack
 from penstock.loader.memory import SharedFile
 
 
@@ -274,21 +273,19 @@ class Samples(Dataset[Any]):
         return (KINDS | _FAULTY)[name](index)
 
 
-def worker_slot(ring: Ring, slot: Slot) -> arena.Slot:
-    """A slot as a worker has it, in maps of its own, which grows as it does there."""
-
-    def grow(size: int, needed: int) -> Any:
-        larger = paged(needed)
-        ring.file.reserve(slot.begin + size, larger - size)
-        return Region(ring.file.fd, slot.begin, larger).memory
-
-    return arena.Slot(Region(ring.file.fd, slot.begin, slot.size).memory, grow)
+def deliver(ring: Ring, lent: tuple[int, int], batch: Any) -> Any:
+    """A batch that a worker makes in a slot that was lent, as the consumer gets it."""
+    slot = Slot(Memory(ring.file), *lent)
+    data = pack(batch, slot)
+    assert slot.used
+    return unpack(data, ring.lease(slot.number, slot.extent, slot.used))
 
 
 def allocated(ring: Ring) -> int:
-    """Bytes of memory that the slots of a ring have."""
-    assert ring.short in (False, True), "what has come back is looked at"
-    return os.fstat(ring.file.fd).st_blocks * 512
+    """Bytes of memory that the slots of a ring have, once what has come back is looked at."""
+    number, extent = ring.lend()
+    ring.give_back(number, extent)
+    return os.fstat(ring.file.fd).st_blocks * 512 - BOARD
 
 
 def looks_like(tensors: list[torch.Tensor], value: int) -> bool:

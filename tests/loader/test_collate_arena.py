@@ -18,17 +18,17 @@ from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from pack_support import DTYPES, assert_same, content
+from pack_support import DTYPES, assert_same, content, slot_of
 from process_support import Pair
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock.loader.arena import Slot, collating_into
+from penstock.loader.arena import collating_into
 from penstock.loader.collate import Collate, collate, is_default
 
 pytestmark = [pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")]
 
-ROOM = [1 << 20, 200, 0, None]
+ROOM = [1 << 20, 8192, None]
 
 
 class Bag(dict[str, Any]):
@@ -197,7 +197,7 @@ def assert_same_structure(ours: Any, theirs: Any) -> None:
 
 def assert_as_torch(samples: list[Any], room: int | None) -> Any:
     theirs, their_error = outcome(default_collate, samples)
-    with collating_into(None if room is None else Slot(np.zeros(room, np.uint8))):
+    with collating_into(None if room is None else slot_of(room)):
         ours, our_error = outcome(collate, samples)
     assert type(our_error) is type(their_error), our_error
     if their_error is not None:
@@ -212,7 +212,7 @@ def assert_as_torch(samples: list[Any], room: int | None) -> Any:
 def test_quantised_as_torch(room: int | None) -> None:
     samples = [torch.quantize_per_tensor(torch.full((3,), value), 0.1, 3, torch.quint8) for value in (0.5, 1.0)]
     theirs = default_collate(samples)
-    slot = None if room is None else Slot(np.zeros(room, np.uint8))
+    slot = None if room is None else slot_of(room)
     with collating_into(slot):
         ours = collate(samples)
     assert slot is None or not slot.used  # over memory that is given there are no such tensors: torch crashes
@@ -249,7 +249,7 @@ def test_as_torch(name: str, room: int | None) -> None:
 
 @pytest.mark.parametrize("room", ROOM)
 def test_arrays_of_negative_strides_work_here(room: int | None) -> None:
-    with collating_into(None if room is None else Slot(np.zeros(room, np.uint8))):
+    with collating_into(None if room is None else slot_of(room)):
         assert collate([np.arange(3)[::-1]] * 2).tolist() == [[2, 1, 0]] * 2
 
 
@@ -306,14 +306,14 @@ def test_any_images(shape: list[int], order: list[int], contiguous: list[bool], 
 
 
 def test_what_fits_is_in_the_slot() -> None:
-    memory = np.zeros(1 << 20, np.uint8)
-    slot = Slot(memory)
+    slot = slot_of()
     samples = [{"t": torch.full((30, 20), i), "a": np.full((7, 5), i), "n": i, "f": float(i)} for i in range(8)]
     with collating_into(slot):
         batch = collate(samples)
     for tensor in batch.values():
-        assert slot.offset_of(tensor.data_ptr(), tensor.nbytes) is not None
-        assert (slot.offset_of(tensor.data_ptr(), tensor.nbytes) or 0) % 64 == 0
+        offset = slot.offset_of(tensor.data_ptr())
+        assert offset is not None
+        assert offset % 64 == 0
     used = slot.used
     with collating_into(slot), pytest.raises(RuntimeError, match="equal size"):
         collate([torch.zeros(3), torch.zeros(4)])
@@ -322,29 +322,29 @@ def test_what_fits_is_in_the_slot() -> None:
 
 
 def test_images_stay_channels_last_in_the_slot() -> None:
-    slot = Slot(np.zeros(1 << 20, np.uint8))
+    slot = slot_of()
     image = content((9, 8, 3), torch.uint8).permute(2, 0, 1)
     with collating_into(slot):
         batch = Collate(channels_last=True)([image] * 4)
     assert batch.is_contiguous(memory_format=torch.channels_last)
-    assert slot.offset_of(batch.data_ptr(), batch.nbytes) == 0
+    assert slot.offset_of(batch.data_ptr()) == 0
     assert torch.equal(batch, default_collate([image] * 4))
 
 
 def test_scopes_nest_and_end() -> None:
-    outer, inner = Slot(np.zeros(4096, np.uint8)), Slot(np.zeros(4096, np.uint8))
+    outer, inner = slot_of(), slot_of()
     with collating_into(outer):
         with pytest.raises(ZeroDivisionError), collating_into(inner):
             collate([torch.zeros(3)])
             _ = 1 / 0
-        assert (outer.used, inner.used) == (0, 64)
+        assert (outer.used, inner.used) == (0, 12)
         with collating_into(None):
             collate([torch.zeros(3)])
         assert outer.used == 0
         collate([torch.zeros(3)])
-        assert outer.used == 64
+        assert outer.used == 12
     collate([torch.zeros(3)])
-    assert outer.used == 64
+    assert outer.used == 12
 
 
 # Types that users registered.
