@@ -160,8 +160,9 @@ class Ring:
     def mark(self, child: Child) -> None:
         """Protect the slots that are leased now: they are not reused while a child may read them."""
         for slot, lease in list(self._leases.items()):
-            if lease() is not None and child not in (children := self._children.setdefault(slot, [])):
-                children.append(child)
+            if lease() is not None:
+                alive = [other for other in self._children.get(slot, ()) if other is not child and not other.gone]
+                self._children[slot] = [*alive, child]
 
     def _revive(self) -> None:
         """Free slots whose children have ended, to be used last."""
