@@ -1,4 +1,6 @@
-"""The ring: a slot is never written to while anything looks at it, and comes back when nothing does."""
+"""The ring: a slot is never written to while anything refers to it, is free when nothing does, and keeps the memory
+that batches usually need.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,81 +16,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process_support import worker_slot
+from process_support import allocated, deliver
 
-from penstock.loader.executors.process.pack import pack, unpack
-from penstock.loader.executors.process.region import Region
-from penstock.loader.executors.process.ring import AHEAD, LIGHT, SPARE, Ring, Slot
+from penstock.loader.executors.process.ring import SLOTS, Ring, slot_bytes
+from penstock.loader.executors.process.transport import Memory, Slot
 
-HEAD = 4096
-SIZE = 20_000
-
-
-def ring_of(depth: int = 2, nbytes: int = SIZE, **options: Any) -> Ring:
-    ring = Ring(depth, depth, head=HEAD, **options)
-    ring.learn(nbytes)
-    return ring
-
-
-def worker_side(ring: Ring, slot: Slot) -> np.ndarray[Any, Any]:
-    """The same memory as a worker maps it."""
-    begin, size, _ = slot.address
-    return Region(ring.file.fd, begin, size).memory
-
-
-def deliver(ring: Ring, slot: Slot, batch: Any, copy: bool = False) -> Any:
-    """A batch from a worker through the slot to the consumer."""
-    mine = worker_slot(ring, slot)
-    packed = pack(batch, mine)
-    assert not packed.beside
-    slot.size = mine.capacity
-    return unpack(packed.data, (ring.copy if copy else ring.lease)(slot, packed.table))
-
-
-def lend(ring: Ring) -> Slot:
-    slot = ring.lend()
-    assert slot is not None
-    return slot
-
-
-def free(ring: Ring) -> int:
-    """How many slots can be lent."""
-    slots = []
-    while (slot := ring.lend()) is not None:
-        slots.append(slot)
-    for slot in slots:
-        ring.give_back(slot)
-    return len(slots)
+MIB = 1 << 20
 
 
 def batch_of(value: int, size: int = 5000) -> dict[str, Any]:
     return {"x": torch.full((size,), value, dtype=torch.uint8), "y": np.full(size, value, np.uint8)}
 
 
-def test_slots_are_made_once_their_size_is_known() -> None:
-    ring = Ring(2, 2, head=HEAD)
-    assert ring.lend() is None
-    assert ring.in_flight == 2
-    assert ring.slot_bytes == 0
-    ring.learn(SIZE)
-    assert ring.slot_bytes >= SIZE
-    assert ring.slot_bytes % 4096 == 0
-    slots = [lend(ring) for _ in range(2 + SPARE)]
-    assert ring.lend() is None
-    pieces = sorted((slot.begin, slot.size) for slot in slots)
-    assert pieces[0][0] >= HEAD
-    assert all(begin + size <= after for (begin, size), (after, _) in pairwise(pieces))
-    assert sum(pieces[-1]) <= os.fstat(ring.file.fd).st_size
+def bring(ring: Ring, nbytes: int, value: int = 1) -> Any:
+    """A batch of so many bytes, made by a worker and delivered."""
+    return deliver(ring, ring.lend(), torch.full((nbytes,), value, dtype=torch.uint8))
 
 
-def test_workers_see_the_same_memory() -> None:
-    ring = ring_of()
-    slots = [lend(ring) for _ in range(5)]
-    for number, slot in enumerate(slots):
-        worker_side(ring, slot)[:] = number + 1
-    for number, slot in enumerate(slots):
-        (array,) = ring.lease(slot, [(0, slot.size)])
-        assert (array == number + 1).all()
+def overwrite(ring: Ring, count: int = 3) -> None:
+    """Have workers write into some free slots."""
+    lent = [ring.lend() for _ in range(count)]
+    for number, extent in lent:
+        begin = number * slot_bytes(ring.file)
+        ring.file.map[begin : begin + extent] = b"\xff" * extent
+    for number, extent in lent:
+        ring.give_back(number, extent)
 
 
 KEEP: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -97,14 +48,14 @@ KEEP: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a tensor": lambda batch: batch["x"],
     "an array": lambda batch: batch["y"],
     "a view": lambda batch: batch["x"][7:9],
-    "a view of a view": lambda batch: batch["x"].view(50, 100).t()[3:, 4:][::2],
-    "a row": lambda batch: batch["x"].view(50, 100).unbind()[3],
+    "a view of a view": lambda batch: batch["x"].view(-1, 100).t()[3:, 4:][::2],
+    "a row": lambda batch: batch["x"].view(-1, 100).unbind()[3],
     "other type": lambda batch: batch["x"].view(torch.int32)[5:],
     "detached": lambda batch: batch["x"].detach()[1:],
     "numpy": lambda batch: batch["x"].numpy(),
     "part of numpy": lambda batch: batch["x"].numpy()[3:][::2],
     "part of the array": lambda batch: batch["y"][3:][::2],
-    "array in other form": lambda batch: batch["y"].reshape(50, 100).T.view(np.int8)[2:],
+    "array in other form": lambda batch: batch["y"].reshape(-1, 100).T.view(np.int8)[2:],
     "tensor of the array": lambda batch: torch.from_numpy(batch["y"])[5:],
     "tensor of the array of the tensor": lambda batch: torch.as_tensor(batch["x"].numpy()[2:])[2:],
     "storage": lambda batch: batch["x"].untyped_storage(),
@@ -120,10 +71,11 @@ KEEP: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def looks(kept: Any, value: int) -> bool:
+    """Whether all bytes are this number."""
     if isinstance(kept, dict):
         return all(looks(part, value) for part in kept.values())
     if isinstance(kept, torch.UntypedStorage):
-        return kept[100] == value
+        return bool(kept[100] == value)
     if isinstance(kept, np.flatiter):
         return bool((kept.base == value).all())
     if isinstance(kept, torch.Tensor):
@@ -133,82 +85,58 @@ def looks(kept: Any, value: int) -> bool:
 
 @pytest.mark.parametrize("name", KEEP)
 def test_whatever_is_kept_keeps_its_slot(name: str) -> None:
-    ring = ring_of(1)
-    kept = KEEP[name](deliver(ring, lend(ring), batch_of(7)))
+    ring = Ring()
+    number, extent = ring.lend()
+    kept = KEEP[name](deliver(ring, (number, extent), batch_of(7)))
     gc.collect()
-    assert free(ring) == SPARE
-    for _ in range(6):  # all other slots are used
-        deliver(ring, lend(ring), batch_of(9))
+    overwrite(ring)
     assert looks(kept, 7)
     del kept
     gc.collect()
-    assert free(ring) == 1 + SPARE
-
-
-def test_shared_storages_and_empty_tensors() -> None:
-    ring = ring_of(1)
-    base = torch.arange(2000)
-    kept = deliver(ring, lend(ring), [base, base[5:], torch.empty(0)])
-    del kept[0]
-    gc.collect()
-    assert free(ring) == SPARE
-    del kept[0]
-    gc.collect()
-    assert free(ring) == 1 + SPARE
+    assert ring.lend()[0] == number
 
 
 @given(st.data())
 @settings(max_examples=40)
 def test_no_slot_is_two_things_at_a_time(data: st.DataObject) -> None:
-    """Deliver, keep, drop, lend and give back, learn of other sizes, in any order."""
-    depth = data.draw(st.integers(1, 3))
-    size = 5000
-    ring = ring_of(depth, 2 * size + 200)
+    """Deliver, keep, drop, lend and give back batches of several sizes, in any order."""
+    ring = Ring()
     held: list[tuple[int, Any]] = []
-    lent: list[Slot] = []
-    value = 0
+    lent: list[tuple[int, int]] = []
+    value = most = 0
     for _ in range(data.draw(st.integers(1, 30))):
-        what = data.draw(
-            st.sampled_from(["deliver", "deliver", "drop", "lend", "give back", "larger", "smaller", "cycle", "copy"])
-        )
-        if what in ("deliver", "cycle", "copy"):
-            slot = lent.pop() if lent else ring.lend()
-            if slot is None:
-                continue
+        what = data.draw(st.sampled_from(["deliver", "deliver", "drop", "lend", "give back", "die", "cycle"]))
+        if what in ("deliver", "cycle"):
             value = value % 250 + 1
-            batch = deliver(ring, slot, batch_of(value, size), copy=what == "copy" or ring.short)
-            kept = KEEP[data.draw(st.sampled_from([*KEEP]))](batch)
+            size = data.draw(st.sampled_from([5000, 5000, 200_000]))
+            kept = KEEP[data.draw(st.sampled_from([*KEEP]))](deliver(ring, ring.lend(), batch_of(value, size)))
             if what == "cycle":
                 circle = [kept]
                 circle.append(circle)
                 del circle
             else:
                 held.append((value, kept))
-            del kept, batch
+            del kept
         elif what == "drop" and held:
             del held[data.draw(st.integers(0, len(held) - 1))]
         elif what == "lend":
-            slot = ring.lend()
-            if slot is not None:
-                assert all(slot is not other for other in lent)
-                worker_side(ring, slot)[:] = 255
-                lent.append(slot)
-        elif what == "give back" and lent:
-            ring.give_back(lent.pop(0))
-        elif what in ("larger", "smaller") and ring.slot_bytes < 100_000:
-            for _ in range(5):
-                ring.learn(ring.slot_bytes * 3 // 2 if what == "larger" else size)
+            overwrite(ring)
+            lent.append(ring.lend())
+        elif what in ("give back", "die") and lent:
+            number, extent = lent.pop(0)
+            ring.give_back(number, None if what == "die" else extent)
+        most = max(most, len(lent) + len(held))
+        assert len({number for number, _ in lent}) == len(lent)
         assert all(looks(kept, number) for number, kept in held)
     held.clear()
     gc.collect()
-    for slot in lent:
-        ring.give_back(slot)
-    assert free(ring) == depth + SPARE
-    assert blocks(ring) <= HEAD + 1.25 * ring.slot_bytes * (depth + SPARE)
+    for number, extent in lent:
+        ring.give_back(number, extent)
+    assert ring.lend()[0] <= most + 5
 
 
 def test_dropped_by_other_threads() -> None:
-    ring = ring_of(4)
+    ring = Ring()
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     wrong: list[int] = []
 
@@ -222,29 +150,22 @@ def test_dropped_by_other_threads() -> None:
     threads = [threading.Thread(target=drop) for _ in range(3)]
     for thread in threads:
         thread.start()
-    ways = {True: 0, False: 0}
     for number in range(600):
-        slot = ring.lend()
-        if slot is None:
-            continue
-        short = ring.short
-        ways[short] += 1
         value = number % 250 + 1
-        waiting.put((value, deliver(ring, slot, batch_of(value), copy=short)))
+        waiting.put((value, deliver(ring, ring.lend(), batch_of(value))))
     for _ in threads:
         waiting.put(None)
     for thread in threads:
         thread.join()
     assert not wrong
-    assert ways[False] > 0
     gc.collect()
-    assert free(ring) == 4 + SPARE
+    assert ring.lend()[0] < 600
 
 
 def test_tensors_outlive_the_ring() -> None:
-    ring = ring_of()
-    batch = deliver(ring, lend(ring), batch_of(3))
-    ring.close()
+    ring = Ring()
+    batch = deliver(ring, ring.lend(), batch_of(3))
+    ring.file.close()
     del ring
     gc.collect()
     assert looks(batch, 3)
@@ -252,51 +173,93 @@ def test_tensors_outlive_the_ring() -> None:
     assert looks(batch["x"], 4)
 
 
-def test_copies_free_their_slot_at_once() -> None:
-    ring = ring_of(1)
-    slot = lend(ring)
-    batch = deliver(ring, slot, batch_of(3), copy=True)
-    assert free(ring) == 1 + SPARE
-    worker_side(ring, slot)[:] = 0
-    assert looks(batch, 3)
+def test_a_consumer_that_holds_all_slots_gets_none() -> None:
+    ring = Ring()
+    held = [ring.lease(number, 4096, 1) for number, _ in (ring.lend() for _ in range(SLOTS - 1))]
+    assert ring.lend() == (0, 0)
+    ring.give_back(0, 0)
+    del held[5]
+    assert ring.lend()[0] == 6
 
 
-def test_short_once_the_consumer_holds_what_it_may() -> None:
-    ring = ring_of(2)
-    held = []
-    for _ in range(SPARE):
-        assert not ring.short
-        held.append(deliver(ring, lend(ring), batch_of(1)))
-    assert ring.short
-    assert free(ring) == ring.in_flight == 2
-    held.pop(1)
-    assert not ring.short
+# Memory.
 
 
-@pytest.mark.parametrize("batches", [0, 1, 2, 3, 50])
-def test_max_bytes(batches: int) -> None:
-    ring = ring_of(2, max_bytes=batches * SIZE)
-    assert ring.in_flight == max(1, min(batches, 2))
-    assert free(ring) == ring.in_flight + SPARE
-    held = []
-    for number in range(10):  # goes on, whatever is held
-        held.append((number, deliver(ring, lend(ring), batch_of(number), copy=ring.short)))
-        assert free(ring) >= ring.in_flight
-    assert all(looks(batch, number) for number, batch in held)
+def test_slots_that_are_not_used_have_no_memory() -> None:
+    ring = Ring()
+    for value in range(20):
+        assert looks(bring(ring, MIB, value), value)
+    assert allocated(ring) == MIB
 
 
-def test_more_small_slots() -> None:
-    assert free_of(Ring(2, 7, head=HEAD), LIGHT // 2) == 7 + SPARE
-    assert free_of(Ring(2, 7, head=HEAD), LIGHT) == 7 + SPARE
-    assert free_of(Ring(2, 7, head=HEAD), AHEAD // 4) == 4 + SPARE
-    assert free_of(Ring(2, 7, head=HEAD), AHEAD // 2 + 1) == 2 + SPARE
-    assert free_of(Ring(2, 7, head=HEAD, max_bytes=AHEAD), AHEAD // 5) == 5 + SPARE
+@pytest.mark.parametrize("at", [0, 20])
+def test_a_batch_unlike_the_others_has_more_memory_as_long_as_it_lives(at: int) -> None:
+    ring, held = Ring(), None
+    for value in range(at + 30):
+        batch = bring(ring, (60 if value == at else 1) * MIB, value)
+        assert looks(batch, value)
+        if value == at:
+            held = batch
+            assert 60 * MIB <= allocated(ring) <= 70 * MIB
+        if value == at + 5:
+            assert looks(held, at)
+            assert allocated(ring) >= 61 * MIB
+            held = None
+        if value > at + 20:
+            assert allocated(ring) <= 3.1 * MIB
+        del batch
 
 
-def free_of(ring: Ring, nbytes: int) -> int:
-    ring.learn(nbytes)
-    return free(ring)
+def test_batches_that_become_smaller_leave_smaller_slots() -> None:
+    ring = Ring()
+    held = [bring(ring, 8 * MIB) for _ in range(3)]
+    assert allocated(ring) == 3 * 8 * MIB
+    held.clear()
+    for _ in range(128):
+        bring(ring, MIB)
+    assert allocated(ring) == MIB
 
 
-def blocks(ring: Ring) -> int:
-    return os.fstat(ring.file.fd).st_blocks * 512
+def test_batches_that_are_large_often_keep_their_memory() -> None:
+    ring = Ring()
+    sizes = set()
+    for value in range(64):
+        bring(ring, (4 if value % 2 else 1) * MIB)
+        if value > 16:
+            sizes.add(allocated(ring))
+    assert sizes == {4 * MIB}
+
+
+def test_what_a_batch_held_before_it_grew_stays_where_it_was() -> None:
+    ring = Ring()
+    for value in range(5):
+        number, extent = ring.lend()
+        slot = Slot(Memory(ring.file), number, extent)
+        tensors = []
+        for part in range(6):
+            tensor = slot.empty((MIB // 2,), torch.uint8)
+            assert tensor is not None
+            tensors.append(tensor.fill_(value * 6 + part))
+        assert [slot.offset_of(tensor.data_ptr()) for tensor in tensors] == [part * MIB // 2 for part in range(6)]
+        assert [int(tensor[5]) for tensor in tensors] == [value * 6 + part for part in range(6)]
+        ring.give_back(number, slot.extent)
+
+
+def test_what_a_worker_took_that_died_is_given_back() -> None:
+    ring = Ring()
+    bring(ring, MIB)
+    lent = [ring.lend() for _ in range(2)]
+    for number, extent in lent:
+        assert Slot(Memory(ring.file), number, extent).empty((20 * MIB,), torch.uint8) is not None
+    assert allocated(ring) >= 40 * MIB
+    for number, _ in lent:
+        ring.give_back(number, None)
+    assert allocated(ring) <= 2 * MIB
+
+
+def test_slots_take_no_descriptors() -> None:
+    ring = Ring()
+    before = len(os.listdir("/proc/self/fd"))
+    held = [bring(ring, 8192, value) for value in range(40)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(looks(batch, value) for value, batch in enumerate(held))

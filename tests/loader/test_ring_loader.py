@@ -13,24 +13,37 @@ from torch.utils.data import Dataset
 
 from penstock import DataLoader
 from penstock.loader.arena import place
+from penstock.loader.executors.process.ring import BOARD, SLOTS
+
+
+pytestmark = pytest.mark.filterwarnings("error", "ignore:This DataLoader will create")
 
 
 def loader_of(frames: Frames, **options: Any) -> DataLoader[Any]:
     return DataLoader(frames, 2, num_workers=2, executor="process", **options)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_batches_that_are_kept_are_copied_with_one_warning() -> None:
+def test_batches_that_are_kept_stay_where_they_are() -> None:
     loader = loader_of(Frames([5000] * 40))
-    with pytest.warns(UserWarning, match="being kept: from now on") as warned:
-        batches = list(loader)
-    assert len([w for w in warned if "being kept" in str(w.message)]) == 1
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(list(loader)):
         assert (batch[0] == 2 * number).all()
         assert (batch[1] == 2 * number + 1).all()
+    assert loader.stats()["ways"] == {"ring": 20}
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create", "error:more than")
+def test_a_program_that_keeps_more_batches_than_there_are_slots() -> None:
+    data = Frames([5000] * (SLOTS + 100))
+    data.pure = True  # type: ignore[attr-defined]
+    with DataLoader(data, 1, num_workers=1, executor="process") as loader:
+        for number, batch in enumerate(list(loader)):
+            assert (batch == number % 251).all()
+        assert loader.stats()["ways"] == {"ring": SLOTS - 1, "pipe": 101}
+        del batch
+        loader.reset_stats()
+        assert sum(len(batch) for batch in loader) == SLOTS + 100
+        assert loader.stats()["ways"] == {"ring": SLOTS + 100}
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_that_grow_and_shrink(persistent: bool) -> None:
     sizes = [size for size in (300, 5000, 20_000, 100, 90_000, 5000, 400_000, 10, 1_000_000, 3) for _ in range(4)]
@@ -46,7 +59,6 @@ def test_batches_that_grow_and_shrink(persistent: bool) -> None:
     loader.close()
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:more than")
 def test_every_slot_holds_what_is_held() -> None:
     """Keep rows of batches for a random while, in threads, in cycles; none changes."""
     random = np.random.default_rng(3)
@@ -73,21 +85,19 @@ class Shrinking(Dataset[Any]):
         return torch.zeros(300_000) if index < 4 else index
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_that_need_no_slot_give_theirs_back() -> None:
     loader = DataLoader(Shrinking(), 2, num_workers=2)
     iterator: Any = iter(loader)
-    ring = iterator._batches.executor.pool.ring
     for batch in iterator:
         del batch
-    assert ring.has_free
+    assert not iterator._batches.executor._lent
 
 
-def ring_of(iterator: Any) -> Any:
-    return iterator._batches.executor.pool.ring
+def memory_of(iterator: Any) -> int:
+    """Bytes of memory that the slots have."""
+    return os.fstat(iterator._batches.executor.ring.file.fd).st_blocks * 512 - BOARD
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("at", [0, 20])
 @pytest.mark.parametrize("pure", [False, True])
 def test_a_batch_unlike_the_others_costs_its_own_memory_and_only_while_it_lives(pure: bool, at: int) -> None:
@@ -100,7 +110,7 @@ def test_a_batch_unlike_the_others_costs_its_own_memory_and_only_while_it_lives(
     for number, batch in enumerate(iterator):
         assert batch.shape == (1, usual if number != at else odd)
         assert (batch == number).all()
-        blocks = os.fstat(ring_of(iterator).file.fd).st_blocks * 512
+        blocks = memory_of(iterator)
         most = max(most, blocks)
         if number > at + 10:
             after.append(blocks)
@@ -109,27 +119,24 @@ def test_a_batch_unlike_the_others_costs_its_own_memory_and_only_while_it_lives(
     assert max(after) <= 1.05 * 7 * usual
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_batch_unlike_the_others_comes_by_the_ring() -> None:
     loader = loader_of(Frames([100_000] * 40 + [2_000_000] * 2 + [100_000] * 40))
     for number, batch in enumerate(loader):
         assert (batch[1] == (2 * number + 1) % 251).all()
         del batch
-    assert loader.stats()["ways"]["pipe"] <= 4, "the first ones"
+    assert loader.stats()["ways"] == {"ring": 41}
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_that_grow_slowly_have_no_more_memory_than_there_are_of_them() -> None:
     sizes = [int(100_000 * 1.03**number) for number in range(100)]
     iterator: Any = iter(DataLoader(Frames(sizes), 1, num_workers=1, prefetch_factor=3, executor="process"))
     for number, batch in enumerate(iterator):
         assert batch.shape == (1, sizes[number])
         if number > 5:
-            assert os.fstat(ring_of(iterator).file.fd).st_blocks * 512 <= 6 * 1.2 * 1.03**3 * sizes[number] + 100_000
+            assert memory_of(iterator) <= 6 * 1.2 * 1.03**3 * sizes[number] + 100_000
         del batch
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create", "error:more than")
 def test_an_error_in_a_batch_that_had_its_slot_grow_gives_the_memory_back() -> None:
     how: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 2, "executor": "process"}
     loader = DataLoader(Frames([100_000] * 60), 1, collate_fn=grows_and_fails, **how)
@@ -145,9 +152,8 @@ def test_an_error_in_a_batch_that_had_its_slot_grow_gives_the_memory_back() -> N
         else:
             del batch
     assert failed == 6
-    ring = ring_of(iterator)
-    assert ring.has_free
-    assert os.fstat(ring.file.fd).st_blocks * 512 <= 8 * 100_352
+    assert not iterator._batches.executor._lent
+    assert memory_of(iterator) <= 8 * 100_352
 
 
 def grows_and_fails(samples: Any) -> Any:
