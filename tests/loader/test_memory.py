@@ -10,14 +10,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from busy_support import HANG
 from interpreter_support import METHODS
-from process_support import write_to
+from process_support import Frames, write_to
 
+from penstock import DataLoader
 from penstock.errors import RingError
-from penstock.loader.executors.process.ring import Ring
-from penstock.loader.memory import SharedFile, available_memory, reserve
+from penstock.loader.memory import SharedFile, available_memory
 
 MIB = 1 << 20
 
@@ -118,22 +120,28 @@ def test_version_1(tmp_path: Path) -> None:
     assert available_memory(root) == 400 * MIB
 
 
-def test_a_file_grows_as_it_is_reserved() -> None:
-    file = SharedFile(4096)
-    reserve(file.fd, 4096, MIB)
-    assert os.fstat(file.fd).st_size == MIB + 4096
-    assert os.fstat(file.fd).st_blocks * 512 >= MIB
+def test_a_file_has_memory_where_it_is_reserved() -> None:
+    file = SharedFile()
+    assert file.size > 1 << 40
+    file.reserve(1 << 40, MIB)
+    assert os.fstat(file.fd).st_blocks * 512 == MIB
+    array = np.ndarray(MIB, np.uint8, file.map, 1 << 40)
+    array[:] = 7
+    file.discard(1 << 40, MIB // 2)
+    assert os.fstat(file.fd).st_blocks * 512 == MIB // 2
+    assert not array[: MIB // 2].any()
     fd = file.fd
     file.close()
     file.close()
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
+    assert (array[MIB // 2 :] == 7).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_inherit_the_file(method: str) -> None:
     context = multiprocessing.get_context(method)
-    file = SharedFile(4096)
+    file = SharedFile()
     ours, theirs = context.Pipe()
     process = context.Process(target=write_to, args=(file, theirs))
     process.start()
@@ -147,45 +155,84 @@ def test_workers_inherit_the_file(method: str) -> None:
 def _small_files() -> Any:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * MIB, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.usefixtures("small_files")
-def test_the_system_refuses() -> None:
-    file = SharedFile(4096)
-    with pytest.raises(OSError) as caught:
-        reserve(file.fd, 4096, 8 * MIB)
-    assert caught.value.errno == errno.EFBIG
-    ring = Ring(4, 4, head=4096)
-    with pytest.raises(RingError, match=r"needs 1\.0 MiB of shared memory.*the system refuses.*lower batch_size"):
-        ring.learn(MIB)
-    assert os.fstat(ring.file.fd).st_blocks * 512 < MIB  # nothing is left of the attempt
-    assert ring.lend() is None
-    ring.learn(100_000)
-    assert len([ring.lend() for _ in range(7)]) == 7
-    assert ring.lend() is None
+def test_a_limit_of_files_is_that_of_the_address_space() -> None:
+    """Each slot is 1/1024 of it: batches that do not fit come by the pipe."""
+    assert SharedFile().size == 16 * MIB
+    with DataLoader(Frames([5000] * 8 + [100] * 8), 2, num_workers=1, executor="process") as loader:
+        assert [len(batch[0]) for batch in loader] == [5000] * 4 + [100] * 4
+        assert loader.stats()["ways"] == {"ring": 8}
+    with DataLoader(Frames([50_000] * 8), 2, num_workers=1, executor="process") as loader:
+        assert [batch[1, 0].item() for batch in loader] == [1, 3, 5, 7]
+        assert loader.stats()["ways"] == {"pipe": 4}
 
 
 @pytest.mark.usefixtures("small_files")
-def test_too_little_for_larger_slots_leaves_the_old_ones() -> None:
-    ring = Ring(4, 4, head=4096)
-    ring.learn(100_000)
-    for _ in range(16):
-        ring.learn(2 * MIB)
-    slot = ring.lend()
-    assert slot is not None
-    assert 100_000 <= slot.size < MIB
+def test_the_system_refuses() -> None:
+    file = SharedFile()
+    with pytest.raises(OSError) as caught:
+        file.reserve(file.size - MIB, 2 * MIB)
+    assert caught.value.errno == errno.EFBIG
 
 
-def test_more_than_the_machine_has() -> None:
+@pytest.mark.parametrize("ranks", [1, 1024])
+def test_more_than_there_is_left(ranks: int) -> None:
     left = available_memory()
     if left is None:
         pytest.skip("nobody knows how much there is")
-    ring = Ring(8, 8, head=4096)
-    with pytest.raises(RingError, match="MiB are left on this machine or in this container"):
-        ring.learn(left * 2)
-    ring.learn(4096)
-    assert ring.lend() is not None
+    shared = ", for 1024 ranks" if ranks > 1 else ""
+    text = (
+        rf"a batch needs \d.* MiB of shared memory, and \d+ MiB are left on this machine or in this container{shared}: "
+    )
+    with pytest.raises(RingError, match=text + "lower batch_size"):
+        SharedFile(ranks).reserve(0, left * 2 // ranks)
+
+
+class Scarce(Frames):
+    """Batches for which there is no memory, from some sample on."""
+
+    def __init__(self, at: int, error: Exception) -> None:
+        super().__init__([20_000] * 400)
+        self.at, self.error = at, error
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            error = self.error
+
+            def reserve(*_: Any) -> None:
+                raise error
+
+            SharedFile.reserve = reserve  # type: ignore[method-assign]
+        return torch.full((20_000 if index < self.at else 80_000,), index % 251, dtype=torch.uint8)
+
+
+def test_too_little_memory_is_the_error_of_its_batch() -> None:
+    data = Scarce(4, RingError("a batch needs 0.2 MiB of shared memory, and 0 MiB are left"))
+    with DataLoader(data, 2, num_workers=1, executor="process") as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        with pytest.raises(RingError, match=r"a batch needs 0\.2 MiB of shared memory"):
+            next(batches)
+
+
+def test_batches_for_which_the_system_refuses_memory_come_by_the_pipe() -> None:
+    """Fewer are in flight for a while."""
+    data = Scarce(200, OSError(errno.ENOSPC, "no more"))
+    with DataLoader(data, 2, num_workers=1, prefetch_factor=8, executor="process") as loader:
+        batches: Any = iter(loader)
+        depths = []
+        for number in range(200):
+            assert (next(batches)[1] == (2 * number + 1) % 251).all()
+            depths.append(batches._batches.depth)
+        ways = loader.stats()["ways"]
+        assert set(ways) == {"ring", "refused"}
+        assert 100 <= ways["ring"] < 120
+        assert depths[90] == 8
+        assert min(depths) == depths[-1] == 1
