@@ -623,6 +623,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._statistics.restarts = self._workers.restarts
         stats = self._statistics.stats(None if self._log is None else self._log.counts())
         stats["split_by"] = self.splits
+        stats |= self._workers.stats()
         if self._tuner is not None:
             stats["tuning"] = self._tuner.stats()
         return stats

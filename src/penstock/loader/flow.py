@@ -24,8 +24,11 @@ LIGHT = 1 << 18
 AHEAD = 1 << 25
 """Maximum total bytes of more batches than usual, if the user set no limit."""
 
-_QUICK = 1e-3
-"""A batch that takes fewer seconds is quick; a group takes no longer than this, either."""
+_QUICK, _RAY_QUICK = 1e-3, 10e-3
+"""A batch that takes fewer seconds is quick. Ray needs three milliseconds of CPU time to send one."""
+
+_GROUP, _RAY_GROUP = 1e-3, 30e-3
+"""Seconds that a group takes at most."""
 
 _RETRY = 64
 """Batches after which as many as before are asked for again, after memory was short."""
@@ -44,6 +47,9 @@ class Flow:
         self.config = config
         self._ahead = ahead
         self._groups = groups
+        self._limit = config.max_bytes_in_flight
+        self._ray = config.kind == "ray"
+        self._quick, self._group = (_RAY_QUICK, _RAY_GROUP) if self._ray else (_QUICK, _GROUP)
         self._sizes = RecentSizes()
         self._sample_seconds = 0.0  # time to load one sample, smoothed
         self._batch_seconds = 0.0
@@ -55,13 +61,18 @@ class Flow:
         """Start an epoch iterator: its consumer waits for the first batch, and no others should delay it."""
         self._extra, self._first = 0, True
 
+    def limit_bytes(self, most: int | None) -> None:
+        """Limit the bytes in flight also by what the executor has for them."""
+        self._limit = min((each for each in (most, self._config.max_bytes_in_flight) if each is not None), default=None)
+
     @property
     def depth(self) -> int:
         """How many batches may be in flight now; 0 if each is made on demand."""
-        config, limit = self.config, self.config.max_bytes_in_flight
+        config, limit = self.config, self._limit
         most, size = config.depth, max(1, self._sizes.largest)
         if limit is not None and not self._sizes.largest:
-            return min(1, most)
+            # On Ray, one for each worker, since they start slowly.
+            return min(config.workers if self._ray else 1, most)
         if self._ahead and not self._first:
             more = config.small_batch_depth
             if not self._is_light:
@@ -78,12 +89,12 @@ class Flow:
         """How many batches go to a worker together, at most."""
         if not (self._groups and self._ahead and self._is_light and self._batch_seconds):
             return 1
-        return max(1, int(_QUICK / self._batch_seconds))
+        return max(1, int(self._group / self._batch_seconds))
 
     @property
     def _is_light(self) -> bool:
-        """Whether batches are small and quickly made."""
-        return 0 < self._batch_seconds < _QUICK and self._sizes.largest <= LIGHT
+        """Whether batches are quickly made, and small: on Ray the object store is the limit."""
+        return 0 < self._batch_seconds < self._quick and (self._ray or self._sizes.largest <= LIGHT)
 
     def learn(self, result: BatchResult) -> None:
         """Note what a batch cost that the consumer gets now."""
@@ -93,7 +104,7 @@ class Flow:
             seconds, before = (metrics.fetch + metrics.collate) / metrics.samples, self._sample_seconds
             self._sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
             self._batch_seconds = seconds * metrics.samples
-        if result.error is None and (result.nbytes or self.config.max_bytes_in_flight is not None):
+        if result.error is None and (result.nbytes or self._limit is not None):
             self._sizes.add(result.nbytes or size_of(result.batch))
         if result.way == "refused":
             most = self.depth if self._short is None else self._short[0]

@@ -278,7 +278,7 @@ class Window:
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )
         if executor.run != self._run:
-            return RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
+            return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
         return None
 
     def _advance(self) -> BatchResult | Exception:
@@ -357,20 +357,25 @@ class Window:
             if pending.result is None:
                 worker, processes = pending.worker, self.processes
                 pid = f" (pid {processes[worker].pid})" if processes is not None and worker < len(processes) else ""
-                return WorkerError(f"{text}: worker {worker}{pid} was {self._whereabouts(worker)}")
+                where = self._whereabouts(worker)
+                if where is None:
+                    where = f"owes batch {pending.request.number}, samples {pending.request.indices[:8]}"
+                return WorkerError(f"{text}: worker {worker}{pid} {where}")
         return WorkerError(text)
 
-    def _whereabouts(self, worker: int) -> str:
-        """Return the samples that a worker's threads are loading, or were loading when it died."""
-        places = []
-        for key, batch in self.executor.where(worker):
+    def _whereabouts(self, worker: int) -> str | None:
+        """Return the samples that a worker's threads are loading, or were loading when it died; None if unknown."""
+        places, where = [], self.executor.where(worker)
+        if where is None:
+            return None
+        for key, batch in where:
             pending = self._open.get(batch - 1)
             if pending is not None and key in pending.request.keys:
                 index = pending.request.indices[pending.request.keys.index(key)]
                 places.append(f"at sample {index!r}")
             elif batch:
                 places.append(f"at batch {batch - 1} of this iterator")
-        return " and ".join(places) or "at no sample"
+        return f"was {' and '.join(places) or 'at no sample'}"
 
     def _break_off(self, error: BaseException) -> None:
         """Stop delivering after an interruption. Open batches count as undelivered.
@@ -504,8 +509,9 @@ class Window:
             for pending in mine:
                 del self._open[pending.request.number]
             return
-        why = f"{lost.why} It was {self._whereabouts(worker)}"
-        at = [(self._open[batch - 1], key) for key, batch in executor.where(worker) if batch - 1 in self._open]
+        where = self._whereabouts(worker)
+        why = lost.why if where is None else f"{lost.why} It {where}"
+        at = [(self._open[batch - 1], key) for key, batch in executor.where(worker) or () if batch - 1 in self._open]
         # Its threads were loading several samples, one of which is the cause: each gets a share of the blame.
         for pending, key in at or [(pending, 0) for pending in mine]:
             pending.blame[key] = pending.blame.get(key, 0) + 1 / max(1, len(at))

@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
@@ -30,6 +30,7 @@ from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:
     from penstock.loader.executors.process.ring import Ring
+    from penstock.loader.executors.ray.executor import RayExecutor
 
 __all__ = ["Workers"]
 
@@ -59,8 +60,8 @@ class Workers:
 
     @property
     def kept(self) -> bool:
-        """Whether worker processes exist that will serve the next iterator."""
-        return self.config.forks_workers and self._ready
+        """Whether worker processes exist whose copies of the dataset will serve the next iterator."""
+        return self.config.forks_workers and self.config.persistent_workers and self._ready
 
     @property
     def _ready(self) -> bool:
@@ -90,9 +91,10 @@ class Workers:
             ClusterError: the Ray cluster is missing.
             Exception: an error of starting workers, such as a dataset that cannot be pickled for spawn.
         """
-        if anew:
+        renews = self.config.kind == "ray" and (anew or not self.config.persistent_workers)
+        if anew and not renews:
             self.close()
-        if self._ready:
+        if self._ready and not renews:
             return
         if self._fetcher is None:
             self.check()
@@ -101,7 +103,14 @@ class Workers:
         if isinstance(fetcher, Fetch):
             # The next workers have the same. One of a stream has its position.
             self._fetcher = fetcher
-        self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
+        if self._ready:
+            # Workers on a cluster start slowly, so they stay.
+            cast("RayExecutor", self.executor).renew(fetcher, base_seed)
+        else:
+            self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
+        assert self.executor is not None
+        assert self._flow is not None
+        self._flow.limit_bytes(self.executor.max_bytes)
 
     def window(
         self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int
@@ -127,6 +136,13 @@ class Workers:
         self.config = config
         if self._flow is not None:
             self._flow.config = config
+
+    def stats(self) -> dict[str, Any]:
+        """Return what an executor of several machines knows about them; empty for others."""
+        if self.config.kind != "ray":
+            return {}
+        executor = cast("RayExecutor | None", self.executor)
+        return {"nodes": {}, "lost_workers": 0} if executor is None else executor.stats()
 
     def close(self) -> None:
         """End the workers, in bounded time. Idempotent."""
@@ -180,7 +196,7 @@ def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
         in_order=config.in_order,
         timeout=config.timeout,
         restart=restart or (config.kind == "ray" and not turns),
-        persistent=config.persistent_workers,
+        persistent=config.persistent_workers or config.kind == "ray",
     )
 
 

@@ -77,6 +77,7 @@ class Executor(ABC):
         waiting: whether it is only waiting, so that an interruption does no harm.
         tells_begin: whether each worker reports `Began` for each run.
         processes: the worker processes; None if there are none on this machine.
+        max_bytes: bytes that batches in flight may have; None if only memory limits them.
     """
 
     run = 0
@@ -84,6 +85,7 @@ class Executor(ABC):
     waiting = False
     tells_begin = True
     processes: list[Any] | None = None
+    max_bytes: int | None = None
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -113,12 +115,12 @@ class Executor(ABC):
     def close(self, patience: float) -> None:
         """End the workers within ``patience`` seconds, and wake who waits. Idempotent."""
 
-    def where(self, worker: int) -> list[tuple[int, int]]:
+    def where(self, worker: int) -> list[tuple[int, int]] | None:
         """Return the key of the sample that each thread of a worker loads, and the number of its batch + 1.
 
-        For messages: empty if it is not known.
+        For messages: None if it is not known.
         """
-        return []
+        return None
 
 
 _executors: weakref.WeakSet[Executor] = weakref.WeakSet()

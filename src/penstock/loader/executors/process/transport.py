@@ -22,7 +22,7 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,14 @@ import torch
 from penstock.loader.executors.process.ring import paged, slot_bytes
 from penstock.loader.memory import SharedFile
 
-__all__ = ["SMALL", "Memory", "Slot", "pack", "unpack"]
+__all__ = ["ALIGNMENT", "SMALL", "Memory", "Slot", "Target", "pack", "unpack"]
 
 SMALL = 4096
 """Tensors of up to this many bytes are pickled: users collect labels, and each would occupy a slot."""
 
-_ALIGNMENT = 64  # a cache line, which also suits vector instructions
+ALIGNMENT = 64
+"""Offsets of tensors are multiples of it: a cache line, which also suits vector instructions."""
+
 _POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, which `mmap` does not name
 _GROWTH = 8
 """Slots grow by at least this fraction of their size, so that a batch of many tensors extends them rarely."""
@@ -54,6 +56,18 @@ class Memory:
         self.address: int = np.ndarray(1, np.uint8, file.map).__array_interface__["data"][0]
         self.mapped: dict[int, int] = {}
         """Bytes of each slot for which this process has page tables."""
+
+
+class Target(Protocol):
+    """Where `pack` puts the memory of large tensors and arrays."""
+
+    def put(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> int | None:
+        """Take some memory, and return the offset that it has for `unpack`; None leaves it to the pickle.
+
+        Args:
+            address, nbytes: where it is, and its size.
+            read: returns it as an array.
+        """
 
 
 class Slot:
@@ -88,7 +102,7 @@ class Slot:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised tensor; None if it has no bytes, or there is no memory for it."""
-        begin = -(-self.used // _ALIGNMENT) * _ALIGNMENT
+        begin = -(-self.used // ALIGNMENT) * ALIGNMENT
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes or not self.number or not self._extend(begin + nbytes):
             return None
@@ -102,6 +116,14 @@ class Slot:
             return self.empty(shape, dtype)
         finally:
             self.used = used
+
+    def put(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> int | None:
+        """See `Target`. What is in the slot already is not copied."""
+        offset = self.offset_of(address)
+        if offset is None and (copy := self.empty((nbytes,), torch.uint8)) is not None:
+            copy.numpy()[:] = read()
+            offset = self.offset_of(copy.data_ptr())
+        return offset
 
     def offset_of(self, address: int) -> int | None:
         """Return the offset of an address in the slot; None if it is elsewhere."""
@@ -142,7 +164,7 @@ def _in_band(buffer: Any) -> bool:
 class _Packer(pickle.Pickler):
     """Pickles one batch."""
 
-    def __init__(self, file: io.BytesIO, slot: Slot) -> None:
+    def __init__(self, file: io.BytesIO, slot: Target) -> None:
         super().__init__(file, 5, buffer_callback=_in_band)
         self._slot = slot
 
@@ -199,13 +221,8 @@ class _Packer(pickle.Pickler):
 
     def _place(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> tuple[Any, int]:
         """Return what stands for some memory in the pickle, and its offset there: the slot, or its bytes."""
-        if nbytes > SMALL:
-            offset = self._slot.offset_of(address)
-            if offset is None and (copy := self._slot.empty((nbytes,), torch.uint8)) is not None:
-                copy.numpy()[:] = read()
-                offset = self._slot.offset_of(copy.data_ptr())
-            if offset is not None:
-                return _SLOT, offset
+        if nbytes > SMALL and (offset := self._slot.put(address, nbytes, read)) is not None:
+            return _SLOT, offset
         return bytearray(read()), 0
 
 
@@ -250,7 +267,7 @@ def _rebuild_array(memory: Any, offset: int, dtype: np.dtype[Any], shape: tuple[
     return array.T if fortran else array
 
 
-def pack(batch: Any, slot: Slot) -> bytes:
+def pack(batch: Any, slot: Target) -> bytes:
     """Return a batch as a pickle, with its large tensors and arrays in the slot as far as they fit.
 
     Raises:

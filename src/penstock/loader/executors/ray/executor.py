@@ -1,308 +1,472 @@
-"""`RayExecutor`: assigns batches to workers of the cluster, and handles lost and silent workers.
+"""`RayExecutor`: makes batches in actors on a Ray cluster, which stay until the loader is closed.
 
-    any worker may make any batch, even again: sample keys are sent with it; streams: worker k mod n
+    start -> hello (node, versions) -> begin(start) -> make, make, ...
+                                                        `-> lost or silent: `Lost`, and `resize` starts another one
 
-lost     other workers make its batches; a batch that has lost three workers ends the epoch iterator with an error
-silent   for longer than the deadline: treated as lost, since a broken network reports nothing
+A worker that has not started yet is not waited for: others make its batches, unless it matters who makes them. Ray
+neither restarts nor retries these actors. The consumer waits in one ``ray.wait``.
+
+Without ``persistent_workers``, an epoch iterator starts with the current dataset, as in torch: a changed dataset is
+sent again, and streams get a new copy. See `RayExecutor.renew`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import statistics
+import os
+import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from itertools import islice
-from typing import Any
+import uuid
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
+import ray
 from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
-from penstock.errors import RingError, WorkerError
+from penstock.errors import ClusterError, ConfigError
+from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import rebuild
-from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
-from penstock.loader.executors.ray.actors import Actors, Answer, RayWorker
+from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
+from penstock.loader.executors.ray.actors import Call, Counts, RayWorker, differing, resources_of
+from penstock.loader.executors.ray.cluster import attach, check_attached, session, store_bytes
+from penstock.loader.executors.ray.manifests import pickle_with_handles
+from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
+from penstock.loader.executors.ray.worker import Answer, Worker
+from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.loader.sizes import RecentSizes
+from penstock.loader.stream import StreamFetch
 
-__all__ = ["Measured", "RayBatch", "RayExecutor"]
+__all__ = ["RayExecutor"]
 
-_QUICK_S = 10e-3
-"""A batch that takes fewer seconds is quick: sending one takes three milliseconds of CPU time."""
+_STORE_SHARE = 0.3
+"""Share of the program's object store for the batches in flight, so that nothing is spilled to disk. Half of a store is
+left to other users, and some to objects that Ray frees a little later.
+"""
 
-_TOGETHER_S = 30e-3
-"""Seconds of work that are sent together if batches are quick."""
+_LARGE = 10 << 20
+"""Pickles larger than this many bytes give a warning."""
 
 _AT_WORK = 2
 """Calls that a worker may have started, see `Worker`."""
 
-
-class Measured:
-    """Measurements of recent batches, which stay between epoch iterators."""
-
-    def __init__(self) -> None:
-        self.sizes = RecentSizes()
-        self.seconds: deque[float] = deque(maxlen=64)
-
-    def together(self, most: int) -> int:
-        """Return how many batches are requested together: one, unless sending costs more than making them."""
-        seconds = statistics.median(self.seconds) if self.seconds else 0.0
-        return max(1, min(most, int(_TOGETHER_S / seconds))) if 0 < seconds < _QUICK_S else 1
+_PENDING_S = 30.0  # seconds after which workers that do not start are reported
+_FETCH_S = 30.0  # seconds to fetch an object that is reported as local
+_STARTS = 3  # consecutive workers that may fail to start
+_AT_EXIT_S = 5.0  # seconds to wait for the lock, which a user's sampler may hold
 
 
-class RayBatch(PendingBatch):
-    """A batch in progress."""
+class _Starting(NamedTuple):
+    """A run that a worker starts."""
 
-    __slots__ = ("_answer",)
-
-    def __init__(self, number: int, request: BatchRequest) -> None:
-        super().__init__(number, request)
-        self._answer: tuple[str, Any, Any, list[Any]] = ("", None, None, [])
-
-    def finish(self, kind: str, payload: Any = None, metrics: Any = None, buffers: list[Any] | None = None) -> None:
-        """Record the answer."""
-        self._answer = (kind, payload, metrics, buffers or [])
-
-    def take(self) -> tuple[str, Any, Any, list[Any]]:
-        """Return kind, payload, metrics and buffers of the answer, once, since buffers occupy the object store."""
-        answer, self._answer = self._answer, ("", None, None, [])
-        return answer
+    run: int
+    number: int
 
 
 class RayExecutor(Executor):
     """Makes batches in the cluster.
 
     Args:
-        actors: the workers.
-        memory: receives batches.
-        measured: measurements.
-        turns: whether it matters which worker makes a batch.
-        prefetch: batches in flight per worker.
-        light: the same for quick batches.
-        max_bytes: limit of the batches in flight.
+        fetcher: copied to each worker.
+        config: the loader's settings.
+        base_seed: torch's base seed; worker i gets base_seed + i.
+
+    Attributes:
+        max_bytes: bytes of the object store for batches in flight.
+
+    Raises:
+        ClusterError: no cluster.
+        ConfigError: Ray is too old, or the dataset cannot be pickled.
     """
 
-    def __init__(
-        self,
-        actors: Actors,
-        memory: ReceiveBuffer,
-        measured: Measured,
-        *,
-        turns: bool,
-        prefetch: int,
-        light: int,
-        max_bytes: int,
-    ) -> None:
-        super().__init__()
-        self._actors = actors
-        self._memory = memory
-        self._measured = measured
-        self._turns = turns
-        self._prefetch, self._light = prefetch, light
-        self._max_bytes = max_bytes
-        self._run = actors.run
-        self._began: set[int] = set()  # workers whose start was reported
-        self._asked = time.monotonic()  # when the consumer asked for a batch
-        self.workers = actors.count
-        self.tells_begin = turns
-        self.planned = prefetch * self.workers
+    def __init__(self, fetcher: Fetcher, config: LoaderConfig, base_seed: int) -> None:
+        super().__init__(0)
+        self._config = config
+        self._options = config.ray_options or RayOptions()
+        attach(self._options.address)
+        self._session = session()
+        self.max_bytes = int(store_bytes() * _STORE_SHARE)
+        # Whether it matters which worker makes a batch.
+        self._turns = self.tells_begin = isinstance(fetcher, StreamFetch) or fetcher.has_states
+        self._memory = ReceiveBuffer()
+        self._run = 0
+        self._ended = False
+        self._setup: Any = None
+        self._setups = 0  # number of the present dataset
+        self._digest = b""
+        self._actors: list[RayWorker] = []
+        self._starts: dict[int, Start] = {}
+        """How each worker starts the present run."""
+        self._backlog: list[tuple[int, list[BatchRequest]]] = []
+        """Requests, by worker, for which no worker is ready."""
+        self._events: list[Event] = []  # that no worker reports
+        self._pending: dict[Any, RayWorker | _Starting | Call] = {}
+        """What Ray's references are about: a worker that starts, a run that starts in a worker, a call."""
+        self._asked = 0.0  # when the consumer asked for a batch
+        self._counts: dict[str, Counts] = {}
+        self._lost = self._failed = self._serial = 0
+        self._warned = False
+        self._name = f"{self._options.name}-{uuid.uuid4().hex[:6]}"
+        made_at_once = 1 if self._turns else _AT_WORK
+        self._class = ray.remote(concurrency_groups={"control": 1, "make": made_at_once})(Worker)
+        self._close = weakref.finalize(self, _end, self._actors, self._pending, self.pid, self._session, self.lock)
+        self.renew(fetcher, base_seed)
+        self.resize(config.workers)
 
-    def turn(self) -> Any:
-        """Return the workers' lock."""
-        return self._actors.turn()
+    def renew(self, fetcher: Fetcher, base_seed: int) -> None:
+        """Have the workers use a new copy of the dataset from the next run on, if it has changed or has a state.
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the executor only waits."""
-        return self._actors.waiting
-
-    @waiting.setter
-    def waiting(self, value: bool) -> None:
-        self._actors.waiting = value
-
-    @property
-    def over(self) -> bool:  # type: ignore[override]
-        """Whether the workers were ended."""
-        return self._actors.closed
-
-    def check(self) -> Exception | None:
-        """Return why no more batches can be submitted; None if they can."""
-        if self._run != self._actors.run:
-            return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
-        if self._actors.closed:
-            return WorkerError(
-                "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
+        Raises:
+            ConfigError: it cannot be pickled.
+        """
+        name = type(fetcher.dataset).__name__
+        try:
+            setup = pickle_with_handles((fetcher, self._config.worker_init_fn))
+        except Exception as error:
+            raise ConfigError(
+                f"{name}, the collate function or worker_init_fn cannot be pickled to be sent to other machines: "
+                f"{error}"
+            ) from error
+        if len(setup) > _LARGE and not self._digest:
+            warnings.warn(
+                f"{name} pickles to {len(setup) / 1e6:.0f} MB, which each of {self._config.workers} workers holds a "
+                "copy of: keep the data in files and open them by path (a Manifest travels as a handle of a few "
+                "hundred bytes), or use fewer workers with more threads_per_worker",
+                stacklevel=6,
             )
-        return None
+        self._base_seed = base_seed
+        digest = hashlib.blake2b(setup).digest()
+        if digest != self._digest:
+            self._setup, self._digest = ray.put(setup), digest
+            self._setups += 1
+        elif self._turns:
+            self._setups += 1
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        """Whether the workers were ended, or have ended with the connection to the cluster."""
+        return self._ended or session() != self._session
+
+    @property
+    def run(self) -> int:
+        """The number of the run whose requests are wanted."""
+        return self._run
+
+    @run.setter
+    def run(self, run: int) -> None:
+        self._run = run
+        self._starts.clear()
+        self._backlog.clear()
+        self._events.clear()
+        for ref, about in list(self._pending.items()):
+            if not isinstance(about, RayWorker):
+                del self._pending[ref]
+        # A start says it, too.
+        stop = not run and not self.closed
+        for worker in self._actors:
+            worker.calls.clear()
+            if stop and worker.ready:
+                worker.actor.stop.remote()
 
     # Requests.
 
-    @property
-    def depth(self) -> int:
-        """Return how many batches may be in flight now: one per worker until their size is known."""
-        ready, largest = max(1, len(self._actors.ready())), self._measured.sizes.largest
-        if not largest:
-            return ready
-        each = self._light if self._measured.together(2) > 1 else self._prefetch
-        return max(1, min(each * ready, self._max_bytes // largest))
+    def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
+        """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
+        batches: list[BatchRequest] = []
+        for request in requests:
+            if isinstance(request, BatchRequest):
+                batches.append(request)
+                continue
+            self._starts[worker] = request
+            if self._actors[worker].ready:
+                self._begin(self._actors[worker])
+        if batches:
+            self._backlog.append((worker, batches))
+            self._send_backlog()
 
-    def has_room(self, pending: int) -> bool:
-        """Return whether batches can be submitted: if workers take turns, all must be ready."""
-        return not self._turns or len(self._actors.ready()) == self._actors.count
+    def _send_backlog(self) -> None:
+        """Send the requests for which a worker is ready."""
+        waiting, self._backlog = self._backlog, []
+        for number, requests in waiting:
+            worker = self._actors[number]
+            if not worker.ready and not self._turns:
+                ready = (other for other in self._actors if other.ready)
+                worker = min(ready, key=lambda other: other.owed, default=worker)
+            if worker.ready:
+                self._send(requests, number, worker)
+            else:
+                self._backlog.append((number, requests))
 
-    def group(self, depth: int) -> int:
-        """Return how many batches are requested together, so that each worker has two calls."""
-        return 1 if self._turns else self._measured.together(depth // (2 * max(1, len(self._actors.ready()))))
-
-    def choose(self, workers: Sequence[int], share: int | None) -> int | None:
-        """Return the ready worker that owes the fewest batches; None if none is ready or all have their share."""
-        ready = [worker for worker in self._actors.ready() if worker.number in workers]
-        worker = min(ready, key=lambda worker: worker.owed, default=None)
-        return None if worker is None or (share is not None and worker.owed >= share) else worker.number
-
-    def pending(self, number: int, request: BatchRequest) -> PendingBatch:
-        """Return a batch to submit."""
-        return RayBatch(number, request)
-
-    def submit(self, batches: Sequence[RayBatch], worker: int) -> list[Event]:
-        """Request batches from a worker; batches that cannot be sent are done at once, with an error."""
-        sent: list[RayBatch] = []
-        requests: list[bytes] = []
-        events: list[Event] = []
-        for batch in batches:
-            batch.worker = worker
+    def _send(self, requests: list[BatchRequest], number: int, worker: RayWorker) -> None:
+        sent: list[BatchRequest] = []
+        packed: list[bytes] = []
+        for request in requests:
             try:
-                requests.append(cloudpickle.dumps(batch.request.packed()))
-                sent.append(batch)
-            except Exception as error:  # indices that cannot be pickled: raised in place of this batch
-                batch.finish("raise", error)
-                events.append(Done(batch))
+                packed.append(cloudpickle.dumps((request.number, request.indices, request.packed, request.place)))
+                sent.append(request)
+            except Exception as error:
+                result = BatchResult(None, BatchMetrics(), request.number, number, error=error, run=request.run)
+                self._events.append(result)
         if sent:
-            self._actors.ask(self._actors.workers[worker], sent, requests)
-        return events
+            call = Call(sent, number, worker, worker.actor.make.remote(self._run, packed))
+            self._pending[call.ref] = call
+            worker.calls.append(call)
+
+    def _begin(self, worker: RayWorker) -> None:
+        start = self._starts[worker.number]
+        setup = None if worker.setup == self._setups else self._setup
+        worker.setup = self._setups
+        ref = worker.actor.begin.remote(start, setup, self._base_seed)
+        if self._turns:
+            self._pending[ref] = _Starting(start.run, worker.number)
 
     # Answers.
 
-    def arrived(self) -> list[Event]:
-        """Return new events; called when the consumer asks for a batch."""
-        self._asked = time.monotonic()
-        events = self.receive(self._actors.wait(0))
-        self._actors.waiting = False
-        return events
+    def wait(self, run: int, deadline: float | None) -> list[Event]:
+        """See `Executor`.
 
-    def wait(self, deadline: float | None) -> list[Any]:
-        """Wait for answers, or until a worker has been silent for too long."""
-        until = min([math.inf if deadline is None else deadline, *map(self._silent_until, self._actors.ready())])
-        return self._actors.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
-
-    def receive(self, news: list[Any]) -> list[Event]:
-        """Return the events of batches and workers."""
-        events: list[Event] = []
-        for answer in self._actors.receive(news):
-            events += self._take_in(answer) if answer.error is None else [self._lose(answer)]
-        begun = self._actors.begun
-        events += [Began(worker, begun[worker]) for worker in begun if worker not in self._began]
-        self._began.update(begun)
-        now, limit = time.monotonic(), self._actors.options.deadline
-        for worker in self._actors.ready():
-            if now >= self._silent_until(worker) and not self._actors.closed:
-                error = WorkerError(f"no answer for {limit} s, which is RayOptions(deadline=)")
-                events.append(self._lose(Answer(worker, self._actors.replace(worker), None, error, lost=True)))
-        return events
-
-    def _silent_until(self, worker: RayWorker) -> float:
-        """Return when a worker that does not answer counts as lost.
-
-        While the consumer is busy, answers are not read.
+        Raises:
+            ClusterError: the program has left the cluster, or workers could not be started.
         """
-        limit = self._actors.options.deadline
-        if limit is None or not worker.calls:
-            return math.inf
-        return max(worker.calls[0].sent, worker.last, self._asked) + limit
+        with self.lock:
+            if self._ended or run != self._run:
+                return []
+            check_attached(self._session)
+            now = time.monotonic()
+            if deadline is not None and deadline <= now:
+                # While the consumer is busy, answers are not read, and no worker is silent.
+                self._asked = now
+            refs = [] if self._events else list(self._pending)
+            until = min([math.inf if deadline is None else deadline, self._start_limit(), *self._silent_from()])
+        self.waiting = True
+        found = _wait(refs, None if until == math.inf else max(0.0, until - now))
+        self.waiting = False
+        with self.lock:
+            if self._ended or run != self._run:
+                return []
+            events, self._events = self._events, []
+            for ref in found:
+                # Not of a worker that was just lost.
+                if (about := self._pending.pop(ref, None)) is not None:
+                    events += self._take(ref, about)
+            self._check_starts()
+            now, limit = time.monotonic(), self._options.deadline
+            for worker, silent in zip(list(self._actors), self._silent_from(), strict=True):
+                if now >= silent:
+                    events += self._lose(worker, f"no answer for {limit} s, which is RayOptions(deadline=)")
+            self._send_backlog()
+            return events
 
-    def _take_in(self, answer: Answer) -> list[Event]:
-        """Process the answer to a call."""
-        (call,) = answer.calls
-        packed, *buffers = answer.value
-        rest = iter(buffers)
-        for batch, said in zip(call.batches, cloudpickle.loads(packed), strict=True):
-            kind, payload, metrics, seconds, count = said
-            mine = list(islice(rest, count))
-            batch.finish(kind, payload, BatchMetrics(*metrics), mine)
-            batch.ended = kind == "end"
-            if kind == "batch":
-                nbytes = sum(buffer.nbytes for buffer in mine) + len(payload[0])
-                self._measured.sizes.add(nbytes)
-                self._measured.seconds.append(seconds)
-                self._actors.count_batch(call.worker, seconds, metrics[0], nbytes)
-        return [Done(batch) for batch in call.batches]
+    def _silent_from(self) -> list[float]:
+        """Return when each worker counts as lost if it does not answer."""
+        limit = math.inf if self._options.deadline is None else self._options.deadline
+        return [
+            max(worker.calls[0].sent, worker.last, self._asked) + limit if worker.calls else math.inf
+            for worker in self._actors
+        ]
 
-    def _lose(self, answer: Answer) -> Lost:
-        """Return the event of a worker that does not answer: one of the batches it had started may be the cause."""
-        worker, reason = answer.worker, " ".join(str(answer.error).split())
-        why = f"worker {worker.number} on node {worker.node} was {'lost' if answer.lost else 'interrupted'} ({reason})"
+    def _take(self, ref: Any, about: RayWorker | _Starting | Call) -> Iterable[Event]:
+        """Return the events of an answer."""
+        if isinstance(about, RayWorker):
+            self._greet(ref, about)
+            return []
+        if isinstance(about, _Starting):
+            try:
+                return [Began(about.run, about.number, ray.get(ref, timeout=_FETCH_S))]
+            except RayError:  # its loss is noticed when a batch is requested
+                return [Began(about.run, about.number, None)]
+        worker = about.worker
+        try:
+            packed, *arrays = ray.get(ref, timeout=_FETCH_S)
+        except (ObjectLostError, GetTimeoutError, RayTaskError) as error:
+            return self._drop(worker, {about.number}, "interrupted", error)
+        except RayError as error:
+            return self._lose(worker, error)
+        worker.calls.remove(about)
+        worker.last = time.monotonic()
+        return self._results(about, cloudpickle.loads(packed), arrays)
+
+    def _results(self, call: Call, answers: list[Answer], arrays: list[Any]) -> list[Event]:
+        """Return the batches of a call. Their copies in the object store are dropped."""
+        events: list[Event] = []
+        arrays.reverse()
+        for answer in answers:
+            begin = time.perf_counter()
+            large = [arrays.pop() for _ in answer.offsets]
+            batch, way, metrics = None, "message", BatchMetrics(*answer.metrics)
+            error = None if answer.error is None else rebuild(answer.error)
+            if error is None and not answer.ended:
+                try:
+                    batch, way = self._memory.land(answer.data, answer.offsets, large)
+                except Exception as failed:  # too little memory, or an object that cannot be unpickled
+                    error = failed
+            metrics.hand_over += time.perf_counter() - begin
+            nbytes = len(answer.data) + sum(array.nbytes for array in large)
+            made = call.number if self._turns else 0
+            result = BatchResult(
+                *(batch, metrics, answer.number, made, answer.state, way, error, self._run, answer.ended, nbytes)
+            )
+            if not answer.ended and error is None and call.worker.node is not None:
+                self._counts[call.worker.node].add(result)
+            events.append(result)
+        return events
+
+    # Lost workers.
+
+    def _lose(self, worker: RayWorker, error: object) -> list[Event]:
+        """Give a worker up; return the events of those whose requests it had."""
+        worker.dead = True
+        self._lost += 1
+        if worker.node is not None:
+            self._counts[worker.node].workers -= 1
+            self._counts[worker.node].lost += 1
+        ray.kill(worker.actor, no_restart=True)
+        return self._drop(worker, {call.number for call in worker.calls} or {worker.number}, "lost", error)
+
+    def _drop(self, worker: RayWorker, numbers: set[int], how: str, error: object) -> list[Event]:
+        """Drop all requests that were submitted to some workers; return the events that say so."""
+        why = f"worker {worker.number} on node {worker.node} was {how} ({' '.join(str(error).split())})"
+        begun = [request for call in worker.calls[:_AT_WORK] for request in call.requests]
         if self._turns:
-            self._actors.close()
             why += (
                 ", and with it the position of its copy of the dataset: an iterable dataset, or one with a state of "
                 "its own, cannot go on without. Resume from the last state_dict()"
             )
-            return Lost(worker.number, [], [], why)
-        begun = [batch for call in answer.calls[:_AT_WORK] for batch in call.batches]
-        most = max(sum(batch.blame.values()) for batch in begun)
-        suspects = [batch for batch in begun if sum(batch.blame.values()) == most]
-        why += " while it made " + " or ".join(f"batch {one.number}, samples {one.request.indices}" for one in suspects)
-        return Lost(
-            worker.number,
-            [batch for call in answer.calls for batch in call.batches],
-            [(batch, 0, 1.0) for batch in begun],
-            why,
-        )
+        elif begun:
+            why += " while it made " + " or ".join(f"batch {one.number}, samples {one.indices}" for one in begun)
+        for other in self._actors:
+            for call in [call for call in other.calls if call.number in numbers]:
+                other.calls.remove(call)
+                self._pending.pop(call.ref, None)
+        self._backlog = [(number, requests) for number, requests in self._backlog if number not in numbers]
+        return [Lost(number, why) for number in sorted(numbers)]
 
-    def replace(self, lost: Lost) -> list[PendingBatch]:
-        """Return the batches that other workers must make; a replacement was already started."""
-        return lost.batches
+    # Workers.
 
-    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        """Return a batch in memory owned by the consumer; or its error.
+    def resize(self, workers: int) -> None:
+        """See `Executor`."""
+        if self._ended:
+            return
+        for number in range(workers):
+            if number == len(self._actors) or self._actors[number].dead:
+                self._start(number)
+        # Ray ends actors that nobody refers to, after their last call.
+        del self._actors[workers:]
+        self.workers = workers
+
+    def _start(self, number: int) -> None:
+        self._serial += 1
+        config = self._config
+        name = f"{self._name}-{number}" + (f".{self._serial}" if self._serial > config.workers else "")
+        made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **self._options.of_actors())
+        worker = RayWorker(number, made.remote(number, config.workers, config.threads))
+        self._actors[number : number + 1] = [worker]
+        self._pending[worker.actor.hello.remote()] = worker
+
+    def _greet(self, ref: Any, worker: RayWorker) -> None:
+        """Process the start of a worker, or its failure."""
+        try:
+            said = ray.get(ref)
+        except RayError as error:
+            self._failed += 1
+            if self._failed >= _STARTS:
+                self.close(0.0)
+                raise ClusterError(
+                    f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
+                    "All nodes need penstock, torch and the modules of the dataset, in the versions of this program"
+                ) from error
+            ray.kill(worker.actor, no_restart=True)
+            self._lost += 1
+            self._start(worker.number)
+            return
+        if others := differing(said["versions"]):
+            self.close(0.0)
+            raise ClusterError(
+                f"the worker on node {said['node']} runs {', '.join(others)}: batches would not be the same. "
+                "Install the same versions there, or name them by RayOptions(runtime_env=)"
+            )
+        worker.node = said["node"]
+        self._failed = 0
+        self._counts.setdefault(said["node"], Counts()).workers += 1
+        if worker.number in self._starts:
+            self._begin(worker)
+
+    def _starting(self) -> list[RayWorker]:
+        return [worker for worker in self._actors if worker.node is None]
+
+    def _start_limit(self) -> float:
+        """Return when it is an error that workers have not started; never if the others go on."""
+        starting = self._starting()
+        if not starting or (not self._turns and any(worker.ready for worker in self._actors)):
+            return math.inf
+        return min(worker.started for worker in starting) + self._options.start_timeout
+
+    def _check_starts(self) -> None:
+        """Report workers that do not start.
 
         Raises:
-            RingError: too little memory.
+            ClusterError: the loader cannot go on without them.
         """
-        assert isinstance(batch, RayBatch)
-        worker = batch.worker if self._turns else 0
-        kind, payload, metrics, buffers = batch.take()
-        if kind == "raise":
-            return BatchResult(None, BatchMetrics(), number, worker, error=payload)
-        if kind == "error":
-            return BatchResult(None, BatchMetrics(), number, worker, error=rebuild(payload))
-        start = time.perf_counter()
-        data, state = payload
-        try:
-            value, way = self._memory.land(data, buffers)
-        except RingError:
-            raise
-        except Exception as error:  # an object that cannot be unpickled
-            return BatchResult(None, metrics, number, worker, error=error)
-        metrics.hand_over += time.perf_counter() - start
-        return BatchResult(value, metrics, number, worker, state, way)
+        starting = self._starting()
+        if not starting:
+            return
+        now, limit = time.monotonic(), self._start_limit()
+        waited = now - min(worker.started for worker in starting)
+        count = f"{len(starting)} of {self.workers} workers"
+        if now >= limit:
+            resources = resources_of(self._options)
+            self.close(0.0)
+            raise ClusterError(
+                f"{count} could not be started in {waited:.0f} s: {resources}. Add nodes, ask for less by "
+                "RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout. "
+                "With num_cpus=0, workers share the CPUs of other loaders' workers"
+            )
+        if limit == math.inf and waited >= _PENDING_S and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{count} of this DataLoader are still waiting for room in the Ray cluster after {waited:.0f} s; the "
+                f"others go on without them: {resources_of(self._options)}",
+                stacklevel=2,
+            )
 
-    def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
-        """Return the worker that has not answered, and its request."""
-        for worker in self._actors.ready():
-            if first is not None and any(first in call.batches for call in worker.calls):
-                indices = first.request.indices[:8]
-                return f": worker {worker.number} on node {worker.node} owes batch {first.number}, samples {indices}"
-        return f": {len(self._actors.ready())} of {self._actors.count} workers have started"
-
-    # The end.
-
-    def drop(self, pending: Sequence[PendingBatch]) -> None:
-        """End the epoch iterator and stop the workers."""
-        if self._run == self._actors.run:
-            self._actors.stop()
+    def stats(self) -> dict[str, Any]:
+        """Return counts by node, and the number of lost workers."""
+        return {"nodes": {name: counts.as_dict() for name, counts in self._counts.items()}, "lost_workers": self._lost}
 
     def close(self, patience: float) -> None:
-        """End the workers at once."""
-        self._actors.close()
+        """See `Executor`. The workers end at once, the cluster stays."""
+        self._ended = True
+        self._close()
+
+
+def _wait(refs: list[Any], timeout: float | None) -> list[Any]:
+    """Return the references that are ready; wait until there is one, at most ``timeout`` seconds (None: forever)."""
+    if not refs:
+        return []
+    try:
+        found, rest = ray.wait(refs, num_returns=1, timeout=timeout)
+    except SystemError as error:
+        # Ray raises this if a signal handler has raised.
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
+    if found and rest:
+        found += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+    return list(found)
+
+
+def _end(workers: list[RayWorker], pending: dict[Any, Any], pid: int, before: str, lock: threading.RLock) -> None:
+    if os.getpid() != pid or session() != before:
+        return  # a fork of the process that owns these workers; or they ended with the connection
+    locked = lock.acquire(timeout=_AT_EXIT_S)
+    try:
+        for worker in workers:
+            ray.kill(worker.actor, no_restart=True)
+        pending.clear()
+    finally:
+        if locked:
+            lock.release()

@@ -1,10 +1,10 @@
-"""`Worker`: the program of an actor: take a request, make the batch in a few threads, return bytes and arrays.
+"""`Worker`: the program of an actor: take requests, make the batches, return bytes and arrays.
 
-    control  begin, hello              one thread, so that an epoch iterator can be cancelled while batches are made
+    control  hello, begin, stop        one thread, so that a run can be cancelled while batches are made
     make     two calls at a time       one is made while the result of the other is written to the object store
 
-Errors of user code are answers, as text; SystemExit ends the actor, as in a worker process. A call of an earlier epoch
-iterator is answered without work.
+Errors of user code are answers, as text; SystemExit ends the actor, as in a worker process. A call of an earlier run is
+answered without work.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import pickle
 import platform
+import queue
 import threading
 import time
+from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import ray
@@ -25,18 +26,41 @@ import torch
 from ray import cloudpickle
 
 import penstock
-from penstock.loader.exceptions import describe
-from penstock.loader.executors.process.pack import pack
-from penstock.loader.fetch import Fetch, Fetcher
-from penstock.loader.messages import BatchMetrics, BatchRequest
+from penstock.loader.exceptions import RemoteError, describe
+from penstock.loader.executors.base import Start
+from penstock.loader.executors.process.transport import pack
+from penstock.loader.executors.ray.receive_buffer import Buffers
+from penstock.loader.executors.threads import ThreadPool
+from penstock.loader.make import Maker
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
-from penstock.loader.stream import StreamFetch
 from penstock.loader.workerinfo import process_worker, seed_worker
-from penstock.plan.stream_plan import EpochStart
 
-__all__ = ["Worker", "versions"]
+__all__ = ["Answer", "Worker", "versions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Answer(NamedTuple):
+    """The answer to a request. A request of an earlier run has none.
+
+    Attributes:
+        number: number of the batch in its run.
+        data: the pickled batch.
+        offsets: a number for each of its large buffers, see `Buffers`.
+        metrics: constructor arguments of `BatchMetrics`.
+        state: the state of users' objects.
+        error: the error in place of the batch.
+        ended: whether the stream has ended.
+    """
+
+    number: int
+    data: bytes
+    offsets: list[int]
+    metrics: tuple[Any, ...]
+    state: Snapshot | None
+    error: RemoteError | None
+    ended: bool
 
 
 def _in_group(name: str) -> Callable[[F], F]:
@@ -61,24 +85,26 @@ class Worker:
         number: its number, as ``get_worker_info().id``.
         total: the number of workers.
         threads: the threads that load samples.
-        turns: whether the order of calls matters: for streams, and objects with their own state.
     """
 
-    def __init__(self, number: int, total: int, threads: int, turns: bool) -> None:
+    def __init__(self, number: int, total: int, threads: int) -> None:
         torch.set_num_threads(1)
         self._number = number
         self._total = total
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
-        self._fetcher: Fetcher | None = None
-        self._broken: Exception | None = None  # the answer to every batch
-        self._ended = False  # whether a stream has reported it
-        self._wanted = self._begun = 0  # numbers of the requested and the started epoch iterator
+        self._maker: Maker | None = None
+        self._broken: Exception | None = None
+        """Why there is no maker: the dataset could not be unpickled here."""
+        self._wanted = self._begun = 0  # numbers of the requested and the started run
         self._news = threading.Condition()
-        self._turns = turns
-        self._turn = threading.RLock()  # held while user code runs in the calling thread
+        self._turn = threading.Lock()  # held while user code runs in the calling thread
+        self._pool: ThreadPool | None = None
+        if threads > 1:
+            boards = memoryview(array("Q", [0] * 2 * threads))
+            # SystemExit in user code ends the worker, not just a thread.
+            self._pool = ThreadPool(threads, lanes=False, boards=boards, crash=partial(os._exit, 1))
         node = ray.get_runtime_context().get_node_id()[:6]
         self._node = f"{ray.util.get_node_ip_address()} ({node})"
+        self._where = f"in DataLoader Ray worker {number} (pid {os.getpid()} on node {self._node})"
 
     @_in_group("control")
     def hello(self) -> dict[str, Any]:
@@ -86,31 +112,23 @@ class Worker:
         return {"node": self._node, "versions": versions()}
 
     @_in_group("control")
-    def begin(self, run: int, epoch: EpochStart, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
-        """Start an epoch iterator, drop earlier requests, and return the first snapshot.
+    def begin(self, start: Start, setup: bytes | None, base_seed: int) -> Snapshot | None:
+        """Start a run, drop earlier requests, and return the first snapshot.
 
         Args:
-            run: number of the epoch iterator.
-            epoch: passed to streams.
-            state: the state of users' objects to resume from.
+            start: the start.
             setup: a new pickled fetcher and ``worker_init_fn``; None keeps the present ones.
             base_seed: the base seed of new ones.
         """
-        self._wanted, first = run, None
+        self._wanted, first = start.run, None
         with self._turn:
-            try:
-                if setup is not None:
-                    self._broken, self._ended = None, False
-                    self._set_up(setup, base_seed)
-                if self._fetcher is not None and self._broken is None:
-                    if state is not None:
-                        self._fetcher.load_state_dict(state)
-                    first = self._fetcher.begin(epoch)
-            except Exception as error:  # reported when a batch is requested
-                self._broken = error
-            with self._news:
-                self._begun = run
-                self._news.notify_all()
+            if setup is not None:
+                self._set_up(setup, base_seed)
+            if self._maker is not None:
+                first = self._maker.begin(start).snapshot
+        with self._news:
+            self._begun = start.run
+            self._news.notify_all()
         return first
 
     @_in_group("control")
@@ -119,73 +137,80 @@ class Worker:
         self._wanted = 0
 
     def _set_up(self, setup: bytes, base_seed: int) -> None:
-        fetcher, init = pickle.loads(setup)
+        self._maker = self._broken = None
+        try:
+            fetcher, init = pickle.loads(setup)
+        except Exception as error:
+            self._broken = error
+            return
         seed_worker(base_seed, self._number)
         process_worker(self._number, self._total, base_seed + self._number, fetcher.dataset)
-        if init is not None:
-            init(self._number)
-        self._fetcher = fetcher
+        self._maker = Maker(fetcher, self._number)
+        try:
+            if init is not None:
+                init(self._number)
+        except Exception as error:
+            self._maker.fail(error)
 
     @_in_group("make")
     def make(self, run: int, requests: list[bytes]) -> list[Any]:
         """Make one batch, or several small ones, since each write to the object store costs a millisecond.
 
         Args:
-            run: number of their epoch iterator.
+            run: number of their run.
             requests: pickled requests.
 
         Returns:
-            The pickled answers, each with its kind ("batch", "error", "end", "skipped"), payload, metrics, seconds and
-            number of large buffers; then the large buffers.
+            The pickled list of answers; then all their large buffers.
         """
         with self._news:
             self._news.wait_for(lambda: self._begun >= run)
-        answers: list[Any] = []
-        buffers: list[Any] = []
-        for request in requests:
-            metrics, start = BatchMetrics(), time.perf_counter()
-            kind, payload, large = self._answer(run, BatchRequest(*pickle.loads(request)), metrics)
-            answers.append((kind, payload, metrics.packed(), time.perf_counter() - start, len(large)))
-            buffers += large
-        return [cloudpickle.dumps(answers), *buffers]
+        answers: list[Answer] = []
+        arrays: list[Any] = []
+        for take in [self._made(run, *pickle.loads(request)) for request in requests]:
+            result = take()
+            if result is not None:
+                answer, large = self._answer(result)
+                answers.append(answer)
+                arrays += large
+        return [cloudpickle.dumps(answers), *arrays]
 
-    def _answer(self, run: int, request: BatchRequest, metrics: BatchMetrics) -> tuple[str, Any, list[Any]]:
-        """Return kind, payload and large buffers of the answer to a request."""
-        with self._turn if self._turns else nullcontext():  # an older call must not advance a newer stream
-            if run != self._wanted:
-                return "skipped", None, []
-            if self._ended:
-                return "end", None, []
+    def _made(self, run: int, number: int, *values: Any) -> Callable[[], BatchResult | None]:
+        """Return a function that returns a batch, which the threads make meanwhile; None if it is not wanted any more."""
+        request = BatchRequest(*values)
+        request.run, request.number = run, number
+        if self._pool is None or self._maker is None:
+            return partial(self._make_here, request)
+        box: queue.SimpleQueue[BatchResult | None] = queue.SimpleQueue()
+        self._pool.make(self._maker, request, box.put, wanted=self._is_wanted)
+        return box.get
+
+    def _make_here(self, request: BatchRequest) -> BatchResult | None:
+        with self._turn:
+            if not self._is_wanted(request.run):
+                return None
+            if self._maker is None:
+                return BatchResult(None, BatchMetrics(), request.number, error=self._broken)
+            return self._maker.make(request)
+
+    def _is_wanted(self, run: int) -> bool:
+        return run == self._wanted
+
+    def _answer(self, result: BatchResult) -> tuple[Answer, list[Any]]:
+        """Return the answer for a batch, and its large buffers."""
+        data, state, error, metrics, buffers = b"", result.state, result.error, result.metrics, Buffers()
+        if error is None and not result.ended:
+            begin = time.perf_counter()
             try:
-                if self._broken is not None:
-                    self._ended = isinstance(self._fetcher, StreamFetch)
-                    raise self._broken
-                assert self._fetcher is not None
-                batch = self._batch(self._fetcher, request, metrics)
-                start = time.perf_counter()
-                state = self._fetcher.state_dict()
+                data = pack(result.batch, buffers)
+            except Exception:
+                buffers = Buffers()
                 try:
-                    data, _, buffers = pack(batch, None)
-                except Exception:  # for example a class of the main program, which only Ray's pickle can send
-                    data, buffers = cloudpickle.dumps(batch), []
-                metrics.hand_over += time.perf_counter() - start
-                return "batch", (data, state), [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-            except StopIteration:
-                return "end", None, []
-            except Exception as error:
-                where = f"in DataLoader Ray worker {self._number} (pid {os.getpid()} on node {self._node})"
-                return "error", describe(error, where, cloudpickle.dumps), []
-
-    def _batch(self, fetcher: Fetcher, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        if self._pool is None or not isinstance(fetcher, Fetch):
-            with self._turn:
-                return fetcher(request, metrics)
-        size, count = len(request.indices), min(self._threads, len(request.indices))
-        if not fetcher.divisible or count < 2:
-            return fetcher(request, metrics)
-        parts = [request.part(part * size // count, (part + 1) * size // count) for part in range(count)]
-        costs = [BatchMetrics() for _ in parts]
-        samples = list(self._pool.map(fetcher.samples, parts, costs))
-        for cost in costs:
-            metrics.add(cost)
-        return fetcher.collate([sample for part in samples for sample in part], request, metrics)
+                    # For example a class of the main program, which only Ray's pickle can send.
+                    data = cloudpickle.dumps(result.batch)
+                except Exception as failed:
+                    error, state = failed, None
+            metrics.hand_over += time.perf_counter() - begin
+        remote = None if error is None else describe(error, self._where, cloudpickle.dumps)
+        answer = Answer(result.number, data, buffers.offsets, metrics.packed(), state, remote, result.ended)
+        return answer, buffers.arrays
