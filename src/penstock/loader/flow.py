@@ -63,7 +63,7 @@ class Flow:
 
     def limit_bytes(self, most: int | None) -> None:
         """Limit the bytes in flight also by what the executor has for them."""
-        self._limit = min((each for each in (most, self._config.max_bytes_in_flight) if each is not None), default=None)
+        self._limit = min((each for each in (most, self.config.max_bytes_in_flight) if each is not None), default=None)
 
     @property
     def depth(self) -> int:

@@ -1,4 +1,4 @@
-"""The workers of one loader in the cluster, as the program sees them: `RayWorker`, `Call`, and checks of their start."""
+"""The workers of one loader in the cluster, as the program sees them, and checks of their start."""
 
 from __future__ import annotations
 
