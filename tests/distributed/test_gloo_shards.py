@@ -88,12 +88,12 @@ def stop_and_go_on(rank: int, url: str, folder: Path, steps: int, state: Any) ->
     return had, loader.state_dict()
 
 
-def test_other_ranks_go_on(tmp_path: Path) -> None:
+def test_as_many_ranks_go_on(tmp_path: Path) -> None:
     write_shards(tmp_path / "store" / "data")
     with Store(tmp_path / "store") as store:
         first = start_ranks(3, stop_and_go_on, store.url, tmp_path, 2, None)
         assert all(state == first[0][1] for _, state in first)
-        second = start_ranks(2, stop_and_go_on, store.url, tmp_path, 1000, first[0][1])
+        second = start_ranks(3, stop_and_go_on, store.url, tmp_path, 1000, first[0][1])
     assert sorted(n for had, _ in first + second for n in had) == list(range(sum(COUNTS)))
 
 

@@ -355,7 +355,7 @@ class TestForeignStates:
         self.refused(ours, DataLoader(Stream(9)), "seed is 1 in the state and None here")
         self.refused(DataLoader(Stream(9)).state_dict(), DataLoader(Squares(9)), "sampler")
         rows = RankDataset(manifest, shuffle="none", seed=0)
-        self.refused(DataLoader(rows).state_dict(), DataLoader(Squares(N)), "fingerprint", "None here")
+        self.refused(DataLoader(rows).state_dict(), DataLoader(Squares(N)), "fingerprint is missing")
 
     @pytest.mark.parametrize("state", [{}, [], None, "state", {"version": 99}, {"version": 1, "seed": None}])
     def test_garbage(self, state: Any) -> None:

@@ -96,10 +96,12 @@ class Position:
         self._chosen = False
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style dataset, also inside one of our iterable ones."""
+        self._own = own_order(self.samples)
+        """The dataset's own order, which identifies its rows in states."""
         self._counts = why_not_computable(plan, self.samples) is None
         self._job: Layouts | None = None
         """The layouts of the job's steps, if steps have numbers and a caller needs them."""
-        own = None if isinstance(dataset, IterableDataset) else own_order(dataset)
+        own = None if isinstance(dataset, IterableDataset) else self._own
         reads_own = isinstance(sampler, SequentialSampler) and sampler.inner is not None
         self._under: PlanReader[ShareEpoch] | None = None if own is None or reads_own else PlanReader(own)
         """Reads the own order of a dataset on which a user's sampler operates."""
@@ -323,7 +325,7 @@ class Position:
         The iterator leaves out skipped batches and those already delivered ahead of others.
         """
         left, job = RemainingBatches(run, self._skipped) if self._skipped else run, self._followed(run)
-        own, plan = own_order(self.samples), self.plan
+        own, plan = self._own, self.plan
         if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
             return Progress(left, base_seed, self._ahead), job
         return WatchedProgress(left, base_seed, self._ahead, own, plan.batch_size), job
@@ -429,7 +431,7 @@ class Position:
         # Imported only when needed: few loaders create a state before their first batch.
         from penstock.ledger.layouts import Layouts
 
-        return Layouts.read(state, getattr(own_order(self.samples), "mini_epochs", 1))
+        return Layouts.read(state, 1 if self._own is None else self._own.mini_epochs)
 
     # State.
 
@@ -475,9 +477,9 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """See `DataLoader.load_state_dict`."""
         of = "DataLoader"
-        self.check(state)
-        if allow_growth and (self._reader is None or self._under is not None or own_order(self.samples) is None):
+        if allow_growth and (self._reader is None or self._under is not None or self._own is None):
             raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
+        self.check(state)
         cursor = under = opening = None
         if self.plan is None:
             check_state(state, self._layout, of=of)
@@ -530,9 +532,9 @@ class Position:
         return frozenset(numbers)
 
     def _identity(self) -> State:
-        # A dataset with its own order identifies its rows in the state of that order.
-        own = own_order(self.samples) is not None
-        return {"seed": self._seed} if own else {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
+        if self._own is not None:
+            return {"seed": self._seed}
+        return {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
 
 
 def base_seed_after(base_seed: int) -> int:
