@@ -5,7 +5,7 @@
     unexpected draw:  the batch is made again, and from then on that generator is drawn, too
 
 Invariant: a sample that draws always finds its generator seeded. Most datasets draw from one of the three or from none.
-Seeding all three takes 6 µs per sample, the checks 5 µs per batch, and saving the trainer's states 35 µs per batch.
+Seeding all three takes 6 µs per sample, the checks 5 µs per batch, and saving the trainer's states 55 µs per batch.
 
 A generator is checked by drawing a number, which a twin has drawn, too. Drawing by a sample and restoring the state, or
 only reading it, is not noticed. Programs do so with `torch.initial_seed()`: it returns the sample's seed if samples
