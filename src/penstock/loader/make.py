@@ -8,6 +8,7 @@ Nothing in it knows of threads, pipes and memory. Errors of user code become ans
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from penstock.errors import escaped
@@ -43,11 +44,13 @@ class Maker:
         self._stream = not isinstance(fetcher, Fetch)
         self._unusable: BaseException | None = None
         self._broken: BaseException | None = None
+        self._traceback: TracebackType | None = None  # of that error: each time it is raised, it grows
         self._ended = False
 
     def fail(self, error: BaseException) -> None:
         """Answer this error to each request of every run, since the worker could not be set up."""
         self._broken = self._unusable = error
+        self._traceback = error.__traceback__
 
     def begin(self, start: Start) -> Began:
         """Start a run. An error answers each request of it; of a stream the first, which has then ended."""
@@ -59,6 +62,7 @@ class Maker:
                 first = self.fetcher.begin(start.epoch)
             except self._catches as error:
                 self._broken = escaped(error) if isinstance(error, StopIteration) else error
+                self._traceback = self._broken.__traceback__
         return Began(start.run, self.worker, first)
 
     def check(self) -> None:
@@ -77,7 +81,8 @@ class Maker:
         run, number, worker, metrics = request.run, request.number, self.worker, BatchMetrics()
         if self._broken is not None and not self._ended:
             self._ended = self._stream
-            return BatchResult(None, metrics, number, worker, error=self._broken, run=run)
+            error = self._broken.with_traceback(self._traceback)
+            return BatchResult(None, metrics, number, worker, error=error, run=run)
         if self._ended:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)
         try:

@@ -94,7 +94,7 @@ class ThreadPool:
         """Start threads until there are so many, or let some end after their jobs."""
         for number in range(self._count, count):
             jobs, board = self._new_queue(), self._boards[2 * number : 2 * number + 2]
-            run = partial(_run, jobs, number, board, *self._start)
+            run = partial(_run, jobs, number, board, [*self._start])
             self._daemons.append(Daemon(run, name=f"penstock-worker-{number}", wake=partial(jobs.put, None)))
             self._queues.append(jobs)
             self._count += 1
@@ -152,15 +152,17 @@ def _run(
     jobs: _Jobs,
     number: int,
     board: memoryview,
-    begin: Callable[[int], object] | None,
-    crash: Callable[[], object] | None,
+    start: list[Callable[..., object] | None],
     thread: Daemon,
 ) -> None:
     """Run a thread of a pool. It refers to the queue, not to the pool."""
     _here.board = board
     show_samples(board)
-    if begin is not None:
+    crash = start.pop()
+    # Not kept: it refers to the first errors, whose tracebacks refer to the consumer.
+    if (begin := start.pop()) is not None:
         begin(number)
+    del begin
     while not thread.stopping and (job := jobs.get()) is not None:
         try:
             job()
@@ -240,15 +242,19 @@ class _News:
     """Events that threads report and the consumer waits for.
 
     A signal may arrive anywhere, so waiting takes no event out, and no lock implemented in Python is held.
+
+    Args:
+        run: the number of the run whose events are wanted, alone in a list.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: list[int]) -> None:
+        self._run = run
         self._events: deque[BatchResult | Began] = deque()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, event: BatchResult | Began | None) -> None:
-        """Report an event. None only wakes the consumer."""
-        if event is not None:
+        """Report an event, unless its run is over. None only wakes the consumer."""
+        if event is not None and event.run == self._run[0]:
             self._events.append(event)
         self._bell.put(None)
 
@@ -286,9 +292,9 @@ class ThreadExecutor(Executor):
         else:
             self._makers = [Maker(fetcher, catches=BaseException)] * threads
         self._start: Start | None = None
-        self._news = _News()
         # In a list that jobs refer to, so that this object can end while threads work.
         self._run = [0]
+        self._news = _News(self._run)
         self._boards = memoryview(array("Q", [0] * 2 * _MOST))
         begin = partial(_begin_worker, threads, seed, fetcher.dataset, init, self._makers)
         self._pool = ThreadPool(threads, lanes=self._lanes, boards=self._boards, begin=begin)
