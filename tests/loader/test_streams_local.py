@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from window_support import Each, inline
 from window_support import threads as in_threads
 
-from penstock.loader.executors.thread_pool import ThreadPool
+from penstock.loader.executors.threads import ThreadExecutor
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.stateful import WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
@@ -113,13 +113,8 @@ def fetch(data: Any, batch_size: int | None = 2, drop_last: bool = False, collat
     return StreamFetch(data, collate_fn, batch_size=batch_size, drop_last=drop_last)
 
 
-def threads(
-    data: Any, count: int, *, fetchers: list[StreamFetch] | None = None, pool: ThreadPool | None = None, **options: Any
-) -> Each:
-    pool = pool or ThreadPool(count, seed=50, dataset=data, lanes=True)
-    options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
-    made = [fetch(data) for _ in range(count)] if fetchers is None else fetchers
-    return in_threads(endless(), made, pool, **options)
+def threads(data: Any, count: int, *, fetcher: StreamFetch | None = None, **options: Any) -> Each:
+    return in_threads(endless(), fetcher or fetch(data), count, **options)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -150,8 +145,8 @@ def test_threads_take_turns_as_torchs_workers_do(counts: list[int], drop_last: b
     )
     with ended(iter(loader)) as theirs:
         expected = [batch.tolist() for batch in theirs]
-    fetchers = [fetch(Parts(counts), drop_last=drop_last) for _ in counts]
-    made = list(threads(Parts(counts), len(counts), fetchers=fetchers))
+    data = Parts(counts)
+    made = list(threads(data, len(counts), fetcher=fetch(data, drop_last=drop_last)))
     assert [one.batch for one in made] == expected
     assert [one.worker for one in made] == [batch[0] // 100 for batch in expected]
     assert [one.number for one in made] == list(range(len(expected)))
@@ -176,9 +171,9 @@ def test_a_batch_says_what_it_took() -> None:
 
 def test_each_thread_begins_its_own_iterator_in_itself() -> None:
     data = Parts([4, 4, 4])
-    pool = ThreadPool(3, seed=50, dataset=data, lanes=True)
-    for _ in range(2):  # a pool that persists begins anew
-        batches = threads(data, 3, pool=pool)
+    executor = ThreadExecutor(fetch(data), 3, None, seed=50)
+    for _ in range(2):  # workers that persist begin anew
+        batches = threads(data, 3, executor=executor, persistent=True)
         assert [batch.batch[0] // 100 for batch in batches] == [0, 1, 2, 0, 1, 2]
     assert sorted(number for number, _ in data.begun) == [0, 0, 1, 1, 2, 2]
     assert len({thread for _, thread in data.begun}) == 3
@@ -221,10 +216,8 @@ def test_the_end_is_the_end() -> None:
 def test_errors_of_a_stream_come_in_their_place_and_the_others_go_on() -> None:
     assert outcomes(inline(endless(), fetch(Breaks([0]), 1))) == [[0], [1], "LookupError"]
     data = Breaks([0, 0])
-    fetchers = [fetch(data, 1) for _ in range(2)]
-    assert outcomes(threads(data, 2, fetchers=fetchers)) == [[0], [100], [1], [101], "LookupError", [102], [103]]
-    fetchers = [fetch(data, 1) for _ in range(2)]
-    iterator = threads(data, 2, fetchers=fetchers)
+    assert outcomes(threads(data, 2, fetcher=fetch(data, 1))) == [[0], [100], [1], [101], "LookupError", [102], [103]]
+    iterator = threads(data, 2, fetcher=fetch(data, 1))
     for _ in range(4):
         next(iterator)
     with pytest.raises(LookupError, match="the stream broke"):
@@ -244,8 +237,7 @@ def test_errors_of_worker_init_come_once_for_each_worker() -> None:
             raise ValueError("cannot start")
 
     data = Parts([4, 4])
-    pool = ThreadPool(2, init, seed=0, dataset=data, lanes=True)
-    assert outcomes(threads(data, 2, pool=pool)) == [[0, 1], "ValueError", [2, 3]]
+    assert outcomes(threads(data, 2, init=init)) == [[0, 1], "ValueError", [2, 3]]
 
 
 def test_errors_of_collate_functions() -> None:
@@ -288,7 +280,9 @@ def test_a_time_out_is_not_the_end() -> None:
 
     batches = threads(Waits([0]), 1, timeout=0.05)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds: waiting for batch 0 of worker 0"):
+        with pytest.raises(
+            RuntimeError, match=r"timed out after 0\.05 seconds: worker 0 was at batch 0 of this iterator"
+        ):
             next(batches)
     go.set()
     batches.window._policy = batches.window._policy._replace(timeout=20)
@@ -304,10 +298,8 @@ def test_what_is_in_flight_is_bounded() -> None:
                 made.append(k)
                 yield torch.zeros(1000, dtype=torch.uint8)
 
-    pool = ThreadPool(2, seed=0, lanes=True)
     data = Noting([0, 0])
-    fetchers = [fetch(data, 1, collate_fn=torch.stack) for _ in range(2)]
-    batches = threads(data, 2, pool=pool, fetchers=fetchers, depth=10, max_bytes=3500)
+    batches = threads(data, 2, fetcher=fetch(data, 1, collate_fn=torch.stack), depth=10, max_bytes=3500)
     for number in range(12):
         next(batches)
         threading.Event().wait(0.005)
@@ -322,12 +314,9 @@ def test_going_on_from_any_batch(kind: type[Parts], counts: list[int]) -> None:
 
     def begin(states: WorkerStates) -> Each:
         data = kind(counts)
-        fetchers = [fetch(data) for _ in range(workers)]
-        for number, fetcher in enumerate(fetchers):
-            fetcher.load_state_dict(states.resume(number))
-        first = states.next
+        batches = threads(data, workers, resume=states.resume, first=states.next)
         states.begin(fresh=True)
-        return threads(data, workers, fetchers=fetchers, first=first)
+        return batches
 
     def fresh() -> WorkerStates:
         return WorkerStates(workers, stream=True)
@@ -381,8 +370,7 @@ def test_dropping_the_batches_drops_the_iterators() -> None:
                 over.append("over")
 
     data = Closing([0, 0])
-    pool = ThreadPool(2, seed=0, dataset=data, lanes=True)
-    batches = threads(data, 2, pool=pool)
+    batches = threads(data, 2)
     next(batches)
     next(batches)
     batches.close()
@@ -408,5 +396,5 @@ def test_random_counts_as_torchs_rule() -> None:
         ]
         expected = [batch for turn in itertools.zip_longest(*lanes) for batch in turn if batch is not None]
         data = Parts(counts)
-        batches = threads(data, len(counts), fetchers=[fetch(data, size) for _ in counts], depth=draw.randrange(1, 9))
+        batches = threads(data, len(counts), fetcher=fetch(data, size), depth=draw.randrange(1, 9))
         assert outcomes(batches) == expected

@@ -24,8 +24,8 @@ from window_support import Each, each, inline
 from window_support import threads as in_threads
 
 from penstock.errors import WorkerError
-from penstock.loader.executors.base import Done, Executor
-from penstock.loader.executors.thread_pool import ThreadPool
+from penstock.loader.executors.base import Event, Executor
+from penstock.loader.executors.threads import ThreadExecutor
 from penstock.loader.fetch import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
@@ -41,11 +41,9 @@ def fetch(data: Any, collate_fn: Any = list) -> Fetch:
 
 
 def threads(data: Any, n: int = 12, size: int = 4, *, count: int = 2, **options: Any) -> Each:
-    pool = options.pop("pool", None) or ThreadPool(count, seed=70, dataset=data, lanes=options.pop("lanes", False))
     planned = options.pop("requests", None) or requests(n, size)
     fetcher = options.pop("fetcher", None) or fetch(data)
-    options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
-    return in_threads(planned, fetcher, pool, **options)
+    return in_threads(planned, fetcher, count, **options)
 
 
 def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -57,6 +55,13 @@ def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
 
 def alive() -> int:
     return sum(thread.name.startswith("penstock-") for thread in threading.enumerate())
+
+
+def error_of(batches: Each) -> str:
+    """What is raised in place of the next batch."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        next(batches)
+    return caught.type.__name__
 
 
 class Kept:
@@ -80,12 +85,11 @@ class Bulk(Squares):
         return [(len(indices), index) for index in indices]
 
 
-@pytest.mark.parametrize("lanes", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize(("n", "size"), [(0, 3), (1, 3), (12, 4), (13, 4), (9, 1)])
-def test_threads_make_what_is_made_inline(n: int, size: int, count: int, lanes: bool) -> None:
+def test_threads_make_what_is_made_inline(n: int, size: int, count: int) -> None:
     expected = list(inline(requests(n, size), fetch(Draws(n))))
-    made = list(threads(Draws(n), n, size, count=count, lanes=lanes))
+    made = list(threads(Draws(n), n, size, count=count))
     assert [one.batch for one in made] == [one.batch for one in expected]
     assert [one.number for one in made] == [one.number for one in expected] == list(range(-(-n // size)))
     for one, other in zip(made, expected, strict=True):
@@ -126,17 +130,12 @@ def test_each_thread_is_a_worker() -> None:
         assert info.id == number
         seen.append((info.id, info.num_workers, info.seed, info.dataset is data))
 
-    batches = threads(data, 30, 30, count=3, pool=ThreadPool(3, init, seed=70, dataset=data))
+    batches = threads(data, 30, 30, count=3, init=init)
     made = next(batches).batch
     assert sorted(seen) == [(0, 3, 70, True), (1, 3, 71, True), (2, 3, 72, True)]
     assert {who[:4] for who in made} == set(seen)
     assert len({who[4] for who in made}) == 3
     assert get_worker_info() is None
-
-
-def test_with_lanes_batch_k_is_made_by_thread_k_mod_n() -> None:
-    made = [one.batch for one in threads(Who(24), 24, 4, count=3, lanes=True)]
-    assert [{who[0] for who in batch} for batch in made] == [{0}, {1}, {2}, {0}, {1}, {2}]
 
 
 def test_collate_functions_see_the_worker_too() -> None:
@@ -147,16 +146,15 @@ def test_collate_functions_see_the_worker_too() -> None:
     assert [one.batch for one in threads(Squares(8), 8, fetcher=fetch(Squares(8), collate))] == [2, 2]
 
 
-@pytest.mark.parametrize("lanes", [False, True])
-def test_errors_come_in_the_place_of_their_batch(lanes: bool) -> None:
+def test_errors_come_in_the_place_of_their_batch() -> None:
     data = Faulty(12, {0, 5, 11})
     expected = ["KeyError", [4, 9], "KeyError", [36, 49], [64, 81], "KeyError"]
     assert outcomes(inline(requests(12, 2), fetch(data))) == expected
-    batches = threads(data, 12, 2, lanes=lanes)
+    batches = threads(data, 12, 2)
     assert outcomes(batches) == expected
     assert batches.number == 5
     fetcher = fetch(Squares(8), bad_collate)
-    assert outcomes(threads(Squares(8), 8, 2, fetcher=fetcher, lanes=lanes)) == [1, "ArithmeticError", 41, 85]
+    assert outcomes(threads(Squares(8), 8, 2, fetcher=fetcher)) == [1, "ArithmeticError", 41, 85]
 
 
 def test_the_error_of_a_batch_is_that_of_its_first_bad_sample() -> None:
@@ -245,16 +243,16 @@ def test_an_init_that_fails_tells_whoever_waits_and_grows_no_traceback() -> None
     def init(number: int) -> None:
         raise ValueError(f"worker {number} cannot start")
 
-    pool = ThreadPool(1, init, seed=0)
+    executor = ThreadExecutor(fetch(Squares(4)), 1, init, seed=0)
     lengths = []
     for _ in range(20):
         with pytest.raises(ValueError, match="worker 0 cannot start") as caught:
-            next(threads(Squares(4), 4, 4, count=1, pool=pool))
+            next(threads(Squares(4), 4, 4, count=1, executor=executor, persistent=True))
         lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
     assert len(set(lengths)) == 1
-    del pool, caught
+    del executor, caught
     gc.collect()
-    assert soon(lambda: alive() == 0), "the error that the pool remembers must not keep it"
+    assert soon(lambda: alive() == 0), "the error that it remembers must not keep it"
 
 
 def test_a_time_out_says_at_which_sample() -> None:
@@ -269,7 +267,7 @@ def test_a_time_out_says_at_which_sample() -> None:
     batches = threads(Waits(8), 8, 4, timeout=0.6)
     assert next(batches).batch == [0, 1, 2, 3]
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.6 seconds: .*was last at sample 6"):
+        with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.6 seconds: worker \d was .*at sample 6"):
             next(batches)
     assert batches.number == 0
     go.set()
@@ -277,80 +275,59 @@ def test_a_time_out_says_at_which_sample() -> None:
     assert outcomes(batches) == [[4, 5, 6, 7]]
 
 
-class _Silent(Executor):
-    """Never answers, and counts how often it is waited for."""
+class _Scripted(Executor):
+    """Answers what a function says; by default nothing, until the deadline."""
 
-    depth = 1
     tells_begin = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits = 0
+    def __init__(self, workers: int = 1, answer: Callable[[BatchRequest, int], list[Event]] = lambda *_: []) -> None:
+        super().__init__(workers)
+        self.answer, self.events, self.asked, self.waits = answer, list[Event](), list[int](), 0
 
-    def choose(self, workers: Any, share: int | None) -> int:
-        return 0
+    def submit(self, requests: Any, worker: int) -> None:
+        for request in requests:
+            if isinstance(request, BatchRequest):
+                self.asked.append(worker)
+                self.events += self.answer(request, worker)
 
-    def submit(self, batches: Any, worker: int) -> list[Any]:
-        return []
+    def wait(self, run: int, deadline: float | None) -> list[Event]:
+        if not self.events and deadline:
+            self.waits += 1
+            time.sleep(max(0.0, deadline - time.monotonic()))
+        events, self.events = self.events, []
+        return events
 
-    def wait(self, deadline: float | None) -> None:
-        assert deadline is not None
-        self.waits += 1
-        time.sleep(max(0.0, deadline - time.monotonic()))
-
-    def receive(self, news: None) -> list[Any]:
-        return []
-
-    def collect(self, batch: Any, number: int) -> BatchResult:
-        raise AssertionError("nothing was made")
-
-    def drop(self, pending: Any) -> None:
+    def resize(self, workers: int) -> None:
         pass
 
-
-class _Streams(_Silent):
-    """Three streams, two of which are empty."""
-
-    workers = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[int] = []
-
-    def submit(self, batches: Any, worker: int) -> list[Any]:
-        self.asked.append(worker)
-        for batch in batches:
-            batch.ended = worker < 2
-        return [Done(batch) for batch in batches]
-
-    def collect(self, batch: Any, number: int) -> BatchResult:
-        return BatchResult(batch.number, BatchMetrics(), number)
+    def close(self, patience: float) -> None:
+        self.closed = True
 
 
 def test_streams_that_have_ended_are_not_asked_again() -> None:
-    executor = _Streams()
-    assert [result.batch for result in each(requests(6, 1), executor, turns=True, stream=True)] == [2, 3, 4, 5]
+    """Three, two of which are empty."""
+
+    def answer(request: BatchRequest, worker: int) -> list[Event]:
+        metrics = BatchMetrics()
+        return [BatchResult(request.number, metrics, request.number, worker, run=request.run, ended=worker < 2)]
+
+    executor = _Scripted(3, answer)
+    assert [one.batch for one in each(requests(6, 1), executor, depth=1, stream=True)] == [2, 3, 4, 5]
     assert executor.asked == [0, 1, 2, 2, 2, 2]
 
 
-class _Interrupted(_Silent):
+class _Interrupted(_Scripted):
     """Interrupted while it waits, which does no harm; and then at work, which may."""
 
-    def choose(self, workers: Any, share: int | None) -> Any:
-        if self.waits:
-            raise KeyboardInterrupt
-
-    def wait(self, deadline: float | None) -> None:
-        self.waits += 1
-        self.waiting = True
+    def wait(self, run: int, deadline: float | None) -> list[Event]:
+        if not deadline:
+            return []
+        self.waiting, self.waits = not self.waits, self.waits + 1
         raise KeyboardInterrupt
-
-    def abort(self) -> None:
-        pass
 
 
 def test_after_an_interruption_at_work_nothing_is_handed_out() -> None:
-    batches = each(requests(4, 2), _Interrupted(), turns=False, stream=False)
+    batches = each(requests(4, 2), _Interrupted(), timeout=20)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             next(batches)
@@ -359,15 +336,14 @@ def test_after_an_interruption_at_work_nothing_is_handed_out() -> None:
 
 
 def test_a_time_out_comes_at_the_deadline() -> None:
-    executor = _Silent()
-    batches = each(requests(4, 2), executor, turns=False, stream=False, timeout=0.05)
+    executor = _Scripted()
+    batches = each(requests(4, 2), executor, timeout=0.05)
     with pytest.raises(RuntimeError, match="timed out after"):
         next(batches)
     assert executor.waits == 1
 
 
-@pytest.mark.parametrize("lanes", [False, True])
-def test_the_fast_overtake_if_they_may(lanes: bool) -> None:
+def test_the_fast_overtake_if_they_may() -> None:
     go = threading.Event()
 
     class Overtaken(Squares):
@@ -376,32 +352,15 @@ def test_the_fast_overtake_if_they_may(lanes: bool) -> None:
             return super().__getitem__(index)
 
     data = Overtaken(12)
-    last = [0, 2] if lanes else [0]  # in a lane, batch 2 stands behind batch 0
     made = []
-    for one in threads(data, 12, 1, lanes=lanes, in_order=False, depth=4):
+    for one in threads(data, 12, 1, in_order=False, depth=4):
         made.append(one)
-        if len(made) == 12 - len(last):
+        if len(made) == 11:
             go.set()
     assert sorted(one.batch[0] for one in made) == [n * n for n in range(12)]
-    assert [one.number for one in made[-len(last) :]] == last
+    assert made[-1].number == 0
     assert sorted(one.number for one in made) == list(range(12))
-    assert [one.number for one in threads(data, 12, 1, lanes=lanes, depth=4)] == list(range(12))
-
-
-def test_with_lanes_a_stuck_thread_holds_its_share_only() -> None:
-    go = threading.Event()
-
-    class Stuck(Squares):
-        def __getitem__(self, index: int) -> int:
-            if index == 0:
-                go.wait(20)
-            return index
-
-    batches = threads(Stuck(20), 20, 1, lanes=True, in_order=False, depth=4)
-    first = [next(batches).batch[0] for _ in range(18)]
-    assert len(set(first) & {0, 2}) == 0, "0 hangs, and 2 stands behind it"
-    go.set()
-    assert sorted([*first, *(one.batch[0] for one in batches)]) == list(range(20))
+    assert [one.number for one in threads(data, 12, 1, depth=4)] == list(range(12))
 
 
 def test_prefetching_is_bounded_by_number_and_by_bytes() -> None:
@@ -454,11 +413,13 @@ def test_a_batch_that_is_done_after_the_end_is_not_kept() -> None:
 
     # In two chunks: whoever makes the last one collates.
     batches = threads(Squares(4), 4, count=2, fetcher=fetch(Squares(4), collate))
-    thread = threading.Thread(target=lambda: outcomes(batches), daemon=True)
+    seen: list[str] = []
+    thread = threading.Thread(target=lambda: seen.append(error_of(batches)), daemon=True)
     thread.start()
     assert begun.wait(HANG)
     batches.close()
     thread.join(HANG)
+    assert seen == ["WorkerError"]
     assert len(kept) == 1
     go.set()
     assert soon(lambda: not kept)
@@ -474,36 +435,38 @@ def test_closing_wakes_whoever_waits() -> None:
                 return index
 
         batches = threads(Waits(8), 8, 4, in_order=in_order, timeout=0)
-        seen: list[Any] = []
-        thread = threading.Thread(target=lambda: seen.append(outcomes(batches)), daemon=True)  # noqa: B023
+        seen: list[str] = []
+        thread = threading.Thread(target=lambda: seen.append(error_of(batches)), daemon=True)  # noqa: B023
         thread.start()
         time.sleep(0.05)
         batches.close()
         thread.join(5)
-        assert seen == [[]]
+        assert seen == ["WorkerError"]
         go.set()
         batches.close()
 
 
-def test_a_closed_pool_and_a_fork_of_it_raise_instead_of_waiting() -> None:
-    pool = ThreadPool(2)
-    pool.close()
-    pool.close()
-    for lanes in (False, True):
-        pool = ThreadPool(2, seed=0, lanes=lanes)
-        batches = threads(Squares(40), 40, 4, pool=pool)
+def test_closed_threads_and_a_fork_of_them_raise_instead_of_waiting() -> None:
+    fetcher = fetch(Squares(40))
+    executor = ThreadExecutor(fetcher, 2, None, seed=0)
+    batches = threads(Squares(40), 40, 4, executor=executor)
+    next(batches)
+    executor.close(0)
+    executor.close(0)
+    with pytest.raises(WorkerError, match="it was closed, or this is a fork"):
         next(batches)
-        pool.close()
-        assert set(map(str, outcomes(batches)[-3:])) == {"WorkerError"}
-    pool = ThreadPool(2)
+    pool = ThreadExecutor(fetcher, 2, None, seed=0)._pool
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write, repr(outcomes(threads(Squares(4), 4, 4, pool=pool))).encode())
+        try:
+            pool.submit(int)
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        assert pipe.read() == "['RuntimeError']"
+        assert "the threads of this DataLoader are gone" in pipe.read()
     os.waitpid(pid, 0)
 
 
@@ -529,35 +492,30 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not() -> None:
     go.set()
     os.close(write)
     with os.fdopen(read) as pipe:
-        assert pipe.read().startswith("WorkerError: the threads of this DataLoader are gone: this is a fork")
+        assert pipe.read().startswith("WorkerError: the workers of this DataLoader have ended")
     os.waitpid(pid, 0)
     assert next(batches).batch == [0, 1, 2, 3]
 
 
-def test_threads_end_with_their_pool_also_where_the_data_set_holds_it() -> None:
+def test_threads_end_with_their_executor() -> None:
     gc.collect()  # what errors of other tests held
     assert soon(lambda: alive() == 0), [thread.name for thread in threading.enumerate()]
-
-    class Owner(Squares):
-        pool: Any
-
-        def start(self, number: int) -> None:
-            assert get_worker_info() is not None
-
-    data = Owner(8)
-    data.pool = ThreadPool(2, data.start, seed=0, dataset=data)
-    assert len(outcomes(threads(data, 8, 4, pool=data.pool))) == 2
+    executor = ThreadExecutor(fetch(Squares(8)), 2, None, seed=0)
+    batches = threads(Squares(8), 8, 4, executor=executor, persistent=True)
+    assert len(outcomes(batches)) == 2
     assert alive() == 2
-    del data
+    del executor, batches
     assert soon(lambda: gc.collect() >= 0 and alive() == 0)
 
 
-def test_two_iterators_share_a_pool() -> None:
-    pool = ThreadPool(2, seed=0)
-    one, two = (threads(Draws(30), 30, 3, pool=pool) for _ in range(2))
-    pairs = list(zip(one, two, strict=True))
-    assert len(pairs) == 10
-    assert all(a.batch == b.batch for a, b in pairs)
+def test_a_newer_iterator_takes_over_the_threads() -> None:
+    executor = ThreadExecutor(fetch(Draws(30)), 2, None, seed=0)
+    old = threads(Draws(30), 30, 3, executor=executor, persistent=True)
+    next(old)
+    new = threads(Draws(30), 30, 3, executor=executor, persistent=True)
+    with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken over"):
+        next(old)
+    assert [one.batch for one in new] == [one.batch for one in inline(requests(30, 3), fetch(Draws(30)))]
 
 
 def test_a_loader_inside_a_worker_thread() -> None:
@@ -595,8 +553,3 @@ def test_programs_end_with_an_iterator_alive(end: str, code: int) -> None:
     assert done.stdout == "ready\n"
     assert ("KeyError" in done.stderr) == (code == 1)
     assert "Exception ignored" not in done.stderr
-
-
-def test_made_is_what_travels() -> None:
-    one = next(threads(Squares(4), 4, 4))
-    assert isinstance(one, BatchResult)

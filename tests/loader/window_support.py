@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
-from penstock.loader.executors.thread import ThreadExecutor
-from penstock.loader.executors.thread_pool import ThreadPool
+from penstock.loader.executors.threads import ThreadExecutor
+from penstock.loader.flow import Flow
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import DispatchPolicy, Window
@@ -41,30 +42,36 @@ def each(
     requests: Iterator[BatchRequest],
     executor: Executor,
     *,
-    turns: bool,
-    stream: bool,
+    depth: int = 2,
+    max_bytes: int | None = None,
+    stream: bool = False,
     in_order: bool = True,
     timeout: float = 0,
-    first: int = 0,
+    persistent: bool = False,
+    **options: Any,
 ) -> Each:
-    policy = DispatchPolicy(turns=turns, stream=stream, in_order=in_order, timeout=timeout)
-    return Each(Window(requests, executor, policy, first=first))
+    """The batches of an executor, of which so many are in flight."""
+    config = LoaderConfig(num_workers=1 if depth else 0, prefetch_factor=depth, max_bytes_in_flight=max_bytes)
+    flow = Flow(config, ahead=False, groups=False)
+    policy = DispatchPolicy(stream, stream, in_order, timeout, persistent=persistent)
+    return Each(Window(requests, executor, flow, policy, **options))
 
 
 def inline(requests: Iterator[BatchRequest], fetcher: Any, epoch: Any = None) -> Each:
     stream = isinstance(fetcher, StreamFetch)
-    return each(requests, InlineExecutor(fetcher, epoch), turns=stream, stream=stream)
+    return each(requests, InlineExecutor(fetcher), depth=0, stream=stream, epoch=epoch)
 
 
 def threads(
     requests: Iterator[BatchRequest],
     fetcher: Any,
-    pool: ThreadPool,
+    count: int,
     *,
-    depth: int,
-    epoch: Any = None,
-    max_bytes: int | None = None,
-    **policy: Any,
+    init: Callable[[int], object] | None = None,
+    executor: ThreadExecutor | None = None,
+    **options: Any,
 ) -> Each:
-    executor = ThreadExecutor(fetcher, pool, depth=depth, epoch=epoch, max_bytes=max_bytes)
-    return each(requests, executor, turns=pool.lanes, stream=isinstance(fetcher, list), **policy)
+    """The batches of so many threads, or of those that there are."""
+    executor = executor or ThreadExecutor(fetcher, count, init, seed=70)
+    options = {"depth": 2 * count, "timeout": 20, "stream": isinstance(fetcher, StreamFetch), **options}
+    return each(requests, executor, **options)
