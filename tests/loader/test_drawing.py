@@ -18,8 +18,6 @@ from torch.utils.data import Dataset, Sampler, SubsetRandomSampler, WeightedRand
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock import DataLoader, RandomSampler
-from penstock.loader.lookahead import Lookahead
-from penstock.loader.messages import BatchRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -207,17 +205,6 @@ def test_one_error_raised_again_collects_no_notes() -> None:
         with pytest.raises(LookupError):
             next(iterator)
     assert SAME.__notes__ == ["while loading sample 7 of Raises"]
-
-
-def test_requests_are_over_when_the_last_one_is_taken_however_many_were_planned() -> None:
-    for planned in (0, 2, 5):
-        ahead = Lookahead(BatchRequest([number], [number]) for number in range(3))
-        ahead.plan(planned)
-        taken = [(ahead.next(), ahead.over) for _ in range(3)]
-        assert [request.indices for request, _ in taken if request is not None] == [[0], [1], [2]]
-        assert [over for _, over in taken] == [False, False, planned > 3]
-        assert ahead.next() is None
-        assert ahead.over
 
 
 def test_a_resume_leaves_torchs_global_generator_where_it_stands() -> None:

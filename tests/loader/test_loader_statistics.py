@@ -174,19 +174,6 @@ def test_threads_in_one_child_count_as_the_workers_that_were_asked_for() -> None
     assert stats["workers"] * stats["threads_per_worker"] == stats["workers"] == 3
 
 
-def test_batches_that_are_kept_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    data = torch.zeros(200, 50_000, dtype=torch.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that batches are copied is said once
-        with make("process", torch.utils.data.TensorDataset(data)) as loader:
-            kept = list(loader)
-            ways = loader.stats()["ways"]
-            loader.report()
-    assert len(kept) == 20
-    assert ways["copy"] > 5
-    assert "via copy" in capsys.readouterr().out
-
-
 def test_report_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with make("thread", Staged(95), progress=True) as loader:
         assert len(list(loader)) == 10

@@ -15,7 +15,6 @@ from penstock import DataLoader
 from penstock.loader.arena import place
 from penstock.loader.executors.process.ring import BOARD, SLOTS
 
-
 pytestmark = pytest.mark.filterwarnings("error", "ignore:This DataLoader will create")
 
 

@@ -59,7 +59,7 @@ def alive() -> int:
 
 def error_of(batches: Each) -> str:
     """What is raised in place of the next batch."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:
         next(batches)
     return caught.type.__name__
 

@@ -88,7 +88,7 @@ def test_nothing_is_touched_before_it_is_needed() -> None:
     program = """
 import os
 from torch.utils.data._utils import worker
-import penstock.loader.executors.thread, penstock.loader.executors.inline, penstock.loader.workerinfo as w
+import penstock.loader.executors.threads, penstock.loader.executors.inline, penstock.loader.workerinfo as w
 print(w.expected())
 del os.register_at_fork  # there is none on Windows, where threads are workers, too
 import penstock.server.connections
