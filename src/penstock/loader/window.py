@@ -481,7 +481,8 @@ class Window:
                 self._note_done(event)
             elif isinstance(event, Began):
                 self._begun[event.worker] = event.snapshot
-            else:
+            # After one that ended the iterator, others are not replaced.
+            elif self._why is None:
                 self._lose(event)
 
     def _note_done(self, result: BatchResult) -> None:
