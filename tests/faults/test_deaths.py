@@ -33,9 +33,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
-from penstock.loader.executors.base import Event, Executor, Lost, PendingBatch
-from penstock.loader.messages import BatchRequest, BatchResult
-from penstock.loader.window import ATTEMPTS, DispatchPolicy, Window
+from penstock.loader.config import LoaderConfig
+from penstock.loader.executors.base import Event, Executor, Lost, Start
+from penstock.loader.flow import Flow
+from penstock.loader.messages import BatchRequest
+from penstock.loader.window import DispatchPolicy, Window
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
 
@@ -106,6 +108,13 @@ def test_a_death_in_worker_init_is_an_error() -> None:
         next(iterator)
 
 
+class Texts(Range):
+    """32 MB of text a sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        return f"{index}" * 32_000_000
+
+
 def blocks_in_a_pipe(pid: int) -> bool:
     """Return whether a process waits until somebody reads from a pipe that is full. What tells it differs by kernel."""
     call = Path(f"/proc/{pid}/syscall").read_text().split()[0]
@@ -114,9 +123,9 @@ def blocks_in_a_pipe(pid: int) -> bool:
 
 @full_only("large batches, again and again until it happens")
 def test_a_death_while_a_large_batch_is_half_in_the_pipe() -> None:
-    """The first batch comes through the pipe: the consumer has read the beginning of it when the worker dies."""
+    """Text travels in the message: the consumer has read the beginning of it when the worker dies."""
     for restart in ("raise", "restart"):
-        loader = DataLoader(Big(3, 8_000_000), collate_fn=first, num_workers=1, on_worker_death=restart)
+        loader = DataLoader(Texts(3), collate_fn=first, num_workers=1, on_worker_death=restart)
         with within(60), over(loader) as iterator:
             worker = iterator._workers[0]
             while not blocks_in_a_pipe(worker.pid):
@@ -127,7 +136,7 @@ def test_a_death_while_a_large_batch_is_half_in_the_pipe() -> None:
                     next(iterator)
             else:
                 got = list(iterator)
-                assert [set(batch.unique().tolist()) for batch in got] == [{0.0}, {1.0}, {2.0}]
+                assert got == [Texts(3)[index] for index in range(3)]
 
 
 # Restart.
@@ -308,10 +317,10 @@ def test_a_new_worker_is_asked_for_as_much_as_the_others(tmp_path: Path) -> None
     loader = DataLoader(data, 3, num_workers=2, prefetch_factor=3, on_worker_death="restart")
     with within(60):
         iterator: Any = iter(loader)
-        executor = iterator._batches.executor
+        window = iterator._batches
         assert [int(batch[0, 0]) for batch in iterator] == list(range(0, 60, 3))
         assert loader.stats()["restarts"] == 1
-        assert executor.pool.load == [0, 0]
+        assert window._load == [0, 0]
 
 
 def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:
@@ -327,44 +336,33 @@ def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:
 
 
 class Dying(Executor):
-    """Loses all workers at once, the first of them with a batch that it is to blame for."""
+    """Loses both workers at once, with a batch each; the first one with its sample on the board."""
 
-    depth, workers, tells_begin = 2, 2, False
+    tells_begin = False
 
     def __init__(self) -> None:
-        super().__init__()
-        self.batches: list[PendingBatch] = []
-        self.replaced: list[int] = []
+        super().__init__(2)
+        self.sizes: list[int] = []
 
-    def choose(self, workers: Sequence[int], share: int | None) -> int:
-        return 0
-
-    def submit(self, batches: Sequence[PendingBatch], worker: int) -> list[Event]:
-        self.batches += batches
-        return []
-
-    def wait(self, deadline: float | None) -> None:
+    def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         pass
 
-    def receive(self, news: None) -> list[Event]:
-        first, second = self.batches
-        return [Lost(0, [first], [(first, 0, float(ATTEMPTS))], "dead"), Lost(1, [second], [(second, 0, 1.0)], "too")]
+    def wait(self, run: int, deadline: float | None) -> list[Event]:
+        return [] if deadline == 0 else [Lost(0, "dead."), Lost(1, "dead, too.")]
 
-    def replace(self, lost: Lost) -> list[PendingBatch]:
-        self.replaced.append(lost.worker)
-        return []
+    def resize(self, workers: int) -> None:
+        self.sizes.append(workers)
 
-    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
-        raise NotImplementedError
-
-    def drop(self, pending: Sequence[PendingBatch]) -> None:
-        pass
+    def close(self, patience: float) -> None:
+        self.closed = True
 
 
-def test_no_worker_is_started_beside_one_that_ended_the_pass() -> None:
+def test_no_worker_is_started_after_one_that_ended_the_pass() -> None:
     executor = Dying()
-    policy = DispatchPolicy(turns=False, stream=False, in_order=True, timeout=0, restart=True)
-    window = Window(iter([BatchRequest([0], [0]), BatchRequest([1], [1])]), executor, policy)
-    with pytest.raises(WorkerError, match=r"^dead, as were workers before it\.$"):
+    policy = DispatchPolicy(turns=False, stream=False, in_order=True, timeout=0)
+    flow = Flow(LoaderConfig(num_workers=2), ahead=False, groups=False)
+    window = Window(iter([BatchRequest([0], [0]), BatchRequest([1], [1])]), executor, flow, policy)
+    with pytest.raises(WorkerError, match=r"^dead\. It was at no sample\.$"):
         window.next()
-    assert executor.replaced == []
+    assert executor.closed
+    assert executor.sizes == [2], "at the start"

@@ -43,6 +43,7 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
     got: list[list[int]] = []
     told: list[str] = []
     with within(30), over(loader) as iterator:
+        pids = [worker.pid for worker in iterator._workers]
         while len(got) < 6:
             try:
                 got.append(next(iterator).tolist())
@@ -52,7 +53,6 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
                     told.append(str(error))
                 if len(told) == 2:
                     go.touch()
-        pids = [worker.pid for worker in iterator._workers]
     assert got == [[2 * k, 2 * k + 1] for k in range(6)]
     assert len(told) == 2
     assert loader.stats()["failed_batches"] == 0, "it came later"
