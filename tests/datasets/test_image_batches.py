@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import queue
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,13 @@ from penstock.images.transforms import (
     ToTensor,
     VerticalFlip,
 )
-from penstock.loader.arena import Shared, Slot, collating_into
+from penstock.loader.arena import Shared, collating_into
 from penstock.loader.collate import Collate
-from penstock.loader.executors.divided import DividedBatch
+from penstock.loader.executors.process.transport import Memory, Slot
+from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.fetch import Fetch
+from penstock.loader.make import Maker
+from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.manifest import Record
 from penstock.random import sample_scope
@@ -214,7 +219,7 @@ class TestNoCopies:
     def test_whole_batches_are_made_in_the_slot(self, manifest: Manifest, chain: str) -> None:
         dataset = ImageDataset(manifest, transform=CHAINS[chain])
         fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
-        slot = Slot(np.empty(1 << 22, np.uint8))
+        slot = Slot(Memory(SharedFile()), 1, 0)
         calls: list[int] = []
         stack = torch.stack
         torch.stack = lambda *a, **k: calls.append(1) or stack(*a, **k)  # type: ignore[func-returns-value, assignment]
@@ -223,7 +228,7 @@ class TestNoCopies:
                 images, _ = fetch(BatchRequest(list(range(8)), list(range(8))), BatchMetrics())
         finally:
             torch.stack = stack  # type: ignore[assignment]
-        assert images.data_ptr() == slot.address
+        assert slot.offset_of(images.data_ptr()) == 0
         assert not calls
 
     def test_a_divided_batch_is_made_in_the_slot(self, manifest: Manifest) -> None:
@@ -231,18 +236,20 @@ class TestNoCopies:
         fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
         request = BatchRequest(list(range(8)), list(range(8)))
         expected = fetch(request, BatchMetrics())
-        slot = Slot(np.zeros(1 << 20, np.uint8))
-        batch = DividedBatch(fetch, request, 3, slot)
-        for part in (2, 0, 1):
-            batch.load(part)
-            assert batch.finished() == (part == 1)
-        filled = slot.memory.copy()
-        with collating_into(slot):
-            images, _ = batch.collate(BatchMetrics())
-        assert images.data_ptr() == slot.address
-        assert torch.equal(images, expected[0])
-        nbytes = images.nbytes
-        assert (filled[:nbytes] == slot.memory[:nbytes]).all()
+        slot = Slot(Memory(SharedFile()), 1, 0)
+        pool = ThreadPool(3, lanes=False, boards=memoryview(array("Q", [0] * 6)))
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stack = torch.stack
+        torch.stack = None  # type: ignore[assignment]
+        try:
+            pool.make(Maker(fetch), request, done.put, wanted=lambda _: True, arena=slot)
+            result = done.get(timeout=60)
+        finally:
+            torch.stack = stack
+        assert result.error is None
+        assert slot.offset_of(result.batch[0].data_ptr()) == 0
+        assert torch.equal(result.batch[0], expected[0])
+        assert result.metrics.samples == 8
 
     def test_threads_fill_one_tensor(self, manifest: Manifest) -> None:
         shared = Shared(8)
