@@ -266,7 +266,7 @@ def test_an_older_iterator_takes_no_answers_of_a_newer_one() -> None:
         newer, found = iter(loader), []
         for batch in newer:
             found.append(batch)
-            if calls := list(loader._engine.ray._actors._calls):  # type: ignore[union-attr]
+            if calls := list(loader._workers.executor._pending):  # type: ignore[union-attr]
                 ray.wait(calls)
             with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken over its workers"):
                 next(older)
@@ -317,8 +317,7 @@ def test_batches_are_writable_and_stay_as_they_are() -> None:
         for number, batch in enumerate(kept):
             expected = torch.tensor([(4 * number + k) % 251 + 1 for k in range(4)], dtype=torch.uint8)
             assert torch.equal(batch["data"], expected[:, None].expand(4, 40_000))
-        assert loader.stats()["ways"]["ring"] >= 3
-        assert loader.stats()["ways"]["fresh"] > 10
+        assert loader.stats()["ways"] == {"ring": 20}
     assert torch.equal(kept[3]["data"][:, 7], torch.arange(13, 17, dtype=torch.uint8))
 
 

@@ -203,7 +203,7 @@ def test_streams_cannot_go_on_without_a_worker(cluster: Any) -> None:
             next(iterator)
             import ray
 
-            (actor,) = [m.actor for m in loader._engine.ray._actors.workers.values() if m.number == 1]  # type: ignore[union-attr]
+            (actor,) = [one.actor for one in loader._workers.executor._actors if one.number == 1]  # type: ignore[union-attr]
             ray.kill(actor)
             with pytest.raises(WorkerError, match=r"worker 1 on node .* was lost"):
                 list(iterator)
@@ -293,15 +293,3 @@ def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any) -> No
     finally:
         if node is not None and not removed:
             cluster.remove_node(node, allow_graceful=False)
-
-
-def test_a_slot_is_left_where_the_user_holds_many_batches(ray_environment: None) -> None:
-    from penstock.loader.executors.process.pack import pack
-    from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
-
-    packed = pack(torch.arange(5000), None)
-    arrays = [np.frombuffer(buffer, np.uint8) for buffer in packed.beside]
-    landing = ReceiveBuffer()
-    held = [landing.land(packed.data, arrays) for _ in range(5)]
-    assert [way for _, way in held] == ["ring"] * 3 + ["fresh"] * 2
-    assert all(torch.equal(batch, torch.arange(5000)) for batch, _ in held)

@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import ConfigError
@@ -122,6 +123,8 @@ class Workers:
         assert policy is not None
         if not policy.persistent:
             self.executor = None
+        if self.config.kind == "ray":
+            requests = _drawn_together(requests, self.config.depth)
         restarted = partial(_count_restart, weakref.ref(self))
         try:
             return Window(
@@ -149,6 +152,23 @@ class Workers:
         executor, self.executor = self.executor, None
         if executor is not None and executor.pid == os.getpid():
             executor.close(SHUTDOWN_TIMEOUT_S)
+
+
+def _drawn_together(requests: Iterator[BatchRequest], count: int) -> Iterator[BatchRequest]:
+    """Yield requests, the first ones drawn at once: samplers then draw when torch's loader asks them to.
+
+    On Ray fewer are submitted, until the size of batches is known.
+    """
+    drawn: list[BatchRequest] = []
+    failed: Exception | None = None
+    try:
+        drawn.extend(islice(requests, count))
+    except Exception as error:
+        failed = error
+    yield from drawn
+    if failed is not None:
+        raise failed
+    yield from requests
 
 
 def _count_restart(workers: weakref.ref[Workers]) -> None:

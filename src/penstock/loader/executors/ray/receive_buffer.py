@@ -51,7 +51,7 @@ class ReceiveBuffer:
         self._memory = Memory(self._ring.file)
 
     def land(self, data: bytes, offsets: Sequence[int], arrays: Sequence[npt.NDArray[np.uint8]]) -> tuple[Any, str]:
-        """Return the batch, and its way: "message" if nothing in it is large, else "ring", or "refused" (`BatchResult`).
+        """Return the batch, and its way: "message" if nothing in it is large, else "ring", or "refused".
 
         Raises:
             RingError: too little memory.
