@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import versions
-from penstock.loader.messages import BatchRequest, BatchResult
+from penstock.loader.messages import BatchRequest
 
-__all__ = ["Call", "Counts", "RayWorker", "differing", "resources_of"]
+__all__ = ["Call", "RayWorker", "differing", "resources_of"]
 
 
 @dataclass(eq=False)
@@ -69,42 +69,13 @@ class Call:
     sent: float = field(default_factory=time.monotonic)
 
 
-@dataclass
-class Counts:
-    """The counts of one node."""
-
-    workers: int = 0
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    lost: int = 0
-
-    def add(self, result: BatchResult) -> None:
-        """Count a batch."""
-        metrics = result.metrics
-        self.batches += 1
-        self.samples += metrics.samples
-        self.bytes += result.nbytes
-        self.seconds += metrics.fetch + metrics.collate
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counts by name."""
-        return asdict(self)
-
-
 def differing(theirs: dict[str, str]) -> list[str]:
-    """Return the versions that differ: only the same code makes the same batches."""
+    """Return the versions that differ, in words."""
     return [
         f"{name} {theirs.get(name, 'none')} (here {ours})"
         for name, ours in versions().items()
-        if _public(name, theirs.get(name, "")) != _public(name, ours)
+        if theirs.get(name) != ours
     ]
-
-
-def _public(name: str, version: str) -> str:
-    """Return the relevant part of a version: without torch's build and Python's patch number."""
-    return ".".join(version.split(".")[:2]) if name == "Python" else version.partition("+")[0]
 
 
 def resources_of(options: RayOptions) -> str:

@@ -21,7 +21,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import ray
 from ray import cloudpickle
@@ -29,14 +29,14 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskEr
 
 from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
-from penstock.loader.exceptions import rebuild
+from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
-from penstock.loader.executors.ray.actors import Call, Counts, RayWorker, differing, resources_of
+from penstock.loader.executors.ray.actors import Call, RayWorker, differing, resources_of
 from penstock.loader.executors.ray.cluster import attach, check_attached, session, store_bytes
 from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
-from penstock.loader.executors.ray.worker import Answer, Worker
+from penstock.loader.executors.ray.worker import Worker
 from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
@@ -47,6 +47,9 @@ _STORE_SHARE = 0.3
 """Share of the program's object store for the batches in flight, so that nothing is spilled to disk. Half of a store is
 left to other users, and some to objects that Ray frees a little later.
 """
+
+_COUNTS = ("workers", "batches", "samples", "bytes", "seconds", "lost")
+"""What is counted on each node."""
 
 _LARGE = 10 << 20
 """Pickles larger than this many bytes give a warning."""
@@ -107,7 +110,8 @@ class RayExecutor(Executor):
         self._pending: dict[Any, RayWorker | _Starting | Call] = {}
         """What Ray's references are about: a worker that starts, a run that starts in a worker, a call."""
         self._asked = 0.0  # when the consumer asked for a batch
-        self._counts: dict[str, Counts] = {}
+        self._nodes: dict[str, dict[str, Any]] = {}
+        """The counts of each node."""
         self._lost = self._failed = self._serial = 0
         self._warned = False
         self._name = f"{self._options.name}-{uuid.uuid4().hex[:6]}"
@@ -290,30 +294,35 @@ class RayExecutor(Executor):
         worker.last = time.monotonic()
         return self._results(about, cloudpickle.loads(packed), arrays)
 
-    def _results(self, call: Call, answers: list[Answer], arrays: list[Any]) -> list[Event]:
-        """Return the batches of a call. Their copies in the object store are dropped."""
+    def _results(self, call: Call, answers: list[tuple[BatchResult, list[int]]], arrays: list[Any]) -> list[Event]:
+        """Return the batches of a call, see `Worker.make`. Their copies in the object store are dropped."""
         events: list[Event] = []
         arrays.reverse()
-        for answer in answers:
+        for result, offsets in answers:
             begin = time.perf_counter()
-            large = [arrays.pop() for _ in answer.offsets]
-            batch, way, metrics = None, "message", BatchMetrics(*answer.metrics)
-            error = None if answer.error is None else rebuild(answer.error)
-            if error is None and not answer.ended:
+            large = [arrays.pop() for _ in offsets]
+            batch, way, error, nbytes = None, "message", result.error, 0
+            if error is not None:
+                error = rebuild(cast(RemoteError, error))
+            elif not result.ended:
+                nbytes = len(result.batch) + sum(array.nbytes for array in large)
                 try:
-                    batch, way = self._memory.land(answer.data, answer.offsets, large)
+                    batch, way = self._memory.land(result.batch, offsets, large)
                 except Exception as failed:  # too little memory, or an object that cannot be unpickled
                     error = failed
-            metrics.hand_over += time.perf_counter() - begin
-            nbytes = len(answer.data) + sum(array.nbytes for array in large)
-            made = call.number if self._turns else 0
-            result = BatchResult(
-                *(batch, metrics, answer.number, made, answer.state, way, error, self._run, answer.ended, nbytes)
-            )
-            if not answer.ended and error is None and call.worker.node is not None:
-                self._counts[call.worker.node].add(result)
-            events.append(result)
+                self._count(call.worker, result.metrics, nbytes)
+            result.metrics.hand_over += time.perf_counter() - begin
+            worker = call.number if self._turns else 0
+            events.append(result._replace(batch=batch, way=way, error=error, nbytes=nbytes, worker=worker))
         return events
+
+    def _count(self, worker: RayWorker, metrics: BatchMetrics, nbytes: int) -> None:
+        assert worker.node is not None
+        counts = self._nodes[worker.node]
+        counts["batches"] += 1
+        counts["samples"] += metrics.samples
+        counts["bytes"] += nbytes
+        counts["seconds"] += metrics.fetch + metrics.collate
 
     # Lost workers.
 
@@ -322,8 +331,8 @@ class RayExecutor(Executor):
         worker.dead = True
         self._lost += 1
         if worker.node is not None:
-            self._counts[worker.node].workers -= 1
-            self._counts[worker.node].lost += 1
+            self._nodes[worker.node]["workers"] -= 1
+            self._nodes[worker.node]["lost"] += 1
         ray.kill(worker.actor, no_restart=True)
         return self._drop(worker, {call.number for call in worker.calls} or {worker.number}, "lost", error)
 
@@ -391,7 +400,7 @@ class RayExecutor(Executor):
             )
         worker.node = said["node"]
         self._failed = 0
-        self._counts.setdefault(said["node"], Counts()).workers += 1
+        self._nodes.setdefault(worker.node, dict.fromkeys(_COUNTS, 0))["workers"] += 1
         if worker.number in self._starts:
             self._begin(worker)
 
@@ -435,7 +444,7 @@ class RayExecutor(Executor):
 
     def stats(self) -> dict[str, Any]:
         """Return counts by node, and the number of lost workers."""
-        return {"nodes": {name: counts.as_dict() for name, counts in self._counts.items()}, "lost_workers": self._lost}
+        return {"nodes": {name: dict(counts) for name, counts in self._nodes.items()}, "lost_workers": self._lost}
 
     def close(self, patience: float) -> None:
         """See `Executor`. The workers end at once, the cluster stays."""

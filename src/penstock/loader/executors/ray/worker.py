@@ -18,7 +18,7 @@ import time
 from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import ray
@@ -26,7 +26,7 @@ import torch
 from ray import cloudpickle
 
 import penstock
-from penstock.loader.exceptions import RemoteError, describe
+from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
 from penstock.loader.executors.process.transport import pack
 from penstock.loader.executors.ray.receive_buffer import Buffers
@@ -36,31 +36,9 @@ from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.workerinfo import process_worker, seed_worker
 
-__all__ = ["Answer", "Worker", "versions"]
+__all__ = ["Worker", "versions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Answer(NamedTuple):
-    """The answer to a request. A request of an earlier run has none.
-
-    Attributes:
-        number: number of the batch in its run.
-        data: the pickled batch.
-        offsets: a number for each of its large buffers, see `Buffers`.
-        metrics: constructor arguments of `BatchMetrics`.
-        state: the state of users' objects.
-        error: the error in place of the batch.
-        ended: whether the stream has ended.
-    """
-
-    number: int
-    data: bytes
-    offsets: list[int]
-    metrics: tuple[Any, ...]
-    state: Snapshot | None
-    error: RemoteError | None
-    ended: bool
 
 
 def _in_group(name: str) -> Callable[[F], F]:
@@ -69,11 +47,12 @@ def _in_group(name: str) -> Callable[[F], F]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all machines."""
+    """Return the versions that must be equal on all machines: only the same code makes the same batches."""
     return {
-        "Python": platform.python_version(),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
         "numpy": np.__version__,
-        "torch": torch.__version__,
+        # Without the build, such as +cpu.
+        "torch": torch.__version__.partition("+")[0],
         "penstock": penstock.__version__,
     }
 
@@ -161,22 +140,22 @@ class Worker:
             requests: pickled requests.
 
         Returns:
-            The pickled list of answers; then all their large buffers.
+            A pickled list: for each wanted batch its result, with a pickle as the batch and text as the error, and the
+            offsets of its large buffers, see `Buffers`; then all these buffers.
         """
         with self._news:
             self._news.wait_for(lambda: self._begun >= run)
-        answers: list[Answer] = []
+        answers: list[tuple[BatchResult, list[int]]] = []
         arrays: list[Any] = []
         for take in [self._made(run, *pickle.loads(request)) for request in requests]:
-            result = take()
-            if result is not None:
-                answer, large = self._answer(result)
-                answers.append(answer)
-                arrays += large
+            if (result := take()) is not None:
+                packed, buffers = self._packed(result)
+                answers.append((packed, buffers.offsets))
+                arrays += buffers.arrays
         return [cloudpickle.dumps(answers), *arrays]
 
     def _made(self, run: int, number: int, *values: Any) -> Callable[[], BatchResult | None]:
-        """Return a function that returns a batch, which the threads make meanwhile; None if it is not wanted any more."""
+        """Return a function that returns a batch, made by the threads meanwhile; None if it is not wanted any more."""
         request = BatchRequest(*values)
         request.run, request.number = run, number
         if self._pool is None or self._maker is None:
@@ -196,21 +175,21 @@ class Worker:
     def _is_wanted(self, run: int) -> bool:
         return run == self._wanted
 
-    def _answer(self, result: BatchResult) -> tuple[Answer, list[Any]]:
-        """Return the answer for a batch, and its large buffers."""
-        data, state, error, metrics, buffers = b"", result.state, result.error, result.metrics, Buffers()
+    def _packed(self, result: BatchResult) -> tuple[BatchResult, Buffers]:
+        """Return a result that can be sent, and its large buffers."""
+        error, buffers, begin = result.error, Buffers(), time.perf_counter()
         if error is None and not result.ended:
-            begin = time.perf_counter()
             try:
-                data = pack(result.batch, buffers)
+                result = result._replace(batch=pack(result.batch, buffers))
             except Exception:
                 buffers = Buffers()
                 try:
                     # For example a class of the main program, which only Ray's pickle can send.
-                    data = cloudpickle.dumps(result.batch)
+                    result = result._replace(batch=cloudpickle.dumps(result.batch))
                 except Exception as failed:
-                    error, state = failed, None
-            metrics.hand_over += time.perf_counter() - begin
-        remote = None if error is None else describe(error, self._where, cloudpickle.dumps)
-        answer = Answer(result.number, data, buffers.offsets, metrics.packed(), state, remote, result.ended)
-        return answer, buffers.arrays
+                    error = failed
+        if error is not None:
+            remote: Any = describe(error, self._where, cloudpickle.dumps)
+            result = result._replace(batch=None, error=remote)
+        result.metrics.hand_over += time.perf_counter() - begin
+        return result, buffers
