@@ -144,11 +144,10 @@ class RayExecutor(Executor):
             )
         self._base_seed = base_seed
         digest = hashlib.blake2b(setup).digest()
+        if digest != self._digest or self._turns:
+            self._setups += 1
         if digest != self._digest:
             self._setup, self._digest = ray.put(setup), digest
-            self._setups += 1
-        elif self._turns:
-            self._setups += 1
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
