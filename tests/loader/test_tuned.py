@@ -408,12 +408,13 @@ class Unhurried(Pure):
 class DiesOnce(Unhurried):
     """The first worker that comes to a sample dies."""
 
-    def __init__(self, size: int, file: Path) -> None:
+    def __init__(self, size: int, file: Path, at: int = 2) -> None:
         super().__init__(size)
         self.file = file
+        self.at = at
 
     def __getitem__(self, index: int) -> Any:
-        if index == 2 and not self.file.exists():
+        if index == self.at and not self.file.exists():
             self.file.touch()
             os._exit(1)
         return super().__getitem__(index)
@@ -426,6 +427,26 @@ def test_workers_that_were_replaced_while_numbers_are_tried_are_counted(tmp_path
         assert same(loader, DataLoader(Pure(42), 4, seed=3))
         assert loader.stats()["workers"] == 2
         assert loader.stats()["restarts"] == 1
+
+
+def test_a_worker_that_dies_while_it_ends_is_replaced(tmp_path: Path) -> None:
+    data = DiesOnce(42, tmp_path / "died", at=12)
+    loader = DataLoader(data, 4, seed=3, num_workers="auto", on_worker_death="restart")
+    with scripted(loader, [2, 1], [1]):
+        assert same(loader, DataLoader(Pure(42), 4, seed=3))
+        assert loader.stats()["workers"] == 1
+        assert loader.stats()["restarts"] == 1
+
+
+class Threaded(Pure):
+    releases_gil = True
+
+
+def test_threads_of_one_process_become_more_and_fewer() -> None:
+    loader = scripted(DataLoader(Threaded(200), 4, seed=3, num_workers="auto"), [2, 5, 1, 3], [3, 9, 9])
+    with loader:
+        assert same(loader, DataLoader(Pure(200), 4, seed=3))
+        assert (loader.stats()["workers"], loader.stats()["processes"]) == (3, 1)
 
 
 def test_what_is_assigned_ends_the_tuning() -> None:

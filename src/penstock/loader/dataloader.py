@@ -103,9 +103,9 @@ class DataLoader(TorchDataLoader[T_co]):
             (seed 0 unless ``seed`` is set). None, the default, is False, but leaves a dataset with its own order
             (`RankDataset`, ...) that order. There False reads a copy of the dataset in order, with no row repeated on
             any rank, and True accepts the dataset's order.
-        num_workers: a number, or ``"auto"``: the loader tries a few executors and numbers of workers on the first
-            batches of the run and keeps the best. The batches stay the same. Afterwards ``loader.num_workers`` is the
-            number chosen, and `report` lists the settings tried. Needs a seed or a ``pure`` dataset.
+        num_workers: a number, or ``"auto"``: the loader tries a few numbers of workers on the first batches of the run
+            and keeps the best, which may be 0 (inline). The batches stay the same. Afterwards ``loader.num_workers`` is
+            the number chosen, and `report` lists those tried. Needs a seed or a ``pure`` dataset.
         executor: where batches are made. ``"inline"``: in the caller's thread. ``"thread"``: in ``num_workers`` threads
             (at least one) that share the dataset. ``"process"``: in ``num_workers`` processes, which return batches in
             reused shared memory. ``"ray"``: in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
