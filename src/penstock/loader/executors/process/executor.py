@@ -64,7 +64,7 @@ class ProcessExecutor(Executor):
         self._context = context or multiprocessing.get_context()
         self._base_seed = base_seed
         # The threads of a single process may become more.
-        self._width = board_width(MOST_THREADS if config.single_process else config.threads)
+        self._width = board_width(max(config.threads, MOST_THREADS * config.single_process))
         self._rings = rings
         # A forked process shares rings with its parent.
         usable = [ring for ring in rings if ring.pid == self.pid]

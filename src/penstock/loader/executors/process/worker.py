@@ -46,7 +46,7 @@ ENDED, SKIPPED, REFUSED = 1, 2, 3
 """How an answer is special: the stream has ended; the run is not wanted; the slot got no more memory."""
 
 MOST_THREADS = 1 << 10
-"""Maximum number of threads of a worker."""
+"""Maximum number of threads of a single worker process, if they become more."""
 
 _QUICK, _ENOUGH = 1e-3, 64
 """Batches with less work than this (seconds) gain nothing from several threads. After this many in a row, one thread
