@@ -79,7 +79,7 @@ def test_a_data_set_that_waits_gets_more_as_long_as_that_helps() -> None:
     assert tuner.chosen == 64
     machine = Machine(cores=2, work=1.0, computing=0.2, train=1e-6)
     tuner = tuner_of(machine)
-    assert search(tuner, machine) == [1, 2, 4, 8, 16, 32]
+    assert search(tuner, machine) == [1, 2, 4, 8, 16, 32, 64]
     assert tuner.chosen == 16  # two cores have no more time than that
     assert tuner.why.endswith("; more workers are not faster")
 
@@ -125,12 +125,12 @@ def test_no_more_workers_than_batches_in_a_pass() -> None:
 def test_where_no_number_of_workers_helps_it_is_inline() -> None:
     machine = Machine(cores=4, work=1e-5, computing=1.0, train=1e-5, hand=1e-4)
     tuner = tuner_of(machine, inline=True)
-    assert search(tuner, machine) == [1, 2]
+    assert search(tuner, machine) == [1, 2, 4]
     assert tuner.chosen == 0
     assert tuner.stats()["chosen"] == {"executor": "inline", "workers": 0}
     assert "estimated from one worker; no number of workers is faster" in tuner.why
     tried = [(one["workers"], one["estimated"]) for one in tuner.stats()["tried"]]
-    assert tried == [(1, False), (2, False), (0, True)]
+    assert tried == [(1, False), (2, False), (4, False), (0, True)]
     tuner = tuner_of(machine)
     search(tuner, machine)
     assert tuner.chosen
@@ -144,8 +144,21 @@ def test_of_numbers_as_good_as_the_best_the_smallest_is_chosen() -> None:
 
     machine = Close(cores=8, work=0.0, computing=1.0, train=0.0)
     tuner = tuner_of(machine)
-    assert search(tuner, machine) == [1, 2, 4]
+    assert search(tuner, machine) == [1, 2, 4, 8]
     assert tuner.chosen == 2
+
+
+def test_one_bad_measurement_does_not_end_the_search() -> None:
+    class Busy(Machine):
+        def measure(self, workers: int) -> Throughput:
+            found = super().measure(workers)
+            found.wait *= 10 if workers == 2 else 1
+            return found
+
+    machine = Busy(cores=8, work=1.0, computing=1.0, train=1e-6)
+    tuner = tuner_of(machine)
+    assert search(tuner, machine) == [1, 2, 4, 8]
+    assert tuner.chosen == 8
 
 
 def test_starting_workers_counts_where_passes_are_short() -> None:

@@ -1,10 +1,10 @@
 """`Autotuner`: chooses the number of workers for ``num_workers="auto"`` with a doubling search in the run itself.
 
     1 worker  -->  2  -->  4 ...  -->  chosen: the fewest within 5 % of the fastest, or inline, estimated from 1 worker
-       waits?     1.1x?    1.1x?
+       waits?             1.1x?
 
 The executor follows from the settings and the dataset's declarations; only the number of its workers is searched. It
-doubles while the run waits for more than 5 % of its time, each doubling makes it at least 10 % faster, and this rank's
+doubles while the run waits for more than 5 % of its time, two doublings make it at least 10 % faster, and this rank's
 share of cores and memory is not used up. Each number makes the next batches of the run, so none is made twice.
 
 This module starts no processes. `penstock.DataLoader` gives it the batches, and its workers the number it asks for.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Autotuner", "autotuner_of"]
 
-# Speed-up that twice as many workers must achieve.
+# Speed-up that two doublings must achieve.
 _GAIN = 1.1
 _AS_GOOD = 0.95
 # An estimated rate counts only in part, because it was not measured.
@@ -149,10 +149,11 @@ class Autotuner:
             error: why the number does not work.
             ahead: number of batches that this number still has in flight.
         """
-        before, self._start = self._tried[-1] if self._tried else None, self._start or self._meter.first
-        this = _Tried(self.workers, found, error)
-        self._tried.append(this)
-        faster = before is None or self._rate(this) >= _GAIN * self._rate(before)
+        self._start = self._start or self._meter.first
+        self._tried.append(_Tried(self.workers, found, error))
+        # One bad measurement, while the machine was busy, must not end the search.
+        *before, last, this = [0.0, 0.0, *map(self._rate, self._tried)]
+        faster = max(last, this) >= _GAIN * max(before, default=0.0)
         count = self._next_count()
         if found.waiting < ENOUGH or error or not faster or count is None:
             self._choose()
