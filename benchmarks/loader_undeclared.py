@@ -19,7 +19,6 @@ import gc
 import itertools
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -150,7 +149,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of one loader in a round (default: %(default)s)")
     parser.add_argument("--megabytes", type=int, default=400, help="of samples (default: %(default)s)")
     options = parse(parser, {"cases": ["dicts"], "repeat": 1, "seconds": 0.1, "megabytes": 10})
-    warnings.filterwarnings("ignore", "more than .* batches of this DataLoader are being kept")
     for workers in options.workers:
         rows = [row for case in options.cases for row in measure(case, workers, options)]
         where = f"{workers} workers" if workers else "inline"

@@ -160,9 +160,8 @@ class DataLoader(TorchDataLoader[T_co]):
     those that torch does not let change. Assigning ``seed`` makes the next ``iter()`` raise ConfigError, because
     samplers and states already use the first one.
 
-    Batches from processes are writable views of shared memory, which is reused once no tensor refers to it. If you hold
-    more than three batches, the loader copies them and warns. A fork of the program must not read batches of its
-    parent's loader.
+    Batches from processes are writable views of shared memory, which is reused once no tensor refers to it. A fork of
+    the program must not read batches of its parent's loader.
     """
 
     _is_accelerate_prepared = AccelerateGuard()

@@ -33,8 +33,6 @@ _CLEARLY = 0.8
 _STARVED = 0.1
 # Share of batches on a slower transport above which the report names it.
 _MANY = 0.1
-# Bytes of a batch above which its transport matters.
-_LARGE = 100_000
 # Suggest this many times the workers that would just keep up.
 _SPARE = 1.1
 # Never suggest more workers.
@@ -229,24 +227,16 @@ def _inline(run: _RunFigures) -> str:
 
 def _memory(run: _RunFigures) -> str:
     """Return how memory keeps idle workers from delivering; "" if it does not."""
-    ways, queue = run.stats["ways"], run.stats["queue"]
-    copied, piped = ways.get("copy", 0), ways.get("pipe", 0)
-    if copied > _MANY * run.batches:
-        return (
-            f"{_percent(copied, run.batches)} of the batches had to be copied, because the program still held "
-            "earlier ones; keep fewer batches (or views of them), or clone() the parts that you keep"
-        )
+    queue, refused = run.stats["queue"], run.stats["ways"].get("refused", 0)
     if queue["depth"] < 0.75 * queue["prefetch"]:
         return (
             f"only {queue['depth']:.1f} of the {queue['prefetch']} batches that prefetch_factor allows were "
             "in flight at a time; raise max_bytes_in_flight or the memory limit, or make batches smaller"
         )
-    # The transport of small batches does not matter.
-    large = run.stats["bytes"] >= _LARGE * run.batches
-    if large and piped > max(_MANY * run.batches, 2 * run.stats["workers"] * run.stats["passes"]):
+    if refused > _MANY * run.batches:
         return (
-            f"{_percent(piped, run.batches)} of the batches did not fit into a slot of shared memory and went through "
-            "a pipe; batches of similar sizes (padded, or grouped by size) would fit"
+            f"the system refused shared memory for {_percent(refused, run.batches)} of the batches, which went through "
+            "a pipe; raise its limit (ulimit -f, or a container's memory), or make batches smaller"
         )
     return ""
 
