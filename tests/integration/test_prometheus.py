@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.loader.config import LoaderConfig
 from penstock.integrations.prometheus import export
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import Statistics
 
