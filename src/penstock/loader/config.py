@@ -11,7 +11,6 @@ arguments are made from it. It also contains the properties that dataset and sam
 
 from __future__ import annotations
 
-import operator
 import select
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -24,7 +23,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock.cores import cores
 from penstock.errors import ConfigError
-from penstock.loader.failures import Failure, OnError
+from penstock.loader.failures import Failure, OnError, check_count
 from penstock.plan.user_states import has_state
 from penstock.sources.batched import StreamDataset
 
@@ -36,7 +35,6 @@ __all__ = [
     "AUTO",
     "EXECUTORS",
     "FIELDS",
-    "OUTPUTS",
     "PROCESSES",
     "SETTINGS",
     "AutoWorkers",
@@ -52,14 +50,8 @@ PROCESSES = hasattr(select, "poll")
 
 AUTO = "auto"
 EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
-OUTPUTS = ("torch", "numpy")
 # Small, quickly made batches are prefetched this many times deeper, unless the user chose a depth.
 _LIGHT = 8
-_NUMBERS: tuple[tuple[str, Any, bool], ...] = (
-    ("num_workers", SupportsIndex, False),
-    ("timeout", Real, False),
-    ("prefetch_factor", SupportsIndex, True),
-)
 
 
 class AutoWorkers(int):
@@ -67,9 +59,6 @@ class AutoWorkers(int):
 
     A loader created from this loader's attributes is auto-tuned too.
     """
-
-    def __new__(cls, value: int | None = None) -> AutoWorkers:
-        return super().__new__(cls, cores() if value is None else value)
 
     def __repr__(self) -> str:
         return repr(AUTO)
@@ -87,7 +76,7 @@ def resolve_num_workers(num_workers: Any, executor: str) -> Any:
     if isinstance(num_workers, str):
         if num_workers != AUTO:
             raise ConfigError(f"num_workers={num_workers!r} is neither a number nor {AUTO!r}")
-        return AutoWorkers()
+        return AutoWorkers(cores())
     return 1 if executor == "thread" and num_workers == 0 else num_workers
 
 
@@ -169,7 +158,9 @@ class LoaderConfig:
     def threads(self) -> int:
         """Number of threads in each process or actor."""
         if self.kind == "ray":
-            return _ray_threads(self)
+            from penstock.loader.executors.ray.options import RayOptions
+
+            return (self.ray_options or RayOptions()).threads(self.threads_per_worker)
         if self.kind != "process":
             return 1
         return self.num_workers if self.single_process else self.threads_per_worker
@@ -216,13 +207,8 @@ def check(config: LoaderConfig) -> None:
         raise ConfigError(f"split takes True, False or None, got {config.split!r}")
     if config.on_worker_death not in ("raise", "restart"):
         raise ConfigError(f"unknown on_worker_death {config.on_worker_death!r}: use 'raise' or 'restart'")
-    _check_output(config)
-
-
-def _check_output(config: LoaderConfig) -> None:
-    """Refuse an unknown ``output``, and pinned memory or a device for NumPy arrays."""
-    if config.output not in OUTPUTS:
-        raise ConfigError(f"unknown output {config.output!r}: use one of {', '.join(map(repr, OUTPUTS))}")
+    if config.output not in ("torch", "numpy"):
+        raise ConfigError(f"unknown output {config.output!r}: use one of 'torch', 'numpy'")
     if config.output == "numpy" and config.pin_memory:
         raise ConfigError(
             "pin_memory=True copies tensors into memory that a GPU reads, and NumPy has no such arrays: leave "
@@ -242,28 +228,9 @@ def _check_output(config: LoaderConfig) -> None:
         )
 
 
-def check_assigned(config: LoaderConfig) -> None:
-    """Refuse assigned attributes that torch's constructor would refuse.
-
-    Raises:
-        ConfigError: not a number, a negative number, or not callable.
-    """
-    for name, kinds, optional in _NUMBERS:
-        value = getattr(config, name)
-        if value is None and optional:
-            continue
-        if not isinstance(value, kinds):
-            raise ConfigError(f"{name}={value!r} was assigned: it must be a number")
-        if not isinstance(value, AutoWorkers) and value < 0:
-            raise ConfigError(f"{name}={value!r} was assigned: it must be 0 or more")
-    for name, optional in (("collate_fn", False), ("worker_init_fn", True)):
-        value = getattr(config, name)
-        if not (callable(value) or (value is None and optional)):
-            raise ConfigError(f"{name}={value!r} was assigned: it must be a function")
-
-
 def _check_executor(config: LoaderConfig) -> None:
-    executor, num_workers = config.executor, config.num_workers
+    """Refuse an unknown executor, and settings that it does not have."""
+    executor, num_workers, limit = config.executor, config.num_workers, config.max_bytes_in_flight
     if executor not in EXECUTORS:
         raise ConfigError(f"unknown executor {executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
     if executor in ("process", "ray") and num_workers == 0:
@@ -273,55 +240,50 @@ def _check_executor(config: LoaderConfig) -> None:
     if executor in ("thread", "ray") and config.multiprocessing_context is not None:
         raise ConfigError(f"multiprocessing_context has no effect with executor={executor!r}")
     if executor == "ray":
-        _check_ray(config)
+        from penstock.loader.executors.ray.options import RayOptions
+
+        given = RayOptions() if config.ray_options is None else config.ray_options
+        if not isinstance(given, RayOptions):
+            raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
+        given.threads(config.threads_per_worker)
+        if config.on_worker_death == "restart":
+            raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")
     elif config.ray_options is not None:
         raise ConfigError(f"ray_options is for executor='ray', not {executor!r}")
     if executor == "process" and not PROCESSES:
         raise ConfigError("worker processes are not supported on this platform: use executor='thread'")
-    _check_count("threads_per_worker", config.threads_per_worker)
-    _check_processes(config)
-    limit = config.max_bytes_in_flight
+    check_count("threads_per_worker", config.threads_per_worker)
+    if config.kind != "process":
+        needed = "is for worker processes: pass num_workers, and executor 'process' or 'auto'"
+        if config.threads_per_worker > 1 and executor != "ray":
+            raise ConfigError(f"threads_per_worker={config.threads_per_worker} {needed}")
+        if config.on_worker_death != "raise":
+            raise ConfigError(f"on_worker_death={config.on_worker_death!r} {needed}")
     if limit is not None:
-        _check_count("max_bytes_in_flight", limit)
+        check_count("max_bytes_in_flight", limit)
         if num_workers == 0:
             raise ConfigError(f"max_bytes_in_flight={limit} is for loaders with workers: omit it")
 
 
-def _check_count(name: str, value: Any) -> None:
-    """Refuse a value that is not a positive integer."""
-    if not isinstance(value, SupportsIndex) or operator.index(value) < 1:
-        raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
+def check_assigned(config: LoaderConfig) -> None:
+    """Refuse assigned attributes that torch's constructor would refuse.
 
-
-def _check_processes(config: LoaderConfig) -> None:
-    """Refuse settings of worker processes if the loader has no worker processes."""
-    if config.num_workers > 0 and config.executor not in ("thread", "ray") and PROCESSES:
-        return
-    needs_processes = {
-        f"threads_per_worker={config.threads_per_worker}": config.threads_per_worker > 1 and config.executor != "ray",
-        f"on_worker_death={config.on_worker_death!r}": config.on_worker_death != "raise",
-    }
-    for text, given in needs_processes.items():
-        if given:
-            raise ConfigError(f"{text} is for worker processes: pass num_workers, and executor 'process' or 'auto'")
-
-
-def _check_ray(config: LoaderConfig) -> None:
-    from penstock.loader.executors.ray.options import RayOptions
-
-    given = RayOptions() if config.ray_options is None else config.ray_options
-    if not isinstance(given, RayOptions):
-        raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
-    given.threads(config.threads_per_worker)
-    if config.on_worker_death == "restart":
-        raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")
-
-
-def _ray_threads(config: LoaderConfig) -> int:
-    """Return the number of threads in each Ray worker."""
-    from penstock.loader.executors.ray.options import RayOptions
-
-    return (config.ray_options or RayOptions()).threads(config.threads_per_worker)
+    Raises:
+        ConfigError: not a number, a negative number, or not callable.
+    """
+    numbers: dict[str, Any] = {"num_workers": SupportsIndex, "timeout": Real, "prefetch_factor": SupportsIndex | None}
+    for name, kinds in numbers.items():
+        value = getattr(config, name)
+        if not isinstance(value, kinds):
+            raise ConfigError(f"{name}={value!r} was assigned: it must be a number")
+        if value is not None and value < 0:
+            raise ConfigError(f"{name}={value!r} was assigned: it must be 0 or more")
+    for name, is_function in {
+        "collate_fn": callable(config.collate_fn),
+        "worker_init_fn": config.worker_init_fn is None or callable(config.worker_init_fn),
+    }.items():
+        if not is_function:
+            raise ConfigError(f"{name}={getattr(config, name)!r} was assigned: it must be a function")
 
 
 def check_dataset(dataset: Any, config: LoaderConfig) -> None:
@@ -365,6 +327,5 @@ def check_dataset(dataset: Any, config: LoaderConfig) -> None:
         )
     if config.executor == "thread" and config.num_workers > 1 and has_state(dataset):
         raise ConfigError(f"{name} has a state, and threads share one dataset: use executor='process', or one thread")
-    threads = _ray_threads(config) if config.executor == "ray" else config.threads_per_worker
-    if threads > 1:
+    if config.threads > 1:
         raise ConfigError(f"threads_per_worker has no effect on {name}: each worker has one iterator of it")

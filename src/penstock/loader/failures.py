@@ -20,7 +20,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 import torch
 
@@ -36,7 +36,7 @@ from penstock.errors import (
 )
 from penstock.hashing import mix
 
-__all__ = ["NEVER_TOLERATED", "SKIP", "Failure", "LoadOne", "OnError", "is_tolerable"]
+__all__ = ["NEVER_TOLERATED", "SKIP", "Failure", "LoadOne", "OnError", "check_count", "is_tolerable"]
 
 LoadOne = Callable[[Any, int], Any]
 """``load_one(index, key) -> sample``: loads a sample with its key's generators."""
@@ -103,11 +103,17 @@ class Failure:
     @classmethod
     def of(cls, error: Exception, index: Any, key: int, attempt: int) -> Failure:
         """Return the record of an exception. Takes about 50 µs, for the traceback."""
+        number = index if isinstance(index, str) else _integer(index)
+        try:
+            message = str(error)
+        # The user's __str__ may fail.
+        except Exception:
+            message = ""
         return cls(
-            _plain(index),
+            _shortened(repr(index)) if number is None else number,
             key,
             type(error).__name__,
-            _shortened(_text(error)),
+            _shortened(message),
             tuple(_shortened(str(note)) for note in getattr(error, "__notes__", ())),
             _shortened("".join(traceback.format_exception(error))),
             attempt=attempt,
@@ -156,9 +162,9 @@ class OnError:
                 "them, or OnError(...)"
             )
         if self.max_failures is not None:
-            _check_count("max_failures", self.max_failures, 0)
-        _check_count("min_samples", self.min_samples, 1)
-        _check_count("attempts", self.attempts, 1)
+            check_count("max_failures", self.max_failures, 0)
+        check_count("min_samples", self.min_samples)
+        check_count("attempts", self.attempts)
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
             raise ConfigError(f"max_rate must be a share of the samples, from 0 to 1; got {self.max_rate}")
         if not self.tolerant and any(value is not None for value in (self.max_failures, self.max_rate, self.report)):
@@ -194,8 +200,6 @@ class OnError:
             Exception: the error of ``load_one``, if the policy raises it. After replacements it is the error of the
                 last one, with a note that names all of them.
         """
-        if not self.tolerant:
-            return load_one(index, key)
         return self._load(load_one, [index], 1, _REPLACEMENT, key, length, metrics)
 
     def fill(
@@ -218,12 +222,16 @@ class OnError:
         tried = [index, *others]
         following = _draw(tried, len(tried), _FILLING, key, length)
         if following is None:
-            said = "; ".join(str(failure) for failure in metrics.failures[-3:])
+            said = "; ".join(map(str, metrics.failures[-3:]))
             raise TooManyErrors(
                 f"no sample of a batch can be loaded, and no other index is left to replace one "
                 f"(only integer indices can be replaced): {said or tried}"
             )
-        _amend(metrics.failures, key, following)
+        failures = metrics.failures
+        for place in reversed(range(len(failures))):
+            if failures[place].key == key and failures[place].action == "skip":
+                failures[place] = replace(failures[place], action="replace", replacement=following)
+                break
         return self._load(load_one, [*tried, following], len(tried), _FILLING, key, length, metrics)
 
     def _load(
@@ -238,29 +246,26 @@ class OnError:
                     raise
                 attempt = len(tried) - wanted
                 failure = Failure.of(error, tried[-1], key, attempt)
-                action = self._decide(failure)
+                action = self.action(failure) if callable(self.action) else self.action
+                if action not in _ACTIONS:
+                    raise ConfigError(
+                        f"on_error must return 'raise', 'skip' or 'replace' for {failure}, not {action!r}"
+                    ) from error
                 if action == "skip" and stream != _FILLING:
                     metrics.failures.append(replace(failure, action=action))
                     return SKIP
-                following = (
-                    None if action == "raise" or attempt == self.attempts else _draw(tried, wanted, stream, key, length)
-                )
+                following = None
+                if action != "raise" and attempt < self.attempts:
+                    following = _draw(tried, wanted, stream, key, length)
                 if following is None:
                     if len(tried) > wanted:
-                        error.add_note(_story(tried, wanted))
+                        first, others = ", ".join(map(repr, tried[:wanted])), ", ".join(map(repr, tried[wanted:]))
+                        error.add_note(f"in place of {first}, on_error tried {others}: none of them can be loaded")
                     elif action != "raise":
                         error.add_note("it cannot be replaced: its index is not an integer, or no other index is left")
                     raise
                 metrics.failures.append(replace(failure, action="replace", replacement=following))
                 tried.append(following)
-
-    def _decide(self, failure: Failure) -> str:
-        if not callable(self.action):
-            return self.action
-        action = self.action(failure)
-        if action not in _ACTIONS:
-            raise ConfigError(f"on_error must return 'raise', 'skip' or 'replace' for {failure}, not {action!r}")
-        return action
 
 
 def _draw(tried: list[Any], wanted: int, stream: int, key: int, length: int | None) -> int | None:
@@ -286,26 +291,6 @@ def is_tolerable(error: BaseException) -> bool:
     return not (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 
 
-def _amend(failures: list[Failure], key: int, replacement: int) -> None:
-    """Change the record of the last skipped sample with a key to "replace"."""
-    for place in reversed(range(len(failures))):
-        if failures[place].key == key and failures[place].action == "skip":
-            failures[place] = replace(failures[place], action="replace", replacement=replacement)
-            return
-
-
-def _story(tried: Sequence[Any], wanted: int) -> str:
-    order = ", ".join(map(repr, tried[:wanted]))
-    return f"in place of {order}, on_error tried {', '.join(map(repr, tried[wanted:]))}: none of them can be loaded"
-
-
-def _plain(index: Any) -> int | str:
-    if isinstance(index, str):
-        return index
-    number = _integer(index)
-    return _shortened(repr(index)) if number is None else number
-
-
 def _integer(index: Any) -> int | None:
     """Return an index as an int, also from NumPy and torch; None if it is not one integer, such as a longer array."""
     try:
@@ -314,18 +299,11 @@ def _integer(index: Any) -> int | None:
         return None
 
 
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    # The user's __str__ may fail.
-    except Exception:
-        return ""
-
-
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse a value that is not an integer of at least ``least``."""
+    if not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise ConfigError(f"{name} must be an integer of {least} or more, got {value!r}")
