@@ -15,9 +15,21 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import penstock as ps
 from penstock.loader.messages import BatchResult
+from penstock.loader.workerinfo import enter
 
 EXECUTORS = {"inline": 0, "thread": 2, "process": 2}
 """Executors by name, with the number of workers that the tests give them."""
+
+
+@contextmanager
+def worker_scope(info: Any) -> Iterator[None]:
+    """This thread is a worker, and afterwards what it was."""
+    before = get_worker_info()
+    enter(info)
+    try:
+        yield
+    finally:
+        enter(before)
 
 
 class Range(Dataset[Any]):

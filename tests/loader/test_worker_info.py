@@ -16,11 +16,11 @@ import torch
 import torch.utils.data
 from busy_support import HANG
 from full_run import full_only
-from loader_support import Squares
+from loader_support import Squares, worker_scope
 from torch.utils.data import default_collate, get_worker_info  # by name, before anything is installed
 
 from penstock import distributed
-from penstock.loader.workerinfo import enter, process_worker, seed_worker, thread_worker, worker_scope
+from penstock.loader.workerinfo import enter, process_worker, seed_worker, thread_worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -77,8 +77,8 @@ from penstock.loader import workerinfo
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
-        with workerinfo.worker_scope(workerinfo.thread_worker(0, 1, 5, None)):
-            print(worker.get_worker_info())
+        workerinfo.enter(workerinfo.thread_worker(0, 1, 5, None))
+        print(worker.get_worker_info())
 print(len(caught), "executor='process'" in str(caught[0].message))
 """
     assert run(program, alone=True) == "None\nNone\n1 True"
@@ -92,8 +92,7 @@ import penstock.loader.executors.threads, penstock.loader.executors.inline, pens
 print(w.expected())
 del os.register_at_fork  # there is none on Windows, where threads are workers, too
 import penstock.server.connections
-with w.worker_scope(None):
-    pass
+w.enter(None)
 print(w.expected())
 """
     assert run(program) == "True\nFalse"

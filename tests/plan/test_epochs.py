@@ -12,11 +12,12 @@ import pytest
 from busy_support import HANG
 from full_run import full_only
 from interpreter_support import run
+from loader_support import worker_scope
 
 import penstock as ps
 from penstock import wds
 from penstock.errors import ConfigError
-from penstock.loader.workerinfo import thread_worker, worker_scope
+from penstock.loader.workerinfo import thread_worker
 from penstock.plan.shared_epoch import SharedEpoch
 from penstock.shards import StreamShards
 

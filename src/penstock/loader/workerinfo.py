@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 from torch.utils.data._utils import collate as _torch_collate
 from torch.utils.data._utils import worker as _torch_worker
 
-__all__ = ["enter", "expected", "process_worker", "seed_worker", "thread_worker", "worker_scope"]
+__all__ = ["enter", "expected", "process_worker", "seed_worker", "thread_worker"]
 
 
 class _Local(threading.local):
@@ -87,54 +88,31 @@ def _install() -> None:
         # Windows has threads but no forks.
         if hasattr(os, "register_at_fork"):
             # A fork from a worker thread contains only that thread, which is not our worker any more.
-            os.register_at_fork(after_in_child=_forget)
+            os.register_at_fork(after_in_child=partial(setattr, _penstock, "info", None))
         _torch_worker.get_worker_info.__code__ = _answer.__code__
         _installed = True
 
 
-def _forget() -> None:
-    _penstock.info = None
+def enter(info: Any) -> None:
+    """Set the worker info of this thread, permanently. None removes it."""
+    if not _installed:
+        _install()
+    _penstock.info = info
 
 
-def thread_worker(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
+def thread_worker(number: int, num_workers: int, seed: int, dataset: Any, method: str = "thread") -> Any:
     """Return torch's ``WorkerInfo`` for a thread, read-only as in torch.
 
     Args:
         seed: seed of this worker; torch's rule is base seed + number.
         dataset: the dataset that all threads share.
+        method: torch's name for the kind of worker.
     """
-    return _info(number, num_workers, seed, dataset, "thread")
-
-
-def _info(number: int, num_workers: int, seed: int, dataset: Any, method: str) -> Any:
     fields: dict[str, Any] = {"id": number, "num_workers": num_workers, "seed": seed, "dataset": dataset}
     # Only newer versions of torch have this field.
     if "worker_method" in getattr(_torch_worker.WorkerInfo, "__dataclass_fields__", {}):
         fields["worker_method"] = method
     return _torch_worker.WorkerInfo(**fields)
-
-
-class worker_scope:
-    """Context manager: ``get_worker_info()`` returns ``info`` in this thread; None leaves it to torch."""
-
-    __slots__ = ("_before", "_info")
-
-    def __init__(self, info: Any) -> None:
-        self._info = info
-
-    def __enter__(self) -> None:
-        self._before = _penstock.info
-        enter(self._info)
-
-    def __exit__(self, *exc: object) -> None:
-        _penstock.info = self._before
-
-
-def enter(info: Any) -> None:
-    """Set the worker info of this thread, as `worker_scope` does, but permanently. None removes it."""
-    if not _installed:
-        _install()
-    _penstock.info = info
 
 
 def process_worker(number: int, num_workers: int, seed: int, dataset: Any) -> Any:
@@ -148,7 +126,7 @@ def process_worker(number: int, num_workers: int, seed: int, dataset: Any) -> An
         torch's ``WorkerInfo``.
     """
     enter(None)
-    info = _info(number, num_workers, seed, dataset, "multiprocessing")
+    info = thread_worker(number, num_workers, seed, dataset, "multiprocessing")
     _Local.process = info
     _torch_worker._worker_info = info
     return info
