@@ -48,7 +48,7 @@ from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchResult
-from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
+from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read
 from penstock.loader.position import Position, base_seed_after
 from penstock.loader.recreate import (
     RECORD,
@@ -58,6 +58,7 @@ from penstock.loader.recreate import (
     drop_base_record,
     replacement_sampler,
 )
+from penstock.loader.source import plan_of_batches
 from penstock.loader.statistics import Statistics
 from penstock.loader.who_splits import (
     Splitter,

@@ -16,12 +16,20 @@ __all__ = ["describe"]
 def describe(loader: Any) -> str:
     """Return a description of a `DataLoader`. Reads no data and moves no generator."""
     config: LoaderConfig = loader.running_config
-    position = loader.pipeline.position
+    batches = "from the sampler"
+    if config.batch_size is not None:
+        batches = f"of {counted(config.batch_size, 'sample')}{', full ones only' if config.drop_last else ''}"
+    if config.kind == "inline":
+        makers = "the caller's thread"
+    else:
+        makers = counted(config.workers, {"thread": "thread", "process": "process", "ray": "Ray worker"}[config.kind])
+        if config.threads > 1:
+            makers += f" of {counted(config.threads, 'thread')}"
     seed = "" if config.seed is None else f", seed {config.seed}"
-    delivered = counted(position.num_delivered, "batch")
+    delivered = counted(loader.pipeline.position.num_delivered, "batch")
     return (
         f"{type(loader).__name__} of {_data(loader.dataset)}\n"
-        f"  batches: {_batches(config)}, made in {_makers(config)}\n"
+        f"  batches: {batches}, made in {makers}\n"
         f"  state: epoch {loader.epoch}, {delivered} delivered{seed}; split by {loader.splits}"
     )
 
@@ -35,18 +43,3 @@ def _data(dataset: Any) -> str:
     if repr(dataset) == object.__repr__(dataset):
         return type(dataset).__name__
     return repr(dataset).partition("\n")[0]
-
-
-def _batches(config: LoaderConfig) -> str:
-    if config.batch_size is None:
-        return "from the sampler"
-    return f"of {counted(config.batch_size, 'sample')}{', full ones only' if config.drop_last else ''}"
-
-
-def _makers(config: LoaderConfig) -> str:
-    if config.kind == "inline":
-        return "the caller's thread"
-    if config.kind == "thread":
-        return counted(config.workers, "thread")
-    each = f" of {counted(config.threads, 'thread')}" if config.threads > 1 else ""
-    return f"{counted(config.workers, 'Ray worker' if config.kind == 'ray' else 'process')}{each}"

@@ -2,7 +2,7 @@
 
     pipeline.position.plan    which samples          pipeline.fetcher(config)    makes a batch of them
 
-A loader has one pipeline, and an engine that runs it with a `LoaderConfig`. Measurements (`Probe`, auto-tuning) run the
+A loader has one pipeline, and `Workers` that run it with a `LoaderConfig`. Measurements (`Probe`, auto-tuning) run the
 same pipeline with other configs.
 """
 
@@ -21,7 +21,6 @@ from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.position import Position
 from penstock.loader.snapshots import Snapshot, take_first_snapshot
-from penstock.loader.source import batch_source, stream_source
 from penstock.loader.stateful import WorkerStates
 from penstock.loader.stream import StreamFetch
 from penstock.plan.reader import Plan
@@ -32,7 +31,7 @@ from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.sources.batched import StreamDataset
 
-__all__ = ["Pipeline", "declarations", "draws_as_it_is_read", "plan_of_batches"]
+__all__ = ["Pipeline", "declarations", "draws_as_it_is_read"]
 
 
 class Pipeline:
@@ -92,7 +91,12 @@ class Pipeline:
         """
         position, collate_fn = self.position, config.collate_fn
         if self._batched and collate_fn is default_collate:
-            collate_fn = Collate(channels_last=_channels_last(self.dataset), arrays=config.output == "numpy")
+            images = self.dataset
+            while isinstance(images, Subset):
+                images = images.dataset
+            # The dataset's images keep their strides.
+            channels_last = bool(getattr(images, "channels_last", False))
+            collate_fn = Collate(channels_last=channels_last, arrays=config.output == "numpy")
         assert collate_fn is not None
         if position.plan is None:
             return StreamFetch(
@@ -108,7 +112,12 @@ class Pipeline:
         seeds = (position.seeded or config.kind == "ray") and not config.pure
         if seeds and (config.kind == "thread" or config.threads > 1):
             seeds = False
-            _warn_threads(self.samples)
+            warnings.warn(
+                f"{type(self.samples).__name__} does not declare itself pure: in threads only penstock.generator() is "
+                "repeatable, while all threads share the global generators of Python, NumPy and torch. Draw from "
+                "penstock.generator() and set `pure = True` on the dataset, or use executor='process'",
+                stacklevel=4,
+            )
         return Fetch(
             self.samples,
             collate_fn,
@@ -122,15 +131,6 @@ class Pipeline:
 
 def _no_snapshot() -> None:
     """Return no snapshot: no object has a state."""
-
-
-def plan_of_batches(loader: Any) -> EpochBatchSampler | None:
-    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order."""
-    if isinstance(loader.dataset, StreamDataset):
-        return stream_source(loader.dataset, loader.batch_size, loader.drop_last)
-    if isinstance(loader.dataset, IterableDataset):
-        return None
-    return batch_source(loader.sampler, loader.batch_sampler)
 
 
 def draws_as_it_is_read(plan: Plan[Any] | None) -> bool:
@@ -151,20 +151,3 @@ def declarations(dataset: Any) -> dict[str, bool]:
     pure = bool(getattr(samples, "pure", False))
     threads = pure and bool(getattr(samples, "releases_gil", False)) and not isinstance(samples, IterableDataset)
     return {"pure": pure, "releases_gil": threads}
-
-
-def _channels_last(dataset: Any) -> bool:
-    """Return whether a dataset declares that its images keep channels_last strides."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return bool(getattr(dataset, "channels_last", False))
-
-
-def _warn_threads(dataset: Any) -> None:
-    """Warn that global generators are not repeatable in threads."""
-    warnings.warn(
-        f"{type(dataset).__name__} does not declare itself pure: in threads only penstock.generator() is repeatable, "
-        "while all threads share the global generators of Python, NumPy and torch. Draw from penstock.generator() and "
-        "set `pure = True` on the dataset, or use executor='process'",
-        stacklevel=5,
-    )

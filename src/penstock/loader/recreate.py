@@ -17,6 +17,7 @@ our samplers of a share belong to that class, see `penstock.samplers.share_sampl
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -85,8 +86,7 @@ def convert_positional_arguments(loader: Any, dataset: Any) -> None:
     """Convert positional arguments in Lightning's record to keyword arguments, since it adds others by keyword.
 
     Positional-only arguments and ``*args`` of a subclass stay. ``split`` is removed, because Lightning's sampler
-    replaces it, and so is ``skip``, because Lightning's sampler has no step numbers: the new loader takes it from the
-    old one, together with the order. ``dataset`` is the one that the loader reads.
+    replaces it. ``dataset`` is the one that the loader reads.
     """
     record = vars(loader)
     if _ARGS not in record:
@@ -98,7 +98,6 @@ def convert_positional_arguments(loader: Any, dataset: Any) -> None:
         record[_ARGS], record[_NAMES] = (), ()
     if isinstance(kwargs.get("split"), bool | None):
         kwargs.pop("split", None)
-    kwargs.pop("skip", None)
     if "dataset" in kwargs:
         kwargs["dataset"] = dataset
     record[_KWARGS] = kwargs
@@ -121,13 +120,9 @@ class Assignments:
         return self if loader is None else [((loader,), self._take_place), *vars(loader).get(RECORD, ())]
 
     def __set__(self, loader: Any, record: list[tuple[tuple[Any, ...], Any]]) -> None:
-        vars(loader)[RECORD] = [entry for entry in record if _is_assignment(*entry)]
-
-
-def _is_assignment(args: tuple[Any, ...], function: Any) -> bool:
-    """Return whether an entry assigns a public attribute."""
-    name = args[0]
-    return isinstance(name, str) and name != "pipeline" and not name.startswith("_")
+        names = [args[0] for args, _ in record]
+        kept = [isinstance(name, str) and name != "pipeline" and not name.startswith("_") for name in names]
+        vars(loader)[RECORD] = list(itertools.compress(record, kept))
 
 
 def replacement_sampler(made: DataLoader[Any], other: DataLoader[Any]) -> Any:

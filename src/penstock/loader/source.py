@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
 from penstock.loader.messages import BatchRequest
@@ -12,30 +14,33 @@ from penstock.random import packed_sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
 from penstock.samplers.sequential import SequentialSampler
+from penstock.sources.batched import StreamDataset
 
-__all__ = ["batch_source", "plan_requests", "stream_source"]
-
+__all__ = ["plan_of_batches", "plan_requests"]
 
 _EPOCHS = 1 << 62
 
 
-def batch_source(sampler: Iterable[Any], batch_sampler: Iterable[Any] | None) -> EpochBatchSampler:
-    """Return the plan of a map-style loader: of its batch sampler, or of single indices without batching."""
-    return BatchSampler(sampler, 1, False) if batch_sampler is None else batch_plan_of(batch_sampler)
-
-
-def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> EpochBatchSampler:
-    """Return the plan of an iterable dataset that also has its samples as a map-style one, such as `MPDataset`.
+def plan_of_batches(loader: Any) -> EpochBatchSampler | None:
+    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order.
 
     Raises:
-        ConfigError: the batch sizes of the loader and the dataset differ.
+        ConfigError: the batch sizes of the loader and of a dataset that makes batches, such as `MPDataset`, differ.
     """
-    if batch_size != dataset.batch_size:
-        raise ConfigError(
-            f"the loader's batch_size is {batch_size} and the dataset's is {dataset.batch_size}: pass equal sizes, "
-            "because the dataset assigns whole batches to workers"
-        )
-    return BatchSampler(SequentialSampler(dataset.samples), dataset.batch_size, drop_last or dataset.drop_last)
+    dataset = loader.dataset
+    if isinstance(dataset, StreamDataset):
+        size = dataset.batch_size
+        if loader.batch_size != size:
+            raise ConfigError(
+                f"the loader's batch_size is {loader.batch_size} and the dataset's is {size}: pass equal sizes, "
+                "because the dataset assigns whole batches to workers"
+            )
+        return BatchSampler(SequentialSampler(dataset.samples), size, loader.drop_last or dataset.drop_last)
+    if isinstance(dataset, IterableDataset):
+        return None
+    if loader.batch_sampler is None:
+        return BatchSampler(loader.sampler, 1, False)
+    return batch_plan_of(loader.batch_sampler)
 
 
 def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = None) -> Iterator[BatchRequest]:

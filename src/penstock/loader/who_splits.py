@@ -25,7 +25,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -64,26 +64,20 @@ _warned = False
 """Whether this process has warned that every rank reads all samples."""
 
 
-class DatasetParts(NamedTuple):
-    """The datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
-
-    shares: list[Any]
-    whole: list[Any]
-    others: list[Any]
-
-    @classmethod
-    def of(cls, dataset: Any) -> DatasetParts:
-        """Return the parts of a dataset: the datasets inside torch's wrappers, or the dataset itself."""
-        found = cls([], [], [])
-        for part in parts_of(dataset):
-            if getattr(part, "splits_by_rank", False):
-                found.shares.append(part)
-            # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
-            elif isinstance(part, BatchedDataset | Source):
-                found.whole.append(part)
-            else:
-                found.others.append(part)
-        return found
+def _parts_by_kind(dataset: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
+    shares: list[Any] = []
+    whole: list[Any] = []
+    others: list[Any] = []
+    for part in parts_of(dataset):
+        if getattr(part, "splits_by_rank", False):
+            shares.append(part)
+        # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
+        elif isinstance(part, BatchedDataset | Source):
+            whole.append(part)
+        else:
+            others.append(part)
+    return shares, whole, others
 
 
 def in_requested_order(dataset: Any, config: LoaderConfig) -> Any:
@@ -109,10 +103,10 @@ def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampl
         ConfigError: the arguments contradict each other or the dataset.
         PartitionError: both the dataset and the sampler split the samples among ranks.
     """
-    parts = DatasetParts.of(dataset)
-    _check_alike(dataset, parts.shares, [*parts.whole, *parts.others])
+    shares, whole, others = _parts_by_kind(dataset)
+    _check_alike(dataset, shares, [*whole, *others])
     if sampler is not None or batch_sampler is not None:
-        _check_sampler(dataset, parts.shares, config, sampler, batch_sampler)
+        _check_sampler(dataset, shares, config, sampler, batch_sampler)
         return None
     if isinstance(dataset, IterableDataset):
         if config.split is not None:
@@ -120,41 +114,29 @@ def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampl
                 f"split={config.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
                 "not. Omit split, or make it a map-style dataset"
             )
-        _check_shares(parts.shares, config)
+        _check_shares(shares, config)
         return None
     if not (config.shuffle is None or isinstance(config.shuffle, bool) or config.shuffle in SHUFFLES):
         # torch would interpret it as one of them.
         names = ", ".join(map(repr, SHUFFLES))
         raise ConfigError(f"unknown shuffle {config.shuffle!r}: use True, False, or one of {names}")
-    if (plan := own_order(dataset)) is not None:
-        if config.shuffles and not isinstance(plan, SharePlan):
-            raise _other_order(dataset, config.shuffle)
+    if own_order(dataset) is not None:
         _check_shares([dataset], config)
-        return _sampler_over(dataset, replace(config, shuffle=None), share=bool(parts.shares), split=False)
-    if parts.shares:
+        return SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
+    if shares:
         # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
-        _check_shares(parts.shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
+        _check_shares(shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
         _check_rows(dataset)
-    split = bool(config.split)
-    if config.split is None and config.shuffles and parts.whole and _ranks() > 1:
-        _check_alike(dataset, parts.whole, parts.others)
-        split = True
-    return _sampler_over(dataset, config, share=bool(parts.shares), split=split)
-
-
-def _sampler_over(dataset: Any, config: LoaderConfig, *, share: bool, split: bool) -> Sampler[int]:
-    """Return a sampler of the requested order.
-
-    Args:
-        share: whether the dataset already is one rank's share, which is never split again.
-        split: whether to split it among the ranks.
-    """
-    split = split and not share
+    split = bool(config.split) and not shares
+    if config.split is None and config.shuffles and whole and _ranks() > 1:
+        _check_alike(dataset, whole, others)
+        # A share is never split again.
+        split = not shares
     if not config.shuffles:
         if split:
             # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
             return DistributedSampler(dataset, shuffle=False, remainder="drop" if config.drop_last else "uneven")
-        return SequentialSamplerOfShare(dataset) if share else SequentialSampler(dataset)
+        return SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
     name, seed = config.shuffle if isinstance(config.shuffle, str) else "global", config.seed or 0
     if split:
         if config.generator is not None:
@@ -164,7 +146,7 @@ def _sampler_over(dataset: Any, config: LoaderConfig, *, share: bool, split: boo
             )
         # Never torch's order: it needs 8 bytes per sample, and its epochs do not advance by themselves.
         return DistributedSampler(dataset, shuffle=name, seed=seed, drop_last=config.drop_last)
-    random = RandomSamplerOfShare if share else RandomSampler
+    random = RandomSamplerOfShare if shares else RandomSampler
     if isinstance(config.shuffle, str) or config.seed is not None:
         return random(dataset, shuffle=name, seed=seed)
     return random(dataset, generator=config.generator)
@@ -214,11 +196,11 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     ranks = distributed.current().world_size
     if ranks == 1:
         return
-    parts, name = DatasetParts.of(loader.dataset), type(loader.dataset).__name__
-    _check_alike(loader.dataset, parts.shares, [*parts.whole, *parts.others])
+    shares, whole, others = _parts_by_kind(loader.dataset)
+    _check_alike(loader.dataset, shares, [*whole, *others])
     if plan is None or splits_by_rank(loader, ranks=ranks) or _has_world(_outermost(loader)):
         return
-    should_split = chosen and bool(parts.whole)
+    should_split = chosen and bool(whole)
     if should_split and isinstance(loader.sampler, RandomSampler):
         raise PartitionError(
             f"this DataLoader was created with one rank, and now there are {ranks}: initialise torch.distributed "
@@ -227,9 +209,18 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     if _warned or (plan.key_seed is None and not should_split):
         return
     _warned = True
-    share, everything = ("split=True", "split=False") if chosen else _what_to_write(loader)
+    share, everything = "split=True", "split=False"
+    if not chosen:
+        *_, innermost = layers(_outermost(loader))
+        if isinstance(innermost, RandomSampler) and not innermost.replacement:
+            name, order = "sampler=ps.DistributedSampler", f"shuffle={innermost.shuffle!r}, seed={innermost.seed}"
+            share, everything = f"{name}(dataset, {order})", f"{name}(dataset, num_replicas=1, rank=0, {order})"
+        else:
+            name, groups = "batch_sampler=ps.GroupedBatchSampler", "sampler, [0] * len(dataset), batch_size"
+            share, everything = f"{name}({groups})", f"{name}({groups}, world_size=1)"
     warnings.warn(
-        f"each of the {ranks} ranks reads all of this {name}, {'in order' if should_split else 'in the same order'}: "
+        f"each of the {ranks} ranks reads all of this {type(loader.dataset).__name__}, "
+        f"{'in order' if should_split else 'in the same order'}: "
         f"pass {share}{'' if chosen else ' instead of its shuffle or sampler'} to the DataLoader to let each rank read "
         f"a separate share, or pass {everything} to let every rank read all samples, as for an evaluation on one rank "
         "or if the data already are this rank's share",
@@ -274,17 +265,6 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
 def _has_world(sampler: Any) -> bool:
     """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
     return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
-
-
-def _what_to_write(loader: TorchDataLoader[Any]) -> tuple[str, str]:
-    """Return the arguments that split the samples among ranks, and those with which each rank reads all."""
-    *_, innermost = layers(_outermost(loader))
-    if isinstance(innermost, RandomSampler) and not innermost.replacement:
-        order = f"shuffle={innermost.shuffle!r}, seed={innermost.seed}"
-        name = "sampler=ps.DistributedSampler"
-        return f"{name}(dataset, {order})", f"{name}(dataset, num_replicas=1, rank=0, {order})"
-    name, groups = "batch_sampler=ps.GroupedBatchSampler", "sampler, [0] * len(dataset), batch_size"
-    return f"{name}({groups})", f"{name}({groups}, world_size=1)"
 
 
 def _outermost(loader: TorchDataLoader[Any]) -> Any:
@@ -384,8 +364,7 @@ def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, sample
 
 def _plan_inside(dataset: Any) -> SharePlan | None:
     """Return the plan of a share, also of the samples of an iterable one."""
-    plan = own_order(dataset.samples if isinstance(dataset, StreamDataset) else dataset)
-    return plan if isinstance(plan, SharePlan) else None
+    return own_order(dataset.samples if isinstance(dataset, StreamDataset) else dataset)
 
 
 def _check_alike(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
