@@ -80,15 +80,7 @@ class Autotuner:
         length: number of batches per epoch; None if unknown.
     """
 
-    def __init__(
-        self,
-        executor: str,
-        *,
-        inline: bool,
-        cores: int,
-        ranks: int = 1,
-        starts: bool = False,
-    ) -> None:
+    def __init__(self, executor: str, *, inline: bool, cores: int, ranks: int = 1, starts: bool = False) -> None:
         self.workers = 1
         self.chosen: int | None = None
         self.why = ""
@@ -154,8 +146,9 @@ class Autotuner:
         # One bad measurement, while the machine was busy, must not end the search.
         *before, last, this = [0.0, 0.0, *map(self._rate, self._tried)]
         faster = max(last, this) >= _GAIN * max(before, default=0.0)
-        count = self._next_count()
-        if found.waiting < ENOUGH or error or not faster or count is None:
+        # Twice as many workers, or this rank's limit.
+        count = min(2 * self.workers, self.limit)
+        if found.waiting < ENOUGH or error or not faster or count < _GAIN * self.workers:
             self._choose()
         else:
             self.workers = count
@@ -165,25 +158,16 @@ class Autotuner:
         """Record that the current number of workers does not work, and choose one that does."""
         self.note(Throughput(), f"{type(error).__name__}: {error}")
 
-    def _next_count(self) -> int | None:
-        """Return the next number of workers to try: twice as many, or this rank's limit; None at the limit."""
-        count, limit = self.workers, self.limit
-        if 2 * count <= limit:
-            return 2 * count
-        return limit if limit >= _GAIN * count else None
-
     @property
     def limit(self) -> int:
         """Maximum number of workers of this rank."""
-        limit = self._cores if self._computes() else self._most
-        limit = limit if self.memory_for is None else min(limit, self.memory_for)
-        return limit if self.length is None else min(limit, max(2, self.length))
-
-    def _computes(self) -> bool:
-        """Return whether the dataset is known to use the CPU, measured with one worker."""
+        # Whether the dataset is known to use the CPU, measured with one worker.
         found = self._tried[0].found
         telling = found.metrics.fetch >= _TELLING_SECONDS or found.batches >= _TELLING
-        return telling and found.metrics.cpu >= _COMPUTES * found.metrics.fetch
+        computes = telling and found.metrics.cpu >= _COMPUTES * found.metrics.fetch
+        limit = self._cores if computes else self._most
+        limit = limit if self.memory_for is None else min(limit, self.memory_for)
+        return limit if self.length is None else min(limit, max(2, self.length))
 
     def _choose(self) -> None:
         good = [one for one in self._tried if not one.error]
@@ -196,17 +180,16 @@ class Autotuner:
         best = max(map(self._rate, good))
         chosen = next(one for one in good if self._rate(one) >= _AS_GOOD * best)
         self.workers = self.chosen = chosen.workers
-        waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
-        self.why = f"{rate_text(chosen.found.rate)} samples/s, {waits}; {self._reason(chosen)}"
-
-    def _reason(self, chosen: _Tried) -> str:
         if not chosen.workers:
-            return "no number of workers is faster"
-        if chosen.found.waiting < ENOUGH:
-            return "more workers would gain almost nothing"
-        if chosen.workers >= self.limit:
-            return "this rank may have no more workers"
-        return "more workers are not faster"
+            reason = "no number of workers is faster"
+        elif chosen.found.waiting < ENOUGH:
+            reason = "more workers would gain almost nothing"
+        elif chosen.workers >= self.limit:
+            reason = "this rank may have no more workers"
+        else:
+            reason = "more workers are not faster"
+        waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
+        self.why = f"{rate_text(chosen.found.rate)} samples/s, {waits}; {reason}"
 
     def _rate(self, one: _Tried) -> float:
         """Return samples/s, including the time to start workers in every epoch."""
@@ -267,7 +250,16 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
             f"{auto} is not possible for {name}: the samples of an iterable dataset depend on the number of workers, "
             "so pass a number, or make the dataset map-style"
         )
-    _refuse_states(pipeline, config)
+    # Each worker has a separate copy of a user's object, so its state depends on the number of workers.
+    items = [("dataset", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
+    items += [("sampler", one) for one in layers(position.plan.source) if not isinstance(one, PlanSampler)]
+    for role, item in [*items, ("collate function", config.collate_fn)]:
+        if has_state(item):
+            raise ConfigError(
+                f"{auto} is not possible: the {role} {type(item).__name__} has a state "
+                "(state_dict and load_state_dict), which depends on the number of workers. Pass a number: "
+                "num_workers=4, or 0 to make batches in this process"
+            )
     if not config.pure and not position.seeded:
         raise ConfigError(
             f"{auto} needs seed=, or a dataset that declares itself pure: otherwise the draws of {name} from Python's, "
@@ -278,17 +270,3 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
             f"{auto} needs a sampler that draws its order at the start, or from a seed: this one draws step by step "
             "from a shared generator, so the prefetch depth would be visible. Pass seed= or a number of workers"
         )
-
-
-def _refuse_states(pipeline: Pipeline, config: LoaderConfig) -> None:
-    """Raise if a user's object has a state: each worker has a separate copy, so the number of workers would matter."""
-    assert pipeline.position.plan is not None
-    items = [("dataset", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
-    items += [("sampler", one) for one in layers(pipeline.position.plan.source) if not isinstance(one, PlanSampler)]
-    for role, item in [*items, ("collate function", config.collate_fn)]:
-        if has_state(item):
-            raise ConfigError(
-                f"num_workers='auto' is not possible: the {role} {type(item).__name__} has a state "
-                "(state_dict and load_state_dict), which depends on the number of workers. Pass a number: "
-                "num_workers=4, or 0 to make batches in this process"
-            )

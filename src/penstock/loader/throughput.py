@@ -62,12 +62,12 @@ class Throughput:
         """Share of time that the consumer waited."""
         return self.wait / self.seconds if self.seconds > 0 else 1.0
 
-    def add(self, batches: int, wait: float, train: float, metrics: BatchMetrics) -> None:
-        """Add batches."""
-        self.batches += batches
-        self.wait += wait
-        self.train += train
-        self.metrics.add(metrics)
+    def add(self, other: Throughput) -> None:
+        """Add other batches."""
+        self.batches += other.batches
+        self.wait += other.wait
+        self.train += other.train
+        self.metrics.add(other.metrics)
         # They keep samples alive.
         self.metrics.failures.clear()
 
@@ -92,14 +92,11 @@ class ThroughputMeter:
         self._round = max(1, workers)
         self._seconds = seconds
         self._limit = limit
-        self._reset(None, ahead)
+        self.begin(None, ahead)
 
-    def begin(self, now: float) -> None:
-        """Start an iterator, at the time right before its workers get the first request."""
-        self._reset(now, 0)
-
-    def _reset(self, began: float | None, ahead: int) -> None:
-        self._began, self._last = began, began
+    def begin(self, now: float | None, ahead: int = 0) -> None:
+        """Start an iterator, at the time right before its workers get the first request; None in its midst."""
+        self._began, self._last = now, now
         self._skip = ahead + self._round
         self._number, self._training = 0, 0.0
         # Batches before the first round, and those of the present round.
@@ -123,27 +120,26 @@ class ThroughputMeter:
         self._last = had
         self._number += 1
         self._training += train
+        batch = Throughput(1, wait, train, metrics)
         if self._skip > 0:
             self._skip -= 1
-            self._early.add(1, wait, train, metrics)
+            self._early.add(batch)
             return False
-        self._part.add(1, wait, train, metrics)
+        self._part.add(batch)
         late = self.found.seconds + self._part.seconds >= self._limit
         if self._part.batches < self._round and not late:
             return False
-        self._count(self._part)
+        self._counts = True
+        self.found.add(self._part)
         self._part = Throughput()
         return self.enough
 
     def end(self) -> None:
         """End a complete iterator. If it was too short for a round, its first batches count, too."""
         if not self._counts:
-            self._count(self._early)
-            self._count(self._part)
-
-    def _count(self, part: Throughput) -> None:
-        self._counts = True
-        self.found.add(part.batches, part.wait, part.train, part.metrics)
+            self._counts = True
+            self.found.add(self._early)
+            self.found.add(self._part)
 
     @property
     def enough(self) -> bool:

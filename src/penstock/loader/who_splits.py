@@ -127,11 +127,11 @@ def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampl
         # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
         _check_shares(shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
         _check_rows(dataset)
+    # A share is never split again.
     split = bool(config.split) and not shares
     if config.split is None and config.shuffles and whole and _ranks() > 1:
         _check_alike(dataset, whole, others)
-        # A share is never split again.
-        split = not shares
+        split = True
     if not config.shuffles:
         if split:
             # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
