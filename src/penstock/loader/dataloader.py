@@ -41,7 +41,7 @@ from penstock.loader.config import (
     check_dataset,
     resolve_num_workers,
 )
-from penstock.loader.dataloader_iter import DataLoaderIter, Progress, ResultIterator, finisher
+from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
 from penstock.loader.describe import describe
 from penstock.loader.executors.inline import InlineExecutor
 from penstock.loader.failure_log import FailureLog
@@ -249,7 +249,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Create the pipeline and the engine that the arguments describe."""
+        """Create the pipeline and the workers that the arguments describe."""
         policy, config = OnError.of(self.on_error), self.config
         check_dataset(self.dataset, config)
         plan = plan_of_batches(self)
@@ -259,7 +259,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
-        self._workers = self._new_workers(self._config)
+        self._workers = self._new_workers(config)
         if self._workers.config.kind == "process":
             # Unsupported settings are reported now, not at the first iter().
             self._workers.check()
@@ -360,14 +360,12 @@ class DataLoader(TorchDataLoader[T_co]):
             if window is None:
                 before.close()
         self._statistics.runs(config)
-        if tuner.chosen is not None:
-            self._settle(config)
-
-    def _settle(self, chosen: LoaderConfig) -> None:
-        """Write the number that "auto" chose to the loader's attributes."""
-        self._renew_states(chosen)
-        self.num_workers: int = chosen.num_workers
-        if not chosen.num_workers and self._config.prefetch_factor is None:
+        if tuner.chosen is None:
+            return
+        # Programs read the number in the loader's attributes.
+        self._renew_states(config)
+        self.num_workers: int = config.num_workers
+        if not config.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
             self.prefetch_factor = None
         self._config, self._values = self.config, _values_of(self)
@@ -511,7 +509,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._follow_settings()
         self._follow_tuner()
         workers, position = self._workers, self.pipeline.position
-        config, states = workers.config, position.states
+        config, states, statistics, log = workers.config, position.states, self._statistics, self._log
         if config.split is None and not self.pipeline.is_split:
             check_split(self, position.plan, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
@@ -522,7 +520,7 @@ class DataLoader(TorchDataLoader[T_co]):
         copier: DeviceCopier | None = None
         if config.device is not None and config.to_device:
             # Imported only for device=.
-            from penstock.loader.device import copier_of
+            from penstock.loader.device import DevicePrefetcher, copier_of
 
             copier = copier_of(config.device)
         kept = workers.kept and not states.resumes
@@ -546,50 +544,37 @@ class DataLoader(TorchDataLoader[T_co]):
             if config.kind == "process" and not kept:
                 self.check_worker_number_rationality()
             requests = position.requests(progress)
-            batches = workers.window(requests, position.stream_epoch, states.resume, states.next)
-            if workers.kept and batches.processes is not None:
+            window = workers.window(requests, position.stream_epoch, states.resume, states.next)
+            if workers.kept and window.processes is not None:
                 self._iterator = _PersistentIterator(workers)  # type: ignore[assignment]
-            self._statistics.begin(config)
-            if self._log is not None:
-                self._log.begin()
+            statistics.begin(config)
+            if log is not None:
+                log.begin()
             if self._tuner is not None and self._tuner.chosen is None:
-                self._tuner.begin(batches, began, _length(position.whole()))
-            return self._deliver(batches, progress, config, copier)
+                self._tuner.begin(window, began, _length(position.whole()))
+            iterator = DataLoaderIter(
+                window if copier is None else DevicePrefetcher(window, copier, statistics),
+                progress,
+                states.consumer(),
+                statistics,
+                log,
+                self._finished,
+                rank=0 if log is None else position.rank,
+                finish=finisher(config),
+                claimed_length=self._IterableDataset_len_called if position.plan is None else None,
+                workers=config.workers,
+                bar=_bar(statistics, position, progress) if self.progress else None,
+                length=self.__len__,
+                tune=None if self._tuner is None else partial(self._tune, window),
+            )
+            progress.held_by = weakref.ref(iterator)
+            iterator.renewed = partial(self._replacement, progress)
+            self._passes = [*[held for held in self._passes if held() is not None], weakref.ref(iterator)]
+            return iterator
         except BaseException:
             # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
             position.undo(saved)
             raise
-
-    def _deliver(
-        self, window: Window, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
-    ) -> DataLoaderIter:
-        """Return the iterator that the consumer of an epoch holds."""
-        position, statistics = self.pipeline.position, self._statistics
-        batches: ResultIterator = window
-        if copier is not None:
-            # Imported only for device=.
-            from penstock.loader.device import DevicePrefetcher
-
-            batches = DevicePrefetcher(batches, copier, statistics)
-        iterator = DataLoaderIter(
-            batches,
-            progress,
-            position.states.consumer(),
-            statistics,
-            self._log,
-            self._finished,
-            rank=0 if self._log is None else position.rank,
-            finish=finisher(config),
-            claimed_length=self._IterableDataset_len_called if position.plan is None else None,
-            workers=config.workers,
-            bar=_bar(statistics, position, progress) if self.progress else None,
-            length=self.__len__,
-            tune=None if self._tuner is None else partial(self._tune, window),
-        )
-        progress.held_by = weakref.ref(iterator)
-        iterator.renewed = partial(self._replacement, progress)
-        self._passes = [*[held for held in self._passes if held() is not None], weakref.ref(iterator)]
-        return iterator
 
     def _replacement(self, progress: Progress) -> DataLoaderIter | None:
         """Return an iterator over the epoch set since `iter()`, in place of one that has delivered nothing; or None."""
