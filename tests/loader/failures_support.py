@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.loader.failures import Failure, OnError
 from penstock.loader.messages import BatchMetrics
+from penstock.loader.on_error import Failure, OnError
 
 KEY = 0x0123456789ABCDEF
 Load = Callable[[Any, int], Any]

@@ -11,7 +11,7 @@ import torch
 from loader_support import Squares
 
 import penstock as ps
-from penstock.loader.failures import Failure
+from penstock.loader.on_error import Failure
 
 
 class BadDraws(Squares):

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, PenstockError, TooManyErrors
-from penstock.loader.failure_log import FailureLog
-from penstock.loader.failures import Failure, OnError
+from penstock.loader.on_error import Failure, FailureLog, OnError
 
 WHERE: dict[str, Any] = {"epoch": 2, "rank": 1, "number": 7}
 

@@ -20,8 +20,8 @@ from penstock.errors import (
     ConfigError,
     ImageError,
 )
-from penstock.loader.failures import SKIP, Failure, OnError
 from penstock.loader.messages import BatchMetrics
+from penstock.loader.on_error import SKIP, Failure, OnError
 from penstock.random import sample_scope
 
 

@@ -26,8 +26,8 @@ from penstock.errors import (
     StateError,
     TooManyErrors,
 )
-from penstock.loader.failures import SKIP, Failure, OnError, is_tolerable
 from penstock.loader.messages import BatchMetrics
+from penstock.loader.on_error import SKIP, Failure, OnError, is_tolerable
 
 
 class TestDraws:

@@ -17,7 +17,7 @@ from pairwise import pairwise
 
 from penstock import DataLoader, Manifest, RankDataset
 from penstock.errors import ConfigError, TooManyErrors
-from penstock.loader.failures import OnError
+from penstock.loader.on_error import OnError
 from penstock.random import sample_key, sample_scope
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be loaded and was")

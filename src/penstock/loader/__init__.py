@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from penstock.ledger import Ledger
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.executors.ray import RayOptions
-    from penstock.loader.failures import Failure, OnError
+    from penstock.loader.on_error import Failure, OnError
 
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "DataLoader": "dataloader",
         "DpexDataLoader": ".compat.dpex",
-        "Failure": "failures",
+        "Failure": "on_error",
         "Ledger": ".ledger",
-        "OnError": "failures",
+        "OnError": "on_error",
         "RayOptions": "executors.ray",
     },
 )

@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock.cores import cores
 from penstock.errors import ConfigError
-from penstock.loader.failures import Failure, OnError, check_count
+from penstock.loader.on_error import Failure, OnError, check_count
 from penstock.plan.user_states import has_state
 from penstock.sources.batched import StreamDataset
 

@@ -44,10 +44,9 @@ from penstock.loader.config import (
 from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
 from penstock.loader.describe import describe
 from penstock.loader.executors.inline import InlineExecutor
-from penstock.loader.failure_log import FailureLog
-from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchResult
+from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read
 from penstock.loader.position import Position, base_seed_after
 from penstock.loader.recreate import (

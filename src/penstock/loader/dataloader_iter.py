@@ -14,8 +14,8 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError, escaped
-from penstock.loader.failure_log import FailureLog
 from penstock.loader.messages import BatchResult
+from penstock.loader.on_error import FailureLog
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of

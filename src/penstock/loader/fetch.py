@@ -18,9 +18,9 @@ from torch.utils.data import Subset
 from penstock.errors import escaped
 from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
-from penstock.loader.failures import SKIP, LoadOne, OnError, is_tolerable
 from penstock.loader.generators import WorkerGenerators
 from penstock.loader.messages import BatchMetrics, BatchRequest
+from penstock.loader.on_error import SKIP, LoadOne, OnError, is_tolerable
 from penstock.loader.seeding import Seed, Seeding
 from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import WorkerState

@@ -74,7 +74,7 @@ class BatchMetrics:
         hand_over: seconds from there to the consumer: packing in the worker, unpacking in the consumer's process.
         cpu: CPU seconds in the dataset.
         stages: seconds in each `penstock.stages.stage` of the dataset, contained in ``fetch``.
-        failures: failures that ``on_error`` handled (`penstock.loader.failures.Failure`).
+        failures: failures that ``on_error`` handled (`penstock.loader.on_error.Failure`).
     """
 
     __slots__ = ("collate", "cpu", "failures", "fetch", "hand_over", "samples", "stages")

@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 
 from penstock.loader.collate import Collate
 from penstock.loader.config import LoaderConfig
-from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Fetcher
+from penstock.loader.on_error import OnError
 from penstock.loader.position import Position
 from penstock.loader.snapshots import Snapshot, take_first_snapshot
 from penstock.loader.stateful import WorkerStates
