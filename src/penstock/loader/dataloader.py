@@ -519,7 +519,7 @@ class DataLoader(TorchDataLoader[T_co]):
         copier: DeviceCopier | None = None
         if config.device is not None and config.to_device:
             # Imported only for device=.
-            from penstock.loader.device import DevicePrefetcher, copier_of
+            from penstock.loader.device import CopiesAhead, copier_of
 
             copier = copier_of(config.device)
         kept = workers.kept and not states.resumes
@@ -552,7 +552,7 @@ class DataLoader(TorchDataLoader[T_co]):
             if self._tuner is not None and self._tuner.chosen is None:
                 self._tuner.begin(window, began, _length(position.whole()))
             iterator = DataLoaderIter(
-                window if copier is None else DevicePrefetcher(window, copier, statistics),
+                window,
                 progress,
                 states.consumer(),
                 statistics,
@@ -560,6 +560,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 self._finished,
                 rank=0 if log is None else position.rank,
                 finish=finisher(config),
+                copies=None if copier is None else CopiesAhead(window, copier, statistics),
                 claimed_length=self._IterableDataset_len_called if position.plan is None else None,
                 workers=config.workers,
                 bar=_bar(statistics, position, progress) if self.progress else None,

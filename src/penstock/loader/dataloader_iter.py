@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
@@ -16,58 +16,21 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from penstock.errors import WorkerError, escaped
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import FailureLog
-from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
-from penstock.loader.window import CLOSED, INTERRUPTED, SHUTDOWN_TIMEOUT_S, is_timeout
-from penstock.plan.epoch import BatchEpochPlan, RemainingBatches
+from penstock.loader.window import CLOSED, INTERRUPTED, SHUTDOWN_TIMEOUT_S, Window, is_timeout
+from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.config import LoaderConfig
+    from penstock.loader.device import CopiesAhead
     from penstock.plan.reader import PlanReader
-    from penstock.plan.share import SharePlan
 
-__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "WatchedProgress", "finisher"]
+__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "finisher"]
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Attributes of torch's multi-process iterator: private, but programs read them."""
-
-
-class ResultIterator(Protocol):
-    """The batches of an epoch: a `Window`, or a `DevicePrefetcher` over one."""
-
-    @property
-    def depth(self) -> int:
-        """Number of batches that may be in flight at the moment."""
-
-    @property
-    def processes(self) -> list[Any] | None:
-        """The worker processes; None if this machine runs none."""
-
-    @property
-    def first_states(self) -> dict[int, Snapshot]:
-        """Snapshots of users' objects right after their initialization, by worker; see `Window`."""
-
-    @property
-    def ready_on_request(self) -> int:
-        """Number of finished batches at the consumer's last request."""
-
-    def next(self) -> BatchResult:
-        """Return the next batch, or the exception raised in its place as `BatchResult.error`."""
-
-    def poll(self) -> bool:
-        """Return whether `next` would return at once."""
-
-    def close(self) -> None:
-        """Stop making batches."""
-
-    def end(self, patience: float) -> None:
-        """End everything that makes batches within ``patience`` seconds, including persistent workers.
-
-        Called from any thread when the loader is closed. A consumer that waits for a batch, or requests another, gets a
-        `WorkerError`, since StopIteration would mean that the epoch is complete.
-        """
 
 
 class Progress:
@@ -79,6 +42,8 @@ class Progress:
         run: the epoch plan; None for streams that only the dataset can order.
         base_seed: base seed of the iterator.
         ahead: numbers of batches already delivered ahead of missing ones (``in_order=False``).
+        advance: called after each delivery with the number of batches delivered without a gap; for a dataset that
+            fetches ahead.
 
     Attributes:
         count: number of batches delivered without a gap, including failed ones.
@@ -86,7 +51,13 @@ class Progress:
         delivered_before: numbers of the batches that were delivered before this iterator, which it does not request.
     """
 
-    def __init__(self, run: BatchEpochPlan | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        run: BatchEpochPlan | None,
+        base_seed: int,
+        ahead: frozenset[int] = frozenset(),
+        advance: Callable[[int], object] | None = None,
+    ) -> None:
         self.run = run
         self.base_seed = base_seed
         self.count = 0
@@ -99,6 +70,7 @@ class Progress:
         """The iterator. The loader itself does not keep it alive."""
         self.delivered_before = ahead
         self._skipped = sorted(ahead)
+        self._advance = advance
         self._close_gap()
 
     def is_held(self) -> bool:
@@ -115,6 +87,8 @@ class Progress:
                 number += skipped <= number
             self.ahead.add(number)
             self._close_gap()
+        if self._advance is not None:
+            self._advance(self.count)
 
     def _close_gap(self) -> None:
         while self.count in self.ahead:
@@ -122,29 +96,11 @@ class Progress:
             self.count += 1
 
 
-class WatchedProgress(Progress):
-    """A progress that tells a share, which fetches data ahead, how many samples the consumer has received."""
-
-    def __init__(
-        self, run: BatchEpochPlan, base_seed: int, ahead: frozenset[int], share: SharePlan, batch_size: int
-    ) -> None:
-        super().__init__(run, base_seed, ahead)
-        self._share, self._batch_size = share, batch_size
-
-    def delivered(self, number: int) -> None:
-        """Record the delivery of a batch, by its number among the requested ones."""
-        super().delivered(number)
-        run = self.run
-        assert run is not None
-        skipped = run.skipped if isinstance(run, RemainingBatches) else 0
-        self._share.advance(run.place, (skipped + self.count) * self._batch_size)
-
-
 class DataLoaderIter:
     """The iterator of a `DataLoader`.
 
     Args:
-        batches: the results of an executor.
+        window: the batches.
         progress: records every delivered or failed batch; the next call continues after it.
         states: records the states of users' objects.
         statistics: records how long the consumer waited.
@@ -152,6 +108,7 @@ class DataLoaderIter:
         finished: called once, at the end of the epoch.
         rank: rank of the batches, for the log.
         finish: converts a batch to the requested form; None if no conversion is needed.
+        copies: copies the batches of the window to a device; None leaves them where they are.
         claimed_length: length reported by an iterable dataset, beyond which torch warns; None if it was not asked.
         workers: number of workers, for that warning.
         bar: a progress bar.
@@ -161,7 +118,7 @@ class DataLoaderIter:
 
     def __init__(
         self,
-        batches: ResultIterator,
+        window: Window,
         progress: Progress,
         states: Consumer,
         statistics: Statistics,
@@ -170,13 +127,14 @@ class DataLoaderIter:
         *,
         rank: int,
         finish: Callable[[Any], Any] | None,
+        copies: CopiesAhead | None,
         claimed_length: int | None,
         workers: int,
         bar: Bar | None,
         length: Callable[[], int],
         tune: Callable[[BatchResult, float, float], object] | None = None,
     ) -> None:
-        self._batches = batches
+        self._window = window
         self.progress = progress
         self.renewed: Callable[[], DataLoaderIter | None] | None = None
         """Returns a replacement for this iterator if another epoch has been set in the meantime."""
@@ -186,6 +144,7 @@ class DataLoaderIter:
         self._finished: Callable[[Progress], None] | None = finished
         self._rank = rank
         self._finish = finish
+        self._copies = copies
         self._claimed_length = claimed_length
         self._num_workers = workers
         self._bar = bar
@@ -197,14 +156,14 @@ class DataLoaderIter:
         self._held: BatchResult | None = None
         self._turn = threading.Lock()
         self._closed = False
-        states.begun(batches.first_states)
+        states.begun(window.first_states)
 
     def __iter__(self) -> DataLoaderIter:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in WORKER_NAMES and (processes := self._batches.processes) is not None:
-            return processes if name == "_workers" else partial(self._batches.end, SHUTDOWN_TIMEOUT_S)
+        if name in WORKER_NAMES and (processes := self._window.processes) is not None:
+            return processes if name == "_workers" else partial(self._end_workers, SHUTDOWN_TIMEOUT_S)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __len__(self) -> int:
@@ -225,7 +184,12 @@ class DataLoaderIter:
             patience: seconds that workers have to end by themselves.
         """
         self._closed = True
-        self._batches.end(patience)
+        self._end_workers(patience)
+
+    def _end_workers(self, patience: float) -> None:
+        if self._copies is not None:
+            self._copies.drop()
+        self._window.end(patience)
 
     def _next(self) -> Any:
         if self._closed:
@@ -240,9 +204,9 @@ class DataLoaderIter:
         if self._held is not None:
             held, self._held = self._held, None
             return self._deliver(held)
-        start = perf_counter()
+        window, copies, start = self._window, self._copies, perf_counter()
         try:
-            result = self._batches.next()
+            result = window.next() if copies is None else copies.next()
         except StopIteration:
             self._end(perf_counter() - start)
             raise
@@ -253,8 +217,15 @@ class DataLoaderIter:
             raise
         # From here on a signal handler may raise. The batch then counts as undelivered, and no other may follow it.
         self._in_hand = True
-        if self._finish is not None and result.error is None:
-            result = _finished(result, self._finish)
+        if copies is not None:
+            result = copies.deliver(result)
+        elif self._finish is not None and result.error is None:
+            begin = perf_counter()
+            try:
+                result = result._replace(batch=self._finish(result.batch))
+                result.metrics.hand_over += perf_counter() - begin
+            except Exception as error:
+                result = result._replace(batch=None, error=error)
         if result.error is not None:
             # After Ctrl-C the batch counts as undelivered, and a state says so.
             failure, result = result.error, result._replace(error=None)
@@ -268,8 +239,10 @@ class DataLoaderIter:
             finally:
                 # The traceback of the exception refers to this frame.
                 del failure
-        batches, now = self._batches, perf_counter()
-        self._statistics.delivered(result, size_of(result.batch), now - start, batches.ready_on_request, batches.depth)
+        now, ready, depth = perf_counter(), window.ready_on_request, window.depth
+        if copies is not None:
+            ready, depth = copies.ready, depth and depth + 1
+        self._statistics.delivered(result, size_of(result.batch), now - start, ready, depth)
         if self._tune is not None:
             self._tune(result, start, now)
         if self._log is not None or self._claimed_length is not None:
@@ -286,8 +259,8 @@ class DataLoaderIter:
 
     def _deliver(self, result: BatchResult) -> Any:
         """Record a batch as received by the consumer, and return it."""
-        if self._batches.first_states:
-            self._states.begun(self._batches.first_states)
+        if self._window.first_states:
+            self._states.begun(self._window.first_states)
         if result.state is not None or self._states.stream:
             self._states.delivered(result)
         self.progress.delivered(result.number)
@@ -302,8 +275,18 @@ class DataLoaderIter:
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
             log.add(result.metrics.failures, result.metrics.samples, epoch=epoch, rank=self._rank, number=result.number)
-        if self._claimed_length is not None and progress.num_delivered >= self._claimed_length:
-            self._warn_of_length(progress.num_delivered + 1, self._claimed_length)
+        claimed, delivered = self._claimed_length, progress.num_delivered + 1
+        if claimed is not None and delivered > claimed:
+            text = (
+                f"Length of IterableDataset was reported to be {claimed} (when accessing len(dataloader)), but "
+                f"{delivered} samples have been fetched. "
+            )
+            if self._num_workers:
+                text += (
+                    "With several workers this happens if the dataset does not yield a separate share in "
+                    "each worker: see get_worker_info()"
+                )
+            warnings.warn(text, stacklevel=4)
 
     def _become(self, other: DataLoaderIter) -> None:
         """Continue as another iterator of the same loader."""
@@ -312,7 +295,7 @@ class DataLoaderIter:
         self.progress.held_by = weakref.ref(self)
         # Another thread closed this iterator, perhaps before the new batches existed.
         if self._closed:
-            self._batches.end(0.0)
+            self._end_workers(0.0)
 
     def _end(self, wait: float) -> None:
         finished, self._finished = self._finished, None
@@ -334,21 +317,9 @@ class DataLoaderIter:
     def _failed(self, result: BatchResult, error: Exception, wait: float) -> None:
         """Record an error in place of a batch. The next call continues after it."""
         self._statistics.failed(wait)
-        self._states.begun(self._batches.first_states)
+        self._states.begun(self._window.first_states)
         self._states.failed(result.worker, result.state)
         self.progress.delivered(result.number)
-
-    def _warn_of_length(self, delivered: int, claimed: int) -> None:
-        text = (
-            f"Length of IterableDataset was reported to be {claimed} (when accessing len(dataloader)), but {delivered} "
-            "samples have been fetched. "
-        )
-        if self._num_workers:
-            text += (
-                "With several workers this happens if the dataset does not yield a separate share in "
-                "each worker: see get_worker_info()"
-            )
-        warnings.warn(text, stacklevel=5)
 
 
 def _wait_for_exit() -> None:
@@ -361,17 +332,6 @@ def _wait_for_exit() -> None:
         threading.Event().wait()
 
 
-def _finished(result: BatchResult, finish: Callable[[Any], Any]) -> BatchResult:
-    """Return a batch in the requested form, or the error of its conversion."""
-    begin = perf_counter()
-    try:
-        batch = finish(result.batch)
-    except Exception as error:
-        return result._replace(batch=None, error=error)
-    result.metrics.hand_over += perf_counter() - begin
-    return result._replace(batch=batch)
-
-
 def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
     """Return a function that converts batches to the requested form; None if none is needed."""
     if config.output == "numpy":
@@ -382,22 +342,17 @@ def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
     # The device copier uses pinned memory in any case.
     if config.to_device:
         return None
-    return pin if _pins(config.pin_memory, config.pin_memory_device) else None
-
-
-def _pins(pin_memory: bool, device: str) -> bool:
-    """Return whether batches are copied to pinned memory. Emit torch's warnings if that is impossible."""
-    if pin_memory and device:
+    if config.pin_memory and config.pin_memory_device:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{device}'.",
-            stacklevel=5,
+            f"ignore pin_memory_device='{config.pin_memory_device}'.",
+            stacklevel=4,
         )
-    if pin_memory and not torch.accelerator.is_available():
+    if config.pin_memory and not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=5,
+            stacklevel=4,
         )
-        return False
-    return pin_memory
+        return None
+    return pin if config.pin_memory else None

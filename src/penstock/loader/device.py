@@ -14,21 +14,17 @@ Invariant: a state counts only batches that the consumer has received, not one t
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from penstock.errors import ConfigError, WorkerError
+from penstock.errors import ConfigError
 from penstock.loader.batches import map_batch
 from penstock.loader.messages import BatchResult
-from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import Statistics
-from penstock.loader.window import INTERRUPTED
+from penstock.loader.window import Window
 
-if TYPE_CHECKING:
-    from penstock.loader.dataloader_iter import ResultIterator
-
-__all__ = ["DeviceCopier", "DevicePrefetcher", "StreamCopier", "copier_of"]
+__all__ = ["CopiesAhead", "DeviceCopier", "StreamCopier", "copier_of"]
 
 
 @runtime_checkable
@@ -173,85 +169,67 @@ class _Copied(NamedTuple):
     seconds: float
 
 
-class DevicePrefetcher:
-    """The batches of an epoch on a device, copied one ahead; a `ResultIterator`.
+class CopiesAhead:
+    """Copies the batches of an epoch to a device, one ahead: ``deliver(next())``.
 
     Args:
-        batches: the executor's batches.
+        window: the batches.
         copier: copies to the device.
         statistics: records each delivered copy.
+
+    Attributes:
+        ready: number of finished batches at the last request, including one that was copied ahead.
     """
 
-    def __init__(self, batches: ResultIterator, copier: DeviceCopier, statistics: Statistics) -> None:
-        self._batches = batches
+    def __init__(self, window: Window, copier: DeviceCopier, statistics: Statistics) -> None:
+        self._window = window
         self._copier = copier
         self._statistics = statistics
         self._ahead: _Copied | Exception | None = None
-        # Whether a batch has left the window without being stored or delivered.
-        self._in_hand = False
-        self.ready_on_request = 0
-
-    @property
-    def depth(self) -> int:
-        """Number of batches that may be in flight; with workers one more than without a device."""
-        depth = self._batches.depth
-        return depth + 1 if depth else 0
-
-    @property
-    def processes(self) -> list[Any] | None:
-        """The worker processes."""
-        return self._batches.processes
-
-    @property
-    def first_states(self) -> dict[int, Snapshot]:
-        """Snapshots of users' objects right after their initialization, by worker."""
-        return self._batches.first_states
+        self.ready = 0
 
     def next(self) -> BatchResult:
-        """Return the next batch on the device, or its error. Start to copy the following one if it is finished."""
-        if self._in_hand:
-            raise WorkerError(INTERRUPTED)
-        ahead, was_ahead = self._ahead, self._ahead is not None
-        # If a signal handler raises here, the batch counts as undelivered, and no other may follow.
+        """Return the batch that was copied ahead, or else the window's next one, which `deliver` will copy.
+
+        Raises:
+            StopIteration: there are no more batches.
+            Exception: an error that belongs to no batch; see `Window.next`.
+        """
+        ahead = self._ahead
         if ahead is None:
-            result = self._batches.next()
-            self._in_hand = True
-            ahead = self._copied(result)
-        self._in_hand, self._ahead = True, None
-        self.ready_on_request = self._batches.ready_on_request
+            return self._window.next()
         if isinstance(ahead, Exception):
-            self._in_hand = False
+            self._ahead = None
             raise ahead
-        result = self._wait_for(ahead)
-        if self._batches.poll():
-            if was_ahead:
-                self.ready_on_request = self._batches.ready_on_request + 1
-            self._ahead = self._take_ahead()
+        return ahead.result
+
+    def deliver(self, result: BatchResult) -> BatchResult:
+        """Return a batch of `next` on the device, or its error. Start to copy the following one if it is finished."""
+        window, ahead = self._window, self._ahead
+        assert not isinstance(ahead, Exception)
+        copied = self._copied(result) if ahead is None else ahead
+        self._ahead, self.ready = None, window.ready_on_request
+        result = copied.result
         if result.error is None:
-            self._statistics.copied(ahead.seconds, ahead=was_ahead)
-        self._in_hand = False
+            try:
+                self._copier.wait(copied.mark, result.batch)
+            except Exception as error:
+                result = result._replace(batch=None, error=error)
+        if window.poll():
+            if ahead is not None:
+                self.ready = window.ready_on_request + 1
+            try:
+                self._ahead = self._copied(window.next())
+            except Exception as error:
+                # Raised when the consumer requests that batch.
+                self._ahead = error
+        if result.error is None:
+            self._statistics.copied(copied.seconds, ahead=ahead is not None)
         return result
 
-    def poll(self) -> bool:
-        """Return whether `next` would return at once."""
-        return self._ahead is not None or self._batches.poll()
-
-    def close(self) -> None:
-        """Stop making batches. Idempotent."""
+    def drop(self) -> None:
+        """Forget the batch that was copied ahead, because the loader is closed."""
         self._ahead = None
-        self._batches.close()
-
-    def end(self, patience: float) -> None:
-        """End the workers within ``patience`` seconds, because the loader is closed."""
-        self._ahead = None
-        self._batches.end(patience)
-
-    def _take_ahead(self) -> _Copied | Exception:
-        """Start to copy a finished batch. An error is stored until the consumer requests the batch."""
-        try:
-            return self._copied(self._batches.next())
-        except Exception as error:
-            return error
 
     def _copied(self, result: BatchResult) -> _Copied:
         if result.error is not None:
@@ -265,11 +243,3 @@ class DevicePrefetcher:
         seconds = perf_counter() - begin
         result.metrics.hand_over += seconds
         return _Copied(result._replace(batch=batch, error=error), mark, seconds)
-
-    def _wait_for(self, copied: _Copied) -> BatchResult:
-        if copied.result.error is None:
-            try:
-                self._copier.wait(copied.mark, copied.result.batch)
-            except Exception as error:
-                return copied.result._replace(batch=None, error=error)
-        return copied.result

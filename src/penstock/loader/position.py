@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
-from penstock.loader.dataloader_iter import Progress, WatchedProgress
+from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.source import plan_requests
 from penstock.loader.stateful import WorkerStates
@@ -325,10 +325,11 @@ class Position:
         The iterator leaves out skipped batches and those already delivered ahead of others.
         """
         left, job = RemainingBatches(run, self._skipped) if self._skipped else run, self._followed(run)
-        own, plan = self._own, self.plan
+        own, plan, skipped = self._own, self.plan, self._skipped
         if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
             return Progress(left, base_seed, self._ahead), job
-        return WatchedProgress(left, base_seed, self._ahead, own, plan.batch_size), job
+        advance, size = own.advance, plan.batch_size
+        return Progress(left, base_seed, self._ahead, lambda n: advance(run.place, (skipped + n) * size)), job
 
     def _followed(self, run: BatchEpochPlan) -> Layouts | None:
         """Return the job's layouts until an epoch plan starts."""

@@ -27,11 +27,12 @@ from torch.utils.data import IterableDataset, SequentialSampler, default_collate
 
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.dataloader_iter import Progress, ResultIterator
+from penstock.loader.dataloader_iter import Progress
 from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.generators import preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.on_error import OnError
+from penstock.loader.window import Window
 from penstock.loader.workers import Workers
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
@@ -120,7 +121,7 @@ class Probe:
         """
         config = self.config_of(executor, count)
         workers = Workers(config, partial(self.fetcher, config))
-        batches: ResultIterator | None = None
+        batches: Window | None = None
         try:
             workers.prepare(_SEED)
             plan = itertools.repeat(BatchRequest([], [])) if self.stream else requests
