@@ -41,8 +41,7 @@ from penstock.loader.arena import Shared, collating_into
 from penstock.loader.collate import Collate
 from penstock.loader.executors.process.transport import Memory, Slot
 from penstock.loader.executors.threads import ThreadPool
-from penstock.loader.fetch import Fetch
-from penstock.loader.make import Maker
+from penstock.loader.make import Fetch, Maker
 from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.manifest import Record

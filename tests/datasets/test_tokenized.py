@@ -22,7 +22,7 @@ from text_support import END, TEXTS, expected, letters, tokenizer, write_table
 
 import penstock as ps
 from penstock.errors import ConfigError, DataFileError, DataFileIOError
-from penstock.loader.fetch import Fetch
+from penstock.loader.make import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.tokens.tokenizer import TextTokenizer, has_rust_threads
 

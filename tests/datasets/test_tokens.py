@@ -34,7 +34,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.loader.collate import Collate
-from penstock.loader.fetch import Fetch
+from penstock.loader.make import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from penstock import DataLoader
 from penstock.loader.collate import Collate
-from penstock.loader.fetch import Fetch
+from penstock.loader.make import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.random import sample_keys
 

@@ -26,7 +26,7 @@ from window_support import threads as in_threads
 from penstock.errors import WorkerError
 from penstock.loader.executors.base import Event, Executor
 from penstock.loader.executors.threads import ThreadExecutor
-from penstock.loader.fetch import Fetch
+from penstock.loader.make import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
 

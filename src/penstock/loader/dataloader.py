@@ -44,7 +44,7 @@ from penstock.loader.config import (
 from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
 from penstock.loader.describe import describe
 from penstock.loader.executors.inline import InlineExecutor
-from penstock.loader.fetch import Fetcher
+from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read

@@ -1,23 +1,330 @@
-"""`Maker`: the program of a worker. Every executor runs it: inline, threads, processes and Ray.
+"""`Maker`: the program of a worker, which makes batches from indices and keys. Every executor runs it.
 
     begin(start)    start a run: restore states of users' objects, open a stream
     make(request)   the batch, the error in its place, or the end of a stream
+
+Invariant: a sample depends only on its index and its key, never on the worker or on the other samples of its batch.
+Collation depends on the batch's first key. A `Fetch` does both; a stream has a `StreamFetch` instead.
 
 Nothing in it knows of threads, pipes and memory. Errors of user code become answers, so a worker goes on after them.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from penstock.errors import escaped
-from penstock.loader.arena import Arena, collating_into
-from penstock.loader.executors.base import Began, Start
-from penstock.loader.fetch import Fetch, Fetcher
-from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
+import torch
+from torch.utils.data import Subset
 
-__all__ = ["Maker", "Part"]
+from penstock.errors import escaped
+from penstock.loader.arena import Arena, collating_into, place, place_ahead
+from penstock.loader.collate import Collate, is_default
+from penstock.loader.executors.base import Began, Start
+from penstock.loader.generators import WorkerGenerators
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
+from penstock.loader.on_error import SKIP, LoadOne, OnError, is_tolerable
+from penstock.loader.seeding import Seed, Seeding
+from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
+from penstock.loader.stateful import WorkerState
+from penstock.loader.stream import StreamFetch
+from penstock.plan.stream_plan import EpochStart
+from penstock.plan.user_states import has_state
+from penstock.random import Samples, sample_scope
+from penstock.sources.batched import BatchedDataset
+from penstock.stages import collect
+
+__all__ = ["Fetch", "Fetcher", "Maker", "Part"]
+
+# The CPU time of a dataset is measured in one of this many quick calls, since the system call is slow on some machines.
+# After a call of at least _LONG seconds the next one is measured, too: auto-tuning sees only a few of those.
+_CPU_EVERY = 16
+_LONG = 1e-3
+
+# Turns the first sample's key into the key of the collation. Keys are well mixed, so a fixed difference is enough.
+_COLLATION = 0xD1B54A32D192ED03
+
+
+class Fetch:
+    """Makes batches of a map-style dataset: ``fetch(request, metrics) -> batch``.
+
+    Picklable if the dataset and the collate function are.
+
+    Args:
+        dataset: a map-style dataset.
+        collate_fn: takes the list of samples, or the single sample without batching.
+        batched: if False, each request has one index, whose sample goes to ``collate_fn``.
+        seed_globals: seed the global generators of Python, NumPy and torch for each sample from its key, for
+            transforms that use them.
+        keeps_globals: restore the global generators after each batch, because the trainer uses them too.
+        on_error: policy for samples that cannot be loaded; None raises.
+        owns_generators: this fetcher alone uses the global generators of its process and does not seed them. Snapshots
+            then contain the generators that were used.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        *,
+        batched: bool,
+        seed_globals: bool,
+        keeps_globals: bool = False,
+        on_error: OnError | None = None,
+        owns_generators: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.batched = batched
+        self.seed_globals = seed_globals
+        self._keeps_globals = keeps_globals
+        self._seeding: Seeding | None = None
+        # Called with the key of each sample.
+        self._seeds: list[Seed] = []
+        self.on_error = on_error
+        self._owns_generators = owns_generators
+        self._generators: WorkerGenerators | None = None
+        self._calls = 0
+        self._last_was_long = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Seeding refers to the generators of one process.
+        return {**self.__dict__, "_seeding": None, "_seeds": []}
+
+    @cached_property
+    def _batched_dataset(self) -> bool:
+        """Whether the dataset loads whole batches by our protocol. A method of the same name does not count."""
+        return isinstance(self.dataset, BatchedDataset) and self.dataset.load_samples is not None  # type: ignore[attr-defined]
+
+    @cached_property
+    def divisible(self) -> bool:
+        """Whether the samples of a batch may be loaded in several calls."""
+        return self.batched and not self._whole and (self._batched_dataset or not self._together)
+
+    @cached_property
+    def _together(self) -> bool:
+        """Whether the dataset loads many samples in one call."""
+        return self._batched_dataset or (self.batched and _bulk(self.dataset) is not None)
+
+    @cached_property
+    def _whole(self) -> bool:
+        """Whether the dataset writes whole batches into given memory, and no other collation is configured."""
+        if not (self.batched and self._batched_dataset and getattr(self.dataset, "makes_batches", False)):
+            return False
+        return isinstance(self.collate_fn, Collate) and is_default() and not self.seed_globals
+
+    @cached_property
+    def _fills_rows(self) -> bool:
+        """Whether the dataset writes samples into the memory of the batch and the collate function supports it."""
+        fills = self.batched and self._batched_dataset and getattr(self.dataset, "fills_rows", False)
+        return bool(fills and isinstance(self.collate_fn, Collate) and is_default())
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether dataset or collate function has a state."""
+        return has_state(self.dataset) or has_state(self.collate_fn)
+
+    def begin(self, epoch: EpochStart) -> Snapshot | None:
+        """Return a snapshot of users' objects. The position of a Penstock dataset is part of each request."""
+        if not self.has_states:
+            return None
+        self._note_generators()
+        return take_first_snapshot(self.dataset, None, self.collate_fn, self._generators)
+
+    def state_dict(self) -> Snapshot | None:
+        """Return a snapshot of the user's dataset and collate function; None if neither has a state."""
+        return take_snapshot(self.dataset, None, self.collate_fn, self._generators) if self.has_states else None
+
+    state_after_error = state_dict
+
+    def load_state_dict(self, state: WorkerState) -> None:
+        """Resume from a state."""
+        self._note_generators()
+        restore(state.snapshot, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
+
+    def _note_generators(self) -> None:
+        """Record the initial seeds of this process's generators, before a batch draws from them."""
+        if self._owns_generators and self._generators is None:
+            self._generators = WorkerGenerators()
+
+    def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
+        """Return the batch of a request."""
+        if self._whole and request.indices:
+            try:
+                return self._load(request, metrics, whole=True)
+            except Exception as error:
+                if self.on_error is None or not is_tolerable(error):
+                    raise
+                # The dataset does not say which sample failed, so each is loaded alone.
+                metrics.samples -= len(request.indices)
+        return self._make(request, metrics)
+
+    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        """Return the samples of a request or a part of one: fewer if ``on_error`` skips some."""
+        samples: list[Any] = self._make(request, metrics, collate=False)
+        return samples
+
+    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
+        """Return the batch of some samples."""
+        return self._make(request, metrics, samples)
+
+    def _make(
+        self, request: BatchRequest, metrics: BatchMetrics, samples: list[Any] | None = None, *, collate: bool = True
+    ) -> Any:
+        """Load the samples, unless they are given, and collate them.
+
+        With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. The
+        metrics count only the last time.
+        """
+        if not self.seed_globals or not request.indices:
+            loaded = self._load(request, metrics) if samples is None else samples
+            return self._collate(loaded, request, metrics) if collate else loaded
+        if self._seeding is None:
+            self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
+            self._seeds = self._seeding.seeds
+        seeding = self._seeding
+        while True:
+            made = BatchMetrics()
+            try:
+                seeding.start(request.first_key)
+                loaded = self._load(request, made) if samples is None else samples
+                batch = self._collate(loaded, request, made) if collate else loaded
+                if seeding.moved():
+                    continue
+            except BaseException as error:
+                if seeding.moved() and isinstance(error, Exception):
+                    continue
+                metrics.add(made)
+                raise
+            finally:
+                seeding.restore()
+            metrics.add(made)
+            return batch
+
+    def _load(self, request: BatchRequest, metrics: BatchMetrics, *, whole: bool = False) -> Any:
+        """Return the samples of a request, or its whole batch, and add the costs of the dataset to the metrics."""
+        # Discard the time of stages outside of loaders.
+        collect()
+        # Threads may lose a count, which only moves the next measurement.
+        self._calls = calls = self._calls + 1
+        each = self._last_was_long
+        cpu = time.thread_time() if each or calls % _CPU_EVERY == 2 else None
+        start = time.perf_counter()
+        try:
+            if whole:
+                with sample_scope(request.first_key):
+                    return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
+            if self._together and request.indices and not (self._seeds and self._batched_dataset):
+                try:
+                    return self._load_together(request)
+                except Exception as error:
+                    if self.on_error is None or not is_tolerable(error):
+                        raise
+                    # The dataset does not say which sample failed, so each is loaded alone.
+            return self._load_each(request, metrics)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
+        finally:
+            seconds = time.perf_counter() - start
+            metrics.fetch += seconds
+            self._last_was_long = seconds >= _LONG
+            if cpu is not None:
+                metrics.cpu += (time.thread_time() - cpu) * (1 if each else _CPU_EVERY)
+            metrics.samples += len(request.indices)
+            for name, seconds in collect().items():
+                metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
+
+    def _load_together(self, request: BatchRequest) -> list[Any]:
+        """Load the samples in one call of the dataset."""
+        samples: list[Any]
+        if self._batched_dataset:
+            into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
+            samples = self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
+            return samples
+        with sample_scope(request.first_key):
+            for seed in self._seeds:
+                seed(request.first_key)
+            samples = self.dataset.__getitems__(request.indices)
+            return samples
+
+    def _load_each(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        """Load one sample after the other."""
+        dataset, index, seeds = self.dataset, None, self._seeds
+        samples: list[Any] = []
+        with sample_scope(0) as scope:
+            load: LoadOne | None = None
+            if self.on_error is not None:
+                one = self._load_one(request, scope.move)
+                load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
+            elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
+                load = self._load_one(request, scope.move)
+            scope.key, board = Samples(request, samples), scope.board
+            add = samples.append
+            try:
+                for index, key in zip(request.indices, request.keys, strict=True):
+                    if load is not None:
+                        add(load(index, key))
+                        continue
+                    if board is not None:
+                        # Another thread reads it to learn which sample is being loaded.
+                        board[0] = key
+                    if seeds:
+                        for seed in seeds:
+                            seed(key)
+                    add(dataset[index])
+            except Exception as error:
+                if load is None:
+                    _name_sample(error, index, dataset)
+                raise
+        return samples if self.on_error is None else [sample for sample in samples if sample is not SKIP]
+
+    def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> LoadOne:
+        """Return a function that loads a sample or its replacement."""
+        dataset, at = self.dataset, _at(request)
+        getitems = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
+
+        def load(index: Any, key: int) -> Any:
+            # A replacement draws the same numbers whatever failed before.
+            move(key)
+            for seed in self._seeds:
+                seed(key)
+            try:
+                if self._batched_dataset:
+                    return dataset.load_samples([index], [key], **at)[0]
+                return dataset[index] if getitems is None else getitems([index])[0]
+            except Exception as error:
+                _name_sample(error, index, dataset)
+                raise
+
+        return load
+
+    def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
+        start = time.perf_counter()
+        key = request.first_key ^ _COLLATION if request.indices else 0
+        try:
+            with sample_scope(key) as scope:
+                if not samples and request.indices and self.on_error is not None:
+                    # All were skipped, and the number of batches must not change.
+                    load, (first, *others) = self._load_one(request, scope.move), request.indices
+                    length = _length(self.dataset)
+                    samples = [self.on_error.fill(load, first, request.first_key, length, metrics, others)]
+                    scope.move(key)
+                if request.indices:
+                    for seed in self._seeds:
+                        seed(key)
+                return self.collate_fn(samples if self.batched else samples[0])
+        except StopIteration as stop:
+            raise escaped(stop) from stop
+        finally:
+            metrics.collate += time.perf_counter() - start
+
+
+Fetcher = Fetch | StreamFetch
+"""Makes the batches of one worker, from a map-style dataset or a stream."""
 
 
 class Part(NamedTuple):
@@ -124,3 +431,39 @@ class Maker:
         finally:
             # The traceback of the exception refers to this frame.
             del error
+
+
+def _name_sample(error: Exception, index: Any, dataset: Any) -> None:
+    """Add a note with the sample's index to an error, once. Errors that refuse notes are raised without."""
+    with suppress(Exception):
+        note = f"while loading sample {index!r} of {type(dataset).__name__}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def _length(dataset: Any) -> int | None:
+    """Return the dataset's length; None if only the sampler knows the indices."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor, in the memory of the current batch if possible."""
+    tensor = place(shape, dtype)
+    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+
+
+def _at(request: BatchRequest) -> dict[str, Any]:
+    return {} if request.place is None else {"place": request.place}
+
+
+def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
+    """Return the dataset's ``__getitems__`` if it is more than a loop; otherwise None.
+
+    With it, the samples of a batch share one key.
+    """
+    if type(dataset) is Subset and _bulk(dataset.dataset) is None:
+        return None
+    return getattr(dataset, "__getitems__", None)

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 
 from penstock.loader.collate import Collate
 from penstock.loader.config import LoaderConfig
-from penstock.loader.fetch import Fetch, Fetcher
+from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.on_error import OnError
 from penstock.loader.position import Position
 from penstock.loader.snapshots import Snapshot, take_first_snapshot

@@ -20,8 +20,8 @@ from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
-from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.flow import Flow
+from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.messages import BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S, DispatchPolicy, Window

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.loader.executors.base import Began, Event, Executor, Start
-from penstock.loader.fetch import Fetcher
-from penstock.loader.make import Maker
+from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.random import call_in_scope

@@ -28,8 +28,7 @@ from typing import Any
 from penstock.errors import WorkerError
 from penstock.loader.arena import Arena, Shared, collating_into
 from penstock.loader.executors.base import Began, Event, Executor, Start
-from penstock.loader.fetch import Fetcher
-from penstock.loader.make import Maker, Part
+from penstock.loader.make import Fetcher, Maker, Part
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.loader.workerinfo import enter, thread_worker

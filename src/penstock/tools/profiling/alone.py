@@ -18,7 +18,7 @@ import torch
 
 from penstock.datasets import ImageDataset
 from penstock.datasets.source_dataset import SourceDataset
-from penstock.loader.fetch import Fetcher
+from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.manifest import Manifest
 from penstock.stages import by_clock

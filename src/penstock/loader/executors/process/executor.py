@@ -25,7 +25,7 @@ from penstock.loader.executors.process.pool import WorkerProcess, end
 from penstock.loader.executors.process.ring import BOARD, Ring
 from penstock.loader.executors.process.transport import unpack
 from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup, board_width
-from penstock.loader.fetch import Fetcher
+from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
 __all__ = ["ProcessExecutor"]

@@ -30,8 +30,7 @@ from penstock.loader.executors.base import Start
 from penstock.loader.executors.process.pipes import Inbox, write
 from penstock.loader.executors.process.transport import Memory, Slot, pack
 from penstock.loader.executors.threads import ThreadPool
-from penstock.loader.fetch import Fetcher
-from penstock.loader.make import Maker
+from penstock.loader.make import Fetcher, Maker
 from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot

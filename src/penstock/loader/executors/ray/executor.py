@@ -37,7 +37,7 @@ from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
 from penstock.loader.executors.ray.worker import Worker
-from penstock.loader.fetch import Fetcher
+from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
 
