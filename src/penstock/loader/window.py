@@ -277,7 +277,11 @@ class Window:
             return WorkerError(
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )
-        if executor.run != self._run:
+        other = executor.run != self._run
+        # A signal handler in this thread may have closed the loader since `next` began.
+        if self._why is not None:
+            return WorkerError(self._why)
+        if other:
             return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
         return None
 
