@@ -100,7 +100,7 @@ def test_a_pass_that_is_left_gives_its_slots_back() -> None:
 
 
 def test_passes_that_are_left_lose_no_slots_for_later_workers() -> None:
-    loader = DataLoader(Big(24), 2, num_workers=2)
+    loader = DataLoader(Big(24), 2, num_workers=2, prefetch_factor=2)
     with within(60):
         for _ in range(6):
             left: Any = iter(loader)
