@@ -17,7 +17,6 @@ our samplers of a share belong to that class, see `penstock.samplers.share_sampl
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -120,9 +119,11 @@ class Assignments:
         return self if loader is None else [((loader,), self._take_place), *vars(loader).get(RECORD, ())]
 
     def __set__(self, loader: Any, record: list[tuple[tuple[Any, ...], Any]]) -> None:
-        names = [args[0] for args, _ in record]
-        kept = [isinstance(name, str) and name != "pipeline" and not name.startswith("_") for name in names]
-        vars(loader)[RECORD] = list(itertools.compress(record, kept))
+        vars(loader)[RECORD] = kept = []
+        for args, function in record:
+            name = args[0]
+            if isinstance(name, str) and name != "pipeline" and not name.startswith("_"):
+                kept.append((args, function))
 
 
 def replacement_sampler(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
