@@ -32,40 +32,31 @@ def map_batch(function: Callable[[Any], Any], batch: Any) -> Any:
         return {key: map_batch(function, value) for key, value in batch.items()}
     if kind is list:
         return [map_batch(function, value) for value in batch]
+    if isinstance(batch, PackedSequence):
+        # torch requires `batch_sizes` to stay a CPU tensor.
+        indices = batch.sorted_indices, batch.unsorted_indices
+        moved = (None if one is None else function(one) for one in indices)
+        return PackedSequence(function(batch.data), batch.batch_sizes, *moved)
     if isinstance(batch, tuple):
-        return _map_tuple(function, batch)
+        values = [map_batch(function, value) for value in batch]
+        return batch._make(values) if hasattr(batch, "_make") else type(batch)(values)
     if isinstance(batch, list):
         changed = copy.copy(batch)
         changed[:] = [map_batch(function, value) for value in batch]
         return changed
     if isinstance(batch, Mapping):
-        return _map_mapping(function, batch)
+        mapped = {key: map_batch(function, value) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(mapped)  # type: ignore[call-arg]
+        mapping = copy.copy(batch)
+        mapping.update(mapped)
+        return mapping
     if is_dataclass(batch) and not isinstance(batch, type):
         record: Any = copy.copy(batch)
         for field in fields(batch):
             object.__setattr__(record, field.name, map_batch(function, getattr(batch, field.name)))
         return record
     return function(batch)
-
-
-def _map_tuple(function: Callable[[Any], Any], batch: tuple[Any, ...]) -> Any:
-    if isinstance(batch, PackedSequence):
-        # torch requires `batch_sizes` to stay a CPU tensor.
-        indices = batch.sorted_indices, batch.unsorted_indices
-        return PackedSequence(
-            function(batch.data), batch.batch_sizes, *(None if one is None else function(one) for one in indices)
-        )
-    values = [map_batch(function, value) for value in batch]
-    return batch._make(values) if hasattr(batch, "_make") else type(batch)(values)
-
-
-def _map_mapping(function: Callable[[Any], Any], batch: Mapping[Any, Any]) -> Any:
-    values = {key: map_batch(function, value) for key, value in batch.items()}
-    if not isinstance(batch, MutableMapping):
-        return type(batch)(values)  # type: ignore[call-arg]
-    changed = copy.copy(batch)
-    changed.update(values)
-    return changed
 
 
 def as_arrays(batch: Any) -> Any:

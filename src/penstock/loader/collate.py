@@ -50,27 +50,17 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
     # A quantized tensor has more than its memory: stacking into a tensor over reserved memory would crash.
     if first.is_quantized:
         return torch.stack(tensors, 0)
+    out = None
     if type(first) is torch.Tensor:
-        there = _stack_there(tensors) if has_place() else _in_place(tensors, None)
-        if there is not None:
+        if has_place() and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
+            out = place((len(tensors), *first.shape), first.dtype)
+        if (there := _in_place(tensors, out)) is not None:
             return there
+    if out is not None:
+        # If the tensors differ in shape or device, or require a gradient, torch raises or handles that without `out`.
+        with suppress(RuntimeError):
+            return torch.stack(tensors, 0, out=out)
     return torch.stack(tensors, 0)
-
-
-def _stack_there(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    """Return the batch stacked in the memory reserved for it; None if that is impossible."""
-    first = tensors[0]
-    if len(set(map(type, tensors))) > 1 or len(set(map(_dtype, tensors))) > 1:
-        return None
-    out = place((len(tensors), *first.shape), first.dtype)
-    there = _in_place(tensors, out)
-    if there is not None or out is None:
-        return there
-    try:
-        return torch.stack(tensors, 0, out=out)
-    # The tensors differ in shape or device, or require a gradient. Without `out` torch raises or handles that.
-    except RuntimeError:
-        return None
 
 
 def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor | None:
@@ -191,16 +181,6 @@ _OURS: _Map = {
     np.ndarray: _stack_arrays,
     **{key: partial(_numbers, make=_TORCH[key]) for key in (_SCALARS, float, int)},
 }
-_MAPS: dict[tuple[bool, bool], _Map] = {
-    (channels_last, arrays): {
-        **_OURS,
-        **({torch.Tensor: _stack_images} if channels_last else {}),
-        **({np.ndarray: _stack_any_arrays} if arrays else {}),
-    }
-    for channels_last in (False, True)
-    for arrays in (False, True)
-}
-"""Functions by type, for each combination of ``channels_last`` and ``arrays``."""
 
 
 def _plain(batch: Sequence[Any], ours: _Map) -> Any:
@@ -234,12 +214,13 @@ class Collate:
     """
 
     def __init__(self, *, channels_last: bool = False, arrays: bool = False) -> None:
-        self.channels_last = channels_last
-        self.arrays = arrays
+        self._functions = _OURS | ({torch.Tensor: _stack_images} if channels_last else {})
+        if arrays:
+            self._functions[np.ndarray] = _stack_any_arrays
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of some samples."""
-        ours = _MAPS[self.channels_last, self.arrays]
+        ours = self._functions
         if is_default():
             return _plain(samples, ours)
         registered = {key: ours[key] if f is _TORCH.get(key) else f for key, f in default_collate_fn_map.items()}

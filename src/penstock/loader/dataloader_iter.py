@@ -207,13 +207,8 @@ class DataLoaderIter:
         window, copies, start = self._window, self._copies, perf_counter()
         try:
             result = window.next() if copies is None else copies.next()
-        except StopIteration:
-            self._end(perf_counter() - start)
-            raise
         except Exception as error:
-            if isinstance(error, WorkerError):
-                _wait_for_exit()
-            self._count_error(error, perf_counter() - start)
+            self._end_without_batch(error, perf_counter() - start)
             raise
         # From here on a signal handler may raise. The batch then counts as undelivered, and no other may follow it.
         self._in_hand = True
@@ -232,7 +227,11 @@ class DataLoaderIter:
             if isinstance(failure, StopIteration):
                 failure = escaped(failure)
             if isinstance(failure, Exception):
-                self._failed(result, failure, perf_counter() - start)
+                # The next call continues after the error.
+                self._statistics.failed(perf_counter() - start)
+                self._states.begun(window.first_states)
+                self._states.failed(result.worker, result.state)
+                progress.delivered(result.number)
             self._in_hand = False
             try:
                 raise failure
@@ -297,39 +296,29 @@ class DataLoaderIter:
         if self._closed:
             self._end_workers(0.0)
 
-    def _end(self, wait: float) -> None:
-        finished, self._finished = self._finished, None
-        if finished is not None:
-            self._statistics.ended(wait)
-            if self._bar is not None:
-                self._bar.close()
-            finished(self.progress)
+    def _end_without_batch(self, error: Exception, wait: float) -> None:
+        """Record the end of the epoch, or an error of no batch: a lost worker, a failed sampler or a timeout.
 
-    def _count_error(self, error: Exception, wait: float) -> None:
-        """Record an error that belongs to no batch: a lost worker, a failed sampler or a timeout."""
+        In a daemon thread an error blocks forever while the interpreter exits. Workers have ended by then, which is no
+        error. The interpreter stops such threads a moment later, and a traceback would be noise.
+        """
+        if isinstance(error, StopIteration):
+            finished, self._finished = self._finished, None
+            if finished is not None:
+                self._statistics.ended(wait)
+                if self._bar is not None:
+                    self._bar.close()
+                finished(self.progress)
+            return
+        exits = threading.current_thread().daemon and not threading.main_thread().is_alive()
+        if exits and isinstance(error, WorkerError):
+            threading.Event().wait()
         if self._closed:
             self._statistics.ended(wait)
         elif is_timeout(error):
             self._statistics.waited(wait)
         else:
             self._statistics.failed(wait)
-
-    def _failed(self, result: BatchResult, error: Exception, wait: float) -> None:
-        """Record an error in place of a batch. The next call continues after it."""
-        self._statistics.failed(wait)
-        self._states.begun(self._window.first_states)
-        self._states.failed(result.worker, result.state)
-        self.progress.delivered(result.number)
-
-
-def _wait_for_exit() -> None:
-    """Block forever in a daemon thread while the interpreter exits.
-
-    Workers have ended by then, which is no error. The interpreter stops such threads a moment later, and a traceback
-    would be noise.
-    """
-    if threading.current_thread().daemon and not threading.main_thread().is_alive():
-        threading.Event().wait()
 
 
 def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:

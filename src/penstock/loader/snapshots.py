@@ -18,7 +18,6 @@ from penstock.plan.user_states import Frozen, freeze, has_state, same_states, st
 
 __all__ = [
     "Snapshot",
-    "SnapshotInterval",
     "cursor_of",
     "reopen",
     "restore",
@@ -28,9 +27,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-# A larger snapshot (bytes) is taken less often, so that each batch costs at most this on average.
-_AMORTISE = 1 << 16
 
 
 class Snapshot(NamedTuple):
@@ -141,32 +137,6 @@ def _unless_missing(take: Callable[[], T]) -> T | None:
         # Attributes may be created as late as in the first next(). One that never exists raises after the first batch,
         # where nothing catches it.
         return None
-
-
-class SnapshotInterval:
-    """Decides when a snapshot is due: after each batch, or every (size / 64 KiB) batches for larger ones.
-
-    So saving a buffer of samples does not cost more than loading them.
-    """
-
-    def __init__(self) -> None:
-        self._wait = 0
-
-    def is_due(self) -> bool:
-        """Count one batch, and return whether to take a snapshot after it."""
-        if self._wait > 0:
-            self._wait -= 1
-            return False
-        return True
-
-    def taken(self, snapshot: Snapshot | None) -> None:
-        """Set the interval in proportion to a snapshot's size."""
-        size = len(snapshot.states) if snapshot is not None and isinstance(snapshot.states, bytes) else 0
-        self._wait = size // _AMORTISE
-
-    def reset(self) -> None:
-        """Make the next snapshot due at once."""
-        self._wait = 0
 
 
 def restore(snapshot: Snapshot | None, generators: WorkerGenerators | None = None, **items: Any) -> None:

@@ -43,8 +43,7 @@ class Statistics:
 
     def reset(self) -> None:
         """Set all counters to zero."""
-        self.executor, self.workers, self.threads, self.depth = "inline", 0, 1, 0
-        self.processes, self.persistent = 0, False
+        self._config = LoaderConfig()
         self.passes = self.batches = self.samples = self.bytes = self.failures = self.restarts = 0
         self.wait = self.start = self.train = 0.0
         self.fetch = self.collate = self.hand_over = self.cpu = 0.0
@@ -73,12 +72,9 @@ class Statistics:
 
         Queues of different settings are not comparable, so the queue's counters restart.
         """
-        if (config.kind, config.num_workers, config.depth) != (self.executor, self.workers, self.depth):
+        before, self._config = self._config, config
+        if (config.kind, config.num_workers, config.depth) != (before.kind, before.num_workers, before.depth):
             self.ready = self.allowed = self.asked = 0
-        self.executor, self.workers, self.depth = config.kind, config.num_workers, config.depth
-        self.threads = config.threads if config.kind == "ray" else config.threads_per_worker
-        self.processes = config.workers if config.forks_workers else 0
-        self.persistent = config.persistent_workers
 
     def delivered(self, result: BatchResult, nbytes: int, wait: float, ready: int, depth: int) -> None:
         """Record a batch that the consumer received.
@@ -149,13 +145,13 @@ class Statistics:
         Args:
             errors: the counts of the failure log.
         """
-        seconds = self.wait + self.train
+        seconds, config = self.wait + self.train, self._config
         return {
-            "executor": self.executor,
-            "workers": self.workers,
-            "threads_per_worker": self.threads,
-            "processes": self.processes,
-            "persistent_workers": self.persistent,
+            "executor": config.kind,
+            "workers": config.num_workers,
+            "threads_per_worker": config.threads if config.kind == "ray" else config.threads_per_worker,
+            "processes": config.workers if config.forks_workers else 0,
+            "persistent_workers": config.persistent_workers,
             "cores": cores(),
             "cores_busy": self._cores_busy(),
             "passes": self.passes,
@@ -176,8 +172,8 @@ class Statistics:
             "queue": {
                 "requests": self.asked,
                 "ready": _ratio(self.ready, self.asked),
-                "depth": _ratio(self.allowed, self.asked) if self.asked else float(self.depth),
-                "prefetch": max(self.depth, round(_ratio(self.allowed, self.asked))),
+                "depth": _ratio(self.allowed, self.asked) if self.asked else float(config.depth),
+                "prefetch": max(config.depth, round(_ratio(self.allowed, self.asked))),
                 "occupancy": _ratio(self.ready, self.allowed),
             },
             "ways": dict(self.ways),

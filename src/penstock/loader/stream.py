@@ -19,7 +19,6 @@ from penstock.loader.generators import WorkerGenerators, preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import (
     Snapshot,
-    SnapshotInterval,
     cursor_of,
     reopen,
     restore,
@@ -28,13 +27,19 @@ from penstock.loader.snapshots import (
     take_snapshot,
 )
 from penstock.loader.stateful import WorkerState
-from penstock.plan.stream import ResumableDataset, Stream, is_opened
+from penstock.plan.stream import Stream, is_opened
 from penstock.plan.stream_plan import EpochStart, StreamStart
 from penstock.plan.user_states import Frozen, has_state
 from penstock.stages import collect
 from penstock.wording import counted
 
 __all__ = ["StreamFetch"]
+
+_AMORTISE = 1 << 16
+"""A larger snapshot (bytes) is taken less often, so that each batch costs at most this on average.
+
+Saving a buffer of samples then does not cost more than loading them.
+"""
 
 Unchanged = Callable[[], AbstractContextManager[None]]
 """Returns a context that restores the trainer's generators at its end, if they are not this fetcher's own."""
@@ -83,7 +88,8 @@ class StreamFetch:
         self._draws_base_seed = draws_base_seed and generators != "worker"
         self._last = [] if last is None else last
         self._own: WorkerGenerators | None = None
-        self._interval = SnapshotInterval()
+        # Number of batches before the next snapshot.
+        self._wait = 0
         self._items: Iterator[Any] | None = None
         self._ended = False
         self._before: Frozen | None = None
@@ -120,7 +126,7 @@ class StreamFetch:
         if self._generators == "worker" and self._own is None:
             self._own = WorkerGenerators()
         resume, self._resume = self._resume, None
-        self._interval.reset()
+        self._wait = 0
         try:
             if resume is None:
                 self._open(epoch)
@@ -218,8 +224,14 @@ class StreamFetch:
         # The old iterator is freed first, since both may need the same file.
         self._items, self._ended = None, False
         if is_opened(self.dataset):
-            self._items = self._open_stream(self.dataset, epoch)
-            return self._items
+            if not isinstance(epoch, StreamStart):
+                # A measurement that does not belong to a loader's epoch.
+                self._items = self.dataset.open(epoch=epoch)
+                return self._items
+            stream = self.dataset.open_behind(self._last.pop() if self._last else None, epoch)
+            self._last.append(stream)
+            self._items = stream
+            return stream
         if epoch is not None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
         self._before = state_before(self.dataset)
@@ -227,14 +239,6 @@ class StreamFetch:
             items: Iterator[Any] = iter(self.dataset)
         self._items = items
         return items
-
-    def _open_stream(self, dataset: ResumableDataset, epoch: EpochStart) -> Stream:
-        if not isinstance(epoch, StreamStart):
-            # A measurement that does not belong to a loader's epoch.
-            return dataset.open(epoch=epoch)
-        stream = dataset.open_behind(self._last.pop() if self._last else None, epoch)
-        self._last.append(stream)
-        return stream
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """Return the next batch.
@@ -287,12 +291,14 @@ class StreamFetch:
         """
         places = has_state(self.dataset) or has_state(self._items)
         if places and self._ended:
-            self._interval.reset()
+            self._wait = 0
             return None
-        if places and not self._interval.is_due():
+        if places and self._wait > 0:
+            self._wait -= 1
             return None
         snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
-        self._interval.taken(snapshot)
+        size = len(snapshot.states) if snapshot is not None and isinstance(snapshot.states, bytes) else 0
+        self._wait = size // _AMORTISE
         return snapshot
 
     def state_after_error(self) -> None:
