@@ -56,6 +56,7 @@ class Workers:
         self._fetcher: Fetcher | None = None
         self._flow: Flow | None = None
         self._policy: DispatchPolicy | None = None
+        self._stats: dict[str, Any] = {"nodes": {}, "lost_workers": 0} if config.kind == "ray" else {}
         self._rings: list[Ring] = []
         """Memory of earlier worker processes, to be used again."""
 
@@ -141,14 +142,14 @@ class Workers:
             self._flow.config = config
 
     def stats(self) -> dict[str, Any]:
-        """Return what an executor of several machines knows about them; empty for others."""
-        if self.config.kind != "ray":
-            return {}
-        executor = cast("RayExecutor | None", self.executor)
-        return {"nodes": {}, "lost_workers": 0} if executor is None else executor.stats()
+        """Return what the executor of several machines knows about them, also after its end; empty for others."""
+        if self.config.kind == "ray" and self.executor is not None:
+            self._stats = cast("RayExecutor", self.executor).stats()
+        return self._stats
 
     def close(self) -> None:
         """End the workers, in bounded time. Idempotent."""
+        self.stats()
         executor, self.executor = self.executor, None
         if executor is not None and executor.pid == os.getpid():
             executor.close(SHUTDOWN_TIMEOUT_S)
