@@ -9,6 +9,7 @@ import pytest
 from interpreter_support import Popen
 
 from penstock.loader.bar import Bar
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import Statistics
 
@@ -16,7 +17,7 @@ from penstock.loader.statistics import Statistics
 def pass_over(batches: int, total: int | None, done: int = 0) -> Statistics:
     """A pass with a bar."""
     statistics = Statistics()
-    statistics.begin(executor="inline")
+    statistics.begin(LoaderConfig())
     bar = Bar(statistics, total, done)
     for number in range(batches):
         statistics.delivered(BatchResult(None, BatchMetrics(), number), 1, 0.01, 0, 0)
@@ -49,7 +50,7 @@ def test_bar_within_a_bar_is_not_seen(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_bar_that_is_dropped_leaves_its_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     statistics = Statistics()
-    statistics.begin(executor="inline")
+    statistics.begin(LoaderConfig())
     bar = Bar(statistics, 7)
     statistics.delivered(BatchResult(None, BatchMetrics(), 0), 1, 0.01, 0, 0)
     bar.update()
@@ -63,10 +64,11 @@ def test_bar_that_is_dropped_leaves_its_last_line(capsys: pytest.CaptureFixture[
 _PROGRAM = """
 import os, sys, time
 from penstock.loader.bar import Bar
+from penstock.loader.config import LoaderConfig
 from penstock.loader.statistics import Statistics
 from penstock.loader.messages import BatchMetrics, BatchResult
 statistics = Statistics()
-statistics.begin(executor="inline")
+statistics.begin(LoaderConfig())
 bar = Bar(statistics, 40)
 before = sys.stdout, sys.stderr
 for number in range(30):
