@@ -51,7 +51,8 @@ def each(
     **options: Any,
 ) -> Each:
     """The batches of an executor, of which so many are in flight."""
-    config = LoaderConfig(num_workers=1 if depth else 0, prefetch_factor=depth, max_bytes_in_flight=max_bytes)
+    config = LoaderConfig(num_workers=executor.workers if depth else 0, max_bytes_in_flight=max_bytes)
+    vars(config)["depth"] = depth
     flow = Flow(config, ahead=False, groups=False)
     policy = DispatchPolicy(stream, stream, in_order, timeout, persistent=persistent)
     return Each(Window(requests, executor, flow, policy, **options))

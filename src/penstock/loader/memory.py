@@ -19,6 +19,7 @@ from penstock.errors import RingError
 __all__ = ["SharedFile", "available_memory", "private_memory"]
 
 _ADDRESS_SPACE = 1 << 42
+_LEAST = 1 << 26
 _PAGES = 1 << 16
 """Parts of the file begin at multiples of this, whatever the size of a page."""
 
@@ -55,14 +56,20 @@ class SharedFile:
     def _open(self, fd: int, ranks: int, size: int) -> None:
         self.fd, self.size, self._ranks = fd, size, ranks
         self._close = weakref.finalize(self, os.close, fd)
-        try:
-            os.ftruncate(fd, size)
-            self.map = mmap.mmap(fd, size)
-        except (OSError, ValueError) as error:
-            raise RingError(
-                f"{size / 2**30:.0f} GiB of address space for the batches of workers cannot be mapped ({error}): raise "
-                "the limit (ulimit -v), or use executor='thread'"
-            ) from error
+        while True:
+            try:
+                os.ftruncate(fd, self.size)
+                self.map = mmap.mmap(fd, self.size)
+                return
+            except (OSError, ValueError) as error:
+                # Other loaders, or batches of theirs that are kept, may have taken the address space.
+                self.size //= 16
+                if self.size < _LEAST:
+                    raise RingError(
+                        f"{size / 2**30:.3g} GiB of address space for the batches of workers cannot be mapped "
+                        f"({error}): raise the limits (ulimit -v, ulimit -f), keep batches of fewer loaders, or use "
+                        "executor='thread'"
+                    ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _inherit, (reduction.DupFd(self.fd), self._ranks, self.size)

@@ -116,10 +116,10 @@ def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampl
             )
         _check_shares(shares, config)
         return None
-    if not (config.shuffle is None or isinstance(config.shuffle, bool) or config.shuffle in SHUFFLES):
-        # torch would interpret it as one of them.
+    # torch would interpret another value as True or False.
+    if config.shuffle not in (None, True, False, *SHUFFLES):
         names = ", ".join(map(repr, SHUFFLES))
-        raise ConfigError(f"unknown shuffle {config.shuffle!r}: use True, False, or one of {names}")
+        raise ConfigError(f"unknown shuffle {config.shuffle!r}: it takes True, False, or one of {names}")
     if own_order(dataset) is not None:
         _check_shares([dataset], config)
         return SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)

@@ -93,8 +93,9 @@ class Ring:
         if self._retired:
             self._revive()
         if not self._free:
-            slot = len(self._extents) + 1
-            if slot == SLOTS:
+            # Where files are limited, the board takes several parts.
+            slot = len(self._extents) + -(-BOARD // self._room)
+            if slot >= SLOTS:
                 return 0, 0
             self._extents[slot] = 0
             self._free.append(slot)
