@@ -25,7 +25,6 @@ __all__ = ["Bar"]
 
 # Seconds between two updates.
 _INTERVAL = 0.5
-_WIDTH = 20
 _open: weakref.WeakSet[Bar] = weakref.WeakSet()
 
 
@@ -48,8 +47,23 @@ class Bar:
         self._drawn = not _open
         if not self._drawn:
             return
+        # Imported here because it is slow and only needed for a bar.
+        from rich import progress
+        from rich.console import Console
+
         _open.add(self)
-        self._progress = _progress()
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=20),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[rate]}"),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._task = self._progress.add_task("penstock", total=total, completed=done, rate="")
         self._pid = os.getpid()
         # __del__ may not be called at exit.
@@ -83,25 +97,6 @@ class Bar:
         speed = self._had / seconds if seconds else 0.0
         rate = f"{speed:,.{0 if speed >= 100 else 1}f}/s, waiting {waited / seconds:.0%}" if seconds else ""
         self._progress.update(self._task, completed=self._done + self._had, rate=rate, refresh=True)
-
-
-def _progress() -> Progress:
-    # Imported here because it is slow and only needed for a bar.
-    from rich import progress
-    from rich.console import Console
-
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=_WIDTH),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[rate]}"),
-        console=Console(stderr=True),
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
 
 
 def _end(progress: Progress, pid: int) -> None:

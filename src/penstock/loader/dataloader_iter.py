@@ -134,7 +134,7 @@ class DataLoaderIter:
         length: Callable[[], int],
         tune: Callable[[BatchResult, float, float], object] | None = None,
     ) -> None:
-        self._window = window
+        self._batches = window
         self.progress = progress
         self.renewed: Callable[[], DataLoaderIter | None] | None = None
         """Returns a replacement for this iterator if another epoch has been set in the meantime."""
@@ -162,7 +162,7 @@ class DataLoaderIter:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in WORKER_NAMES and (processes := self._window.processes) is not None:
+        if name in WORKER_NAMES and (processes := self._batches.processes) is not None:
             return processes if name == "_workers" else partial(self._end_workers, SHUTDOWN_TIMEOUT_S)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -189,7 +189,7 @@ class DataLoaderIter:
     def _end_workers(self, patience: float) -> None:
         if self._copies is not None:
             self._copies.drop()
-        self._window.end(patience)
+        self._batches.end(patience)
 
     def _next(self) -> Any:
         if self._closed:
@@ -204,7 +204,7 @@ class DataLoaderIter:
         if self._held is not None:
             held, self._held = self._held, None
             return self._deliver(held)
-        window, copies, start = self._window, self._copies, perf_counter()
+        window, copies, start = self._batches, self._copies, perf_counter()
         try:
             result = window.next() if copies is None else copies.next()
         except Exception as error:
@@ -258,8 +258,8 @@ class DataLoaderIter:
 
     def _deliver(self, result: BatchResult) -> Any:
         """Record a batch as received by the consumer, and return it."""
-        if self._window.first_states:
-            self._states.begun(self._window.first_states)
+        if self._batches.first_states:
+            self._states.begun(self._batches.first_states)
         if result.state is not None or self._states.stream:
             self._states.delivered(result)
         self.progress.delivered(result.number)

@@ -51,7 +51,12 @@ class SharedFile:
         else:
             fd, path = tempfile.mkstemp(prefix="penstock-ring-")
             os.unlink(path)
-        self._open(fd, ranks, _address_space())
+        import resource  # missing on Windows, where this module is imported but not used
+
+        # 4 TiB, of which 30 fit, or less if files or address space are limited.
+        limits = {resource.RLIMIT_FSIZE: 1, resource.RLIMIT_AS: 4}
+        most = [soft // share for name, share in limits.items() if (soft := resource.getrlimit(name)[0]) >= 0]
+        self._open(fd, ranks, min([_ADDRESS_SPACE, *most]) // _PAGES * _PAGES)
 
     def _open(self, fd: int, ranks: int, size: int) -> None:
         self.fd, self.size, self._ranks = fd, size, ranks
@@ -108,15 +113,6 @@ def _inherit(dup: Any, ranks: int, size: int) -> SharedFile:
     file = SharedFile.__new__(SharedFile)
     file._open(dup.detach(), ranks, size)
     return file
-
-
-def _address_space() -> int:
-    """Return the bytes of a file: 4 TiB, of which 30 fit, or less if files or address space are limited."""
-    import resource  # missing on Windows, where this module is imported but not used
-
-    limits = {resource.RLIMIT_FSIZE: 1, resource.RLIMIT_AS: 4}
-    most = [soft // share for name, share in limits.items() if (soft := resource.getrlimit(name)[0]) >= 0]
-    return min([_ADDRESS_SPACE, *most]) // _PAGES * _PAGES
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

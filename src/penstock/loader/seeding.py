@@ -40,7 +40,10 @@ class GlobalGenerator(Protocol):
         expected: what `look` returns after `rest` if the generator has not moved.
     """
 
-    expected: Any
+    expected: Any = None
+    _saved: Any = None
+    # Whether a twin, if there is one, has drawn the same numbers.
+    _in_step: bool = False
 
     def seed(self, key: int) -> None:
         """Seed the generator from a sample's key."""
@@ -136,15 +139,12 @@ class Seeding:
                     self._quiet.remove(generator)
 
 
-class _Python:
+class _Python(GlobalGenerator):
     """The functions of `random`. A twin draws the same numbers in step."""
 
     def __init__(self) -> None:
         self._twin = random.Random(_REST)
         self._start = self._twin.getstate()
-        self._in_step = False
-        self.expected: Any = None
-        self._saved: Any = None
 
     def seed(self, key: int) -> None:
         random.seed(key)
@@ -168,7 +168,7 @@ class _Python:
             self._in_step, self._saved = False, None
 
 
-class _NumPy:
+class _NumPy(GlobalGenerator):
     """The functions of `np.random`.
 
     A twin draws the same numbers in step, unless a program has set another kind of bit generator: it is then seeded for
@@ -177,10 +177,7 @@ class _NumPy:
 
     def __init__(self) -> None:
         self._twin = np.random.RandomState(_REST)
-        self._in_step = False
-        self.expected: Any = None
         self._own = np.random.MT19937()
-        self._saved: Any = None
 
     def seed(self, key: int) -> None:
         np.random.seed(key & 0xFFFFFFFF)
@@ -211,12 +208,8 @@ class _NumPy:
             self._saved = None
 
 
-class _Torch:
+class _Torch(GlobalGenerator):
     """torch's CPU generator. Its state is read and set as fast as it is seeded."""
-
-    def __init__(self) -> None:
-        self.expected: Any = None
-        self._saved: torch.Tensor | None = None
 
     def seed(self, key: int) -> None:
         # A hundred times cheaper than `torch.manual_seed`.

@@ -146,6 +146,16 @@ class Statistics:
             errors: the counts of the failure log.
         """
         seconds, config = self.wait + self.train, self._config
+        before, now, cores_busy = self._ticks, ticks(), None
+        if before is not None and now is not None and now[1] > before[1]:
+            # The share of time since the first epoch began, with any program.
+            cores_busy = min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
+        named = dict(self.stages)
+        # The dataset's time outside of its named stages.
+        rest = max(0.0, self.fetch - sum(named.values()))
+        stages = {"fetch": rest + named.pop("fetch", 0.0), **named}
+        for name, spent in (("collate", self.collate), ("hand-over", self.hand_over)):
+            stages[name] = stages.get(name, 0.0) + spent
         return {
             "executor": config.kind,
             "workers": config.num_workers,
@@ -153,7 +163,7 @@ class Statistics:
             "processes": config.workers if config.forks_workers else 0,
             "persistent_workers": config.persistent_workers,
             "cores": cores(),
-            "cores_busy": self._cores_busy(),
+            "cores_busy": cores_busy,
             "passes": self.passes,
             "batches": self.batches,
             "samples": self.samples,
@@ -167,7 +177,7 @@ class Statistics:
             "first_batch_seconds": self.start,
             "train_seconds": self.train,
             "train_share": _ratio(self.train, seconds),
-            "stages": self._stages(),
+            "stages": stages,
             "cpu_seconds": self.cpu,
             "queue": {
                 "requests": self.asked,
@@ -182,22 +192,6 @@ class Statistics:
             "failed_batches": self.failures,
             "restarts": self.restarts,
         }
-
-    def _cores_busy(self) -> float | None:
-        """Return the share of time that the cores were busy since the first epoch began, with any program."""
-        before, now = self._ticks, ticks()
-        if before is None or now is None or now[1] <= before[1]:
-            return None
-        return min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
-
-    def _stages(self) -> dict[str, float]:
-        """Return the seconds of work by stage. ``fetch`` is the dataset's time outside of its named stages."""
-        named = dict(self.stages)
-        rest = max(0.0, self.fetch - sum(named.values()))
-        result = {"fetch": rest + named.pop("fetch", 0.0), **named}
-        for name, seconds in (("collate", self.collate), ("hand-over", self.hand_over)):
-            result[name] = result.get(name, 0.0) + seconds
-        return result
 
 
 def _ratio(part: float, whole: float) -> float:

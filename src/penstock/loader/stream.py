@@ -148,9 +148,14 @@ class StreamFetch:
         # Number of the first request to this iterator.
         first = 0
         for number, asked in enumerate(again):
+            # This iterator is so many iterators earlier.
             later = len(since) - 1 - number
             failed = {question - first for question in resume.failed}
-            told = _before(epoch, later)
+            told: EpochStart = epoch
+            if isinstance(epoch, StreamStart):
+                told = StreamStart(epoch=max(0, epoch.epoch - later), chosen=False) if later else epoch
+            elif epoch is not None:
+                told = max(0, epoch - later)
             self._reopen(None if number else snapshot, told, unchanged, failed=0 in failed)
             if not number and before.drawn():
                 # The state of a user's object contains generators, so the batches draw from them as in the first run.
@@ -307,15 +312,6 @@ class StreamFetch:
     def load_state_dict(self, state: WorkerState | None) -> None:
         """Resume from a state at the next `begin`; None starts fresh."""
         self._resume = state
-
-
-def _before(epoch: EpochStart, passes: int) -> EpochStart:
-    """Return the epoch of an iterator that is ``passes`` iterators earlier."""
-    if epoch is None or not passes:
-        return epoch
-    if isinstance(epoch, StreamStart):
-        return StreamStart(epoch=max(0, epoch.epoch - passes), chosen=False)
-    return max(0, epoch - passes)
 
 
 _NOTHING = BatchRequest([], [])
