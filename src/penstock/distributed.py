@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as _torch_worker
 
-from penstock.errors import ConfigError, PartitionError
+from penstock.errors import PartitionError
 
-__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "node_count", "ranks", "worker"]
+__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "ranks", "worker"]
 
 
 class World(NamedTuple):
@@ -114,33 +114,6 @@ def local_ranks() -> int:
     count = ranks()
     local = None if count == 1 else _from_variable("LOCAL_WORLD_SIZE")
     return count if local is None else min(count, local)
-
-
-def node_count(world: World) -> int:
-    """Return the number of nodes that the job's ranks run on, from torchrun's variables. All ranks get the same number.
-
-    Raises:
-        ConfigError: there are several ranks and the number of nodes is unknown; or nodes run unequal numbers of ranks.
-        PartitionError: GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE or WORLD_SIZE is not a positive integer.
-    """
-    if world.world_size == 1:
-        return 1
-    nodes, local, job = (_from_variable(name) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    job = job or world.world_size
-    if nodes is None and local == job:
-        return 1
-    # Do not guess from the ranks on this node: guesses, and thus row assignments, could differ between ranks.
-    if nodes is None:
-        raise ConfigError(
-            f"locality='node' cannot tell on how many nodes the {job} ranks run: pass nodes=, or start the job with "
-            "torchrun, which sets GROUP_WORLD_SIZE"
-        )
-    if local is not None and nodes * local != job:
-        raise ConfigError(
-            f"locality='node' needs the same number of ranks on each node, but {local} of {job} ranks run on this node "
-            f"of {nodes}: start the same number on each, or pass nodes="
-        )
-    return nodes
 
 
 def _from_variable(name: str) -> int | None:

@@ -34,7 +34,7 @@ PACKAGES = (
 )
 # Names that modules of ours share and no user calls. Those of a package that are not here are in the reference.
 INTERNAL = {
-    *(f"penstock.order.{name}" for name in ("BlockShuffle", "NodeShuffle", "Nodes", "SHUFFLES", "derive_key")),
+    *(f"penstock.order.{name}" for name in ("BlockShuffle", "NodeShuffle", "SHUFFLES", "derive_key")),
     *(f"penstock.shards.{name}" for name in ("Member", "base_and_extension", "compression_of", "group", "open_stream")),
     *(f"penstock.shards.{name}" for name in ("split_name", "walk", "walk_stream")),
     *(f"penstock.storage.{name}" for name in ("UNWRITABLE", "file_lock", "grown", "io_error", "is_writable")),

@@ -317,7 +317,7 @@ def test_a_new_worker_is_asked_for_as_much_as_the_others(tmp_path: Path) -> None
     loader = DataLoader(data, 3, num_workers=2, prefetch_factor=3, on_worker_death="restart")
     with within(60):
         iterator: Any = iter(loader)
-        window = iterator._window
+        window = iterator._batches
         assert [int(batch[0, 0]) for batch in iterator] == list(range(0, 60, 3))
         assert loader.stats()["restarts"] == 1
         assert window._load == [0, 0]

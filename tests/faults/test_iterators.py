@@ -93,7 +93,7 @@ def test_a_pass_that_is_left_gives_its_slots_back() -> None:
             next(left)
             del left
         iterator: Any = iter(loader)
-        executor = iterator._window.executor
+        executor = iterator._batches.executor
         for batch in iterator:
             del batch
         assert not executor._lent
@@ -104,7 +104,7 @@ def test_passes_that_are_left_lose_no_slots_for_later_workers() -> None:
     with within(60):
         for _ in range(6):
             left: Any = iter(loader)
-            ring = left._window.executor.ring
+            ring = left._batches.executor.ring
             for _ in range(2):
                 next(left)
             del left

@@ -121,7 +121,7 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
     """Else the other tests here show nothing. Batches that need no slot, and those made in one place, go together."""
     loader = DataLoader(Small(), 4, **how)
     iterator: Any = iter(loader)
-    while not (iterator._window._flow.group > 1 and iterator._window.depth > 8):
+    while not (iterator._batches._flow.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 
@@ -170,7 +170,7 @@ def test_workers_that_take_turns_are_given_their_own_batches_in_groups(how: dict
         iterator: Any = iter(loader)
         workers, depth = [], 0
         for _, makers in iterator:
-            depth = max(depth, iterator._window.depth)
+            depth = max(depth, iterator._batches.depth)
             assert len(set(makers.tolist())) == 1
             workers.append(makers[0].item())
         assert workers == [number % 3 for number in range(len(loader))]
@@ -183,14 +183,14 @@ def test_persistent_workers_that_draw_without_a_seed_are_as_far_ahead_as_torchs(
     with DataLoader(Undeclared(), 4, num_workers=2, persistent_workers=True) as loader:
         for _ in range(2):
             iterator: Any = iter(loader)
-            assert max(iterator._window.depth for _ in iterator) == 4
+            assert max(iterator._batches.depth for _ in iterator) == 4
 
 
 @full_only("workers for each", but=["{}"])
 @pytest.mark.parametrize("how", [{}, {"collate_fn": list}], ids=str)
 def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))
-    depths = {iterator._window.depth for _, _ in zip(range(20), iterator, strict=False)}
+    depths = {iterator._batches.depth for _, _ in zip(range(20), iterator, strict=False)}
     assert max(depths) == 4
 
 
@@ -199,9 +199,9 @@ def test_the_first_batch_of_a_later_pass_waits_for_few_others() -> None:
     loader = DataLoader(Small(), 4, num_workers=2)
     for _ in range(2):
         iterator: Any = iter(loader)
-        assert iterator._window.depth == 4
+        assert iterator._batches.depth == 4
         next(iterator)
-        while iterator._window.depth <= 8:
+        while iterator._batches.depth <= 8:
             next(iterator)
 
 

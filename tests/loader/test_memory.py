@@ -230,7 +230,7 @@ def test_batches_for_which_the_system_refuses_memory_come_by_the_pipe() -> None:
         depths = []
         for number in range(200):
             assert (next(batches)[1] == (2 * number + 1) % 251).all()
-            depths.append(batches._window.depth)
+            depths.append(batches._batches.depth)
         ways = loader.stats()["ways"]
         assert set(ways) == {"ring", "refused"}
         assert 100 <= ways["ring"] < 120

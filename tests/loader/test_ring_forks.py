@@ -173,5 +173,5 @@ def test_workers_of_another_loader_take_no_slots() -> None:
         batch = next(iterator)
     with DataLoader(Frames([10] * 8), 2, num_workers=2, executor="process", multiprocessing_context="fork") as other:
         assert len(list(other)) == 4
-    assert not iterator._window.executor.ring._children
+    assert not iterator._batches.executor.ring._children
     del batch

@@ -89,12 +89,12 @@ def test_batches_that_need_no_slot_give_theirs_back() -> None:
     iterator: Any = iter(loader)
     for batch in iterator:
         del batch
-    assert not iterator._window.executor._lent
+    assert not iterator._batches.executor._lent
 
 
 def memory_of(iterator: Any) -> int:
     """Bytes of memory that the slots have."""
-    return os.fstat(iterator._window.executor.ring.file.fd).st_blocks * 512 - BOARD
+    return os.fstat(iterator._batches.executor.ring.file.fd).st_blocks * 512 - BOARD
 
 
 @pytest.mark.parametrize("at", [0, 20])
@@ -151,7 +151,7 @@ def test_an_error_in_a_batch_that_had_its_slot_grow_gives_the_memory_back() -> N
         else:
             del batch
     assert failed == 6
-    assert not iterator._window.executor._lent
+    assert not iterator._batches.executor._lent
     assert memory_of(iterator) <= 8 * 100_352
 
 

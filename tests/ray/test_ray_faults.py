@@ -183,7 +183,7 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=2, timeout=60) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
-        window = iterator._window  # type: ignore[attr-defined]
+        window = iterator._batches  # type: ignore[attr-defined]
         window._policy = window._policy._replace(timeout=0.5)
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds: worker .* owes batch 1"):
             next(iterator)

@@ -209,12 +209,12 @@ SAMPLES: dict[str, Case] = {
     "share, mini-epochs": Case(lambda w, r, m: _share(w, r, m, mini_epochs=3), ranks=True, local=True),
     "share, uneven": Case(lambda w, r, m: _share(w, r, m, mini_epochs=2, remainder="uneven"), ranks=True, local=True),
     "share, by node": Case(
-        lambda w, r, m: _share(w, r, m, locality="node", nodes=w, shuffle="block", block_size=3, window=2),
+        lambda w, r, m: _share(w, r, m, locality="node", shuffle="block", block_size=3),
         ranks=True,
         local=True,
     ),
     "share, by node, mini-epochs": Case(
-        lambda w, r, m: _share(w, r, m, locality="node", nodes=1 if w % 2 else 2, mini_epochs=3),
+        lambda w, r, m: _share(w, r, m, locality="node", mini_epochs=3),
         ranks=True,
         local=True,
     ),
@@ -242,7 +242,7 @@ BATCHES: dict[str, Case] = {
         lambda w, r, m: _batched(_data.SubsetRandomSampler(range(9, N), of_generator())), "own"
     ),
     "batch, share by node": Case(
-        lambda w, r, m: _batched(SequentialSampler(_share(w, r, m, locality="node", nodes=w))),
+        lambda w, r, m: _batched(SequentialSampler(_share(w, r, m, locality="node"))),
         ranks=True,
         local=True,
     ),

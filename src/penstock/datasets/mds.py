@@ -71,9 +71,9 @@ class MDSDataset(SourceDataset):
         self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
         """The samples, in the order of the shards."""
         if self.folder.stored():
-            plan = SharePlan(self.folder, ahead=ShardPrefetcher(self.folder), by_shards=True, **share)
+            plan = SharePlan(self.folder, ahead=ShardPrefetcher(self.folder), **share)
         else:
-            plan = SharePlan(self.folder, by_shards=True, **share)
+            plan = SharePlan(self.folder, **share)
         super().__init__(self.folder, plan, load)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:

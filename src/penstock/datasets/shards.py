@@ -46,8 +46,8 @@ class ShardDataset(SourceDataset):
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of about one shard, reads from only a few
             shards at a time; ``"global"`` reads from all of them.
-        locality, nodes: ``locality="node"`` assigns whole shards to nodes; each node keeps most of its shards from
-            epoch to epoch, see `penstock.RankDataset`.
+        locality: ``"node"``: each node reads the same shards in every epoch, see `penstock.RankDataset`. With
+            ``shuffle="block"`` and shards of ``block_size`` samples, nodes share few shards.
         copy, storage, cache_dir, progress: see `ShardSet`.
         window_shards: for shards in a store without indexes: the number of a rank's shards that the first epoch mixes,
             see below.
@@ -108,7 +108,7 @@ class ShardDataset(SourceDataset):
         if any(is_remote(url) for url in self.shards.urls):
             plan = WindowPlan(self.shards, window_shards=window_shards, ahead=ShardPrefetcher(self.shards), **share)
         else:
-            plan = SharePlan(self.shards, by_shards=True, **share)
+            plan = SharePlan(self.shards, **share)
         super().__init__(self.shards, plan, chained(decode, load))
         self.releases_gil = decode is True
         """Whether items are mostly made without the GIL: True for decoded images."""

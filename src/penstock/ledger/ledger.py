@@ -223,19 +223,8 @@ class Ledger:
                 "of that time"
             )
 
-    def _same_nodes(self) -> None:
-        """Refuse questions about rows if the job's nodes differ from the loader's."""
-        plan = self.dataset.plan
-        if plan.locality is None or all(layout.ranks == plan.world.world_size for layout in self.layouts):
-            return
-        raise ConfigError(
-            f"locality='node' assigns rows by the number of ranks; the job had {_listed(self.layouts)}, and the loader "
-            f"has {plan.world.world_size}: a ledger can only answer for a job with the loader's number of ranks"
-        )
-
     def _data(self, stretch: Stretch) -> DataPositions:
         if self._own:
-            self._same_nodes()
             return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
         return positions_of_order(self._run(stretch.epoch).order)
 
@@ -339,7 +328,3 @@ class Ledger:
         last = self._job.at(until).epoch
         every = (found for epoch in range(last + 1) for found in self._occurrences(row, source, epoch))
         return sum(found.step < until for found in every)
-
-
-def _listed(layouts: tuple[Layout, ...]) -> str:
-    return ", then ".join(str(layout.ranks) for layout in layouts)

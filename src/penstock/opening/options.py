@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict
 from torch.utils.data import DataLoader
 
 from penstock.errors import ConfigError
-from penstock.plan.share_options import ShareOptions, wrong_share_option
+from penstock.plan.share_options import NO_NODES, ShareOptions, wrong_share_option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -372,6 +372,8 @@ def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
                 )
     if kind == "arrays":
         _check_files_of_labels(options.get("labels"))
+    if "nodes" in options:
+        raise ConfigError(f"{source}: {NO_NODES}")
     accepted = ACCEPTED[kind] | (IMAGES if kind in OF_IMAGES else set())
     for name in options:
         if name not in accepted:

@@ -2,15 +2,12 @@
 
 * `permutation`: a keyed bijection on ``[0, n)`` in constant memory.
 * `shuffle`: the orders ``global``, ``block`` and ``none``, built on it.
-* `nodes`: an order in which each node reads mostly the same shards in every epoch, built on `uneven` (blocks of any
-  sizes).
+* `nodes`: an order in which each node reads the same rows in every epoch.
 * `mixture`: the source of a mixture at each position, built on `digits`, a permutation that counts.
 * `partition`: the positions of an epoch that belong to a rank and a mini-epoch.
 
 Invariant: an order does not depend on ranks and workers, and a partition does not depend on the order. So a job may
-stop on 8 ranks and resume on 6, and the number of workers never changes the data. `NodeShuffle` is the only exception:
-it depends on the numbers of nodes and ranks at the start of an epoch, which the state holds. The rest of its epoch can
-be split among any number of ranks.
+stop on 8 ranks and resume on 6, and the number of workers never changes the data.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ __all__ = [
     "SHUFFLES",
     "BlockShuffle",
     "NodeShuffle",
-    "Nodes",
     "Order",
     "Partition",
     "Permutation",
@@ -37,6 +33,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.order.nodes import Nodes, NodeShuffle
+    from penstock.order.nodes import NodeShuffle
 
-__getattr__, __dir__ = lazy.names(__name__, {"NodeShuffle": "nodes", "Nodes": "nodes"})
+__getattr__, __dir__ = lazy.names(__name__, {"NodeShuffle": "nodes"})

@@ -39,6 +39,7 @@ class ClassShuffle:
     Args:
         starts: the start of each class, then the end of the last: int64 of shape (classes + 1,), not descending.
         key: any integer, taken modulo 2**64.
+        numbers: numbers of the classes, of which their keys are made; by default 0, 1, 2, ...
 
     Raises:
         OrderError: starts are negative or descending.
@@ -53,7 +54,7 @@ class ClassShuffle:
     [0, 1, 2, 3, 4, 5, 6]
     """
 
-    def __init__(self, starts: npt.ArrayLike, key: int) -> None:
+    def __init__(self, starts: npt.ArrayLike, key: int, *, numbers: Indices | None = None) -> None:
         self.starts: Indices = np.asarray(starts, dtype=np.int64)
         sizes = np.diff(self.starts)
         if not len(self.starts) or self.starts[0] < 0 or self.starts[-1] > MAX_N or (sizes < 0).any():
@@ -63,8 +64,8 @@ class ClassShuffle:
         # As in `Permutation`: a * b >= n, with fewer than a values outside [0, n).
         a = square_roots(np.maximum(sizes - 1, 0)) + 1
         self._a, self._b = a.astype(np.uint32), (-(-sizes // a)).astype(np.uint32)
-        numbers = np.arange(len(sizes), dtype=np.uint64)
-        self._keys = np.stack([mix_array(mix(key, r), numbers) for r in range(ROUNDS)]).astype(np.uint32)
+        names = np.arange(len(sizes), dtype=np.uint64) if numbers is None else numbers.astype(np.uint64)
+        self._keys = np.stack([mix_array(mix(key, r), names) for r in range(ROUNDS)]).astype(np.uint32)
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -39,7 +39,6 @@ __all__ = [
     "block_options",
     "groups",
     "make_order",
-    "window_order",
 ]
 
 DEFAULT_BLOCK_SIZE = 1024
@@ -143,7 +142,7 @@ class BlockShuffle:
         flat = positions.reshape(-1)
         for inside, begin, order in self._windows(self._pad(flat)):
             flat[inside] = begin + order[flat[inside] - begin]
-        self.permute_blocks(flat)
+        self._permute_blocks(flat)
         return int(positions) if positions.ndim == 0 else positions
 
     @cached_property
@@ -163,24 +162,14 @@ class BlockShuffle:
 
     def _find(self, rows: Indices) -> None:
         """Replace rows by their positions, in place."""
-        padded = self._padded_place(rows)
-        rows[:] = self._unpadded(padded)
+        blocks, offsets = np.divmod(rows, self.block_size)
+        padded = self._blocks.inverse[blocks] * self.block_size + offsets
+        rows[:] = padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
         for inside, begin, order in self._windows(padded):
             rows[inside] = begin + order.inverse[rows[inside] - begin]
 
-    def place_blocks(self, rows: Indices) -> None:
-        """Replace rows by their places after permuting only the blocks, in place."""
-        rows[:] = self._unpadded(self._padded_place(rows))
-
-    def _padded_place(self, rows: Indices) -> Indices:
-        blocks, offsets = np.divmod(rows, self.block_size)
-        return self._blocks.inverse[blocks] * self.block_size + offsets
-
-    def _unpadded(self, padded: Indices) -> Indices:
-        return padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
-
-    def permute_blocks(self, positions: Indices) -> None:
-        """Replace places by rows, in place: the inverse of `place_blocks`."""
+    def _permute_blocks(self, positions: Indices) -> None:
+        """Replace positions in permuted blocks by rows, in place."""
         padded = self._pad(positions)
         slots = padded // self.block_size
         offsets = padded - slots * self.block_size
@@ -198,7 +187,7 @@ class BlockShuffle:
         windows = padded // (self.block_size * self.window)
         for number, inside in groups(windows):
             begin, end = self._window_bounds(number)
-            yield inside, begin, window_order(end - begin, mix(self.key, 1, number))
+            yield inside, begin, _window_order(end - begin, mix(self.key, 1, number))
 
     def _window_bounds(self, number: int) -> tuple[int, int]:
         span = self.block_size * self.window
@@ -238,7 +227,7 @@ def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
 
 
 @lru_cache(maxsize=8)
-def window_order(n: int, key: int) -> Permutation:
+def _window_order(n: int, key: int) -> Permutation:
     """Return the permutation of a window of n samples; the last ones are cached."""
     return Permutation(n, key)
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.order.stages import WeightStage
     from penstock.plan.exclusion import ExcludedRows, ExclusionMark
     from penstock.plan.filter import KeptRows
-    from penstock.plan.locality import Locality
 
 __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
 
@@ -72,8 +71,6 @@ class MiniEpoch(NamedTuple):
         mini_epochs_done, consumed: number of mini-epochs and samples that the job had consumed when the rest of the
             epoch was split among another number of ranks; 0 for a whole epoch.
         skip: number of this rank's samples of the mini-epoch that were consumed before a resume.
-        nodes, ranks: numbers for the epoch's order, if a state contains them (``locality="node"``); 0 means the job's
-            numbers.
         changes: changes of a mixture's weights during the job.
     """
 
@@ -83,8 +80,6 @@ class MiniEpoch(NamedTuple):
     mini_epochs_done: int = 0
     consumed: int = 0
     skip: int = 0
-    nodes: int = 0
-    ranks: int = 0
     changes: tuple[WeightStage, ...] = ()
 
     @property
@@ -111,7 +106,7 @@ class ShareCursor(Cursor):
         place: the mini-epoch and the position in it.
         world_size: number of ranks among which the mini-epoch is split.
         finished: whether all ranks together have consumed the mini-epoch.
-        changes: entries of the state for the changes of the place, and for the nodes of its order.
+        changes: entries of the state for the changes of the place.
         begun_with: fingerprint of the rows with which the epoch began, if rows were appended since.
     """
 
@@ -279,7 +274,7 @@ class ShareEpoch(EpochPlan):
             place=place._replace(skip=delivered),
             world_size=partition.world_size,
             finished=finished,
-            changes=self._plan.write_changes(place.changes) | self._plan.write_layout(place),
+            changes=self._plan.write_changes(place.changes),
             begun_with=self._plan.begun_with.get(place.samples),
         )
 
@@ -291,7 +286,6 @@ class SharePlan(Plan[ShareEpoch]):
         source: the rows.
         prepare: called with a view that will be read next, and with the view after it; for example to gather rows.
         ahead: fetches data ahead of the reader.
-        by_shards: whether the source's ``starts`` are the first rows of shards, which ``locality="node"`` keeps whole.
         rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
 
     Raises:
@@ -316,13 +310,18 @@ class SharePlan(Plan[ShareEpoch]):
         window: int | None = None,
         exclude: Any = None,
         locality: str = "none",
-        nodes: int | None = None,
-        by_shards: bool = False,
     ) -> None:
         if shuffle not in SHUFFLES:
             raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
         if remainder not in REMAINDERS:
             raise ConfigError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
+        if locality not in ("none", "node"):
+            raise ConfigError(f"unknown locality {locality!r}: use 'none' or 'node'")
+        if locality == "node" and shuffle == "none":
+            raise ConfigError(
+                "locality='node' assigns shards to nodes in its own order, but shuffle='none' means the order of the "
+                "file: use shuffle='block' or 'global', or leave locality= out"
+            )
         if mini_epochs < 1:
             raise PartitionError(f"mini_epochs must be positive, got {mini_epochs}")
         self.source: Any = source
@@ -336,7 +335,11 @@ class SharePlan(Plan[ShareEpoch]):
         """Excluded rows, numbered among the rows that the filters keep."""
         self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="dataset")
-        self.locality = _locality(locality, nodes, shuffle, world_size, by_shards=by_shards)
+        self._by_node = locality == "node"
+        if self._by_node:
+            if window is not None:
+                raise ConfigError("locality='node' has one block in use for each of its 192 parts: leave window= out")
+            self.block.pop("window", None)
         self._prepare = prepare
         self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
@@ -358,9 +361,6 @@ class SharePlan(Plan[ShareEpoch]):
         self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.locality is not None:
-            # Workers on other machines cannot read the environment that has the number of nodes.
-            self.locality.note(self._world.known())
         return {name: value for name, value in self.__dict__.items() if name not in ("_views", "runs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -432,7 +432,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def unshuffle(self) -> None:
         """Take the order of the source, in which no rank repeats a row, and begin at the start of the epoch."""
-        self.shuffle, self.block, self.locality, self._views = "none", {}, None, {}
+        self.shuffle, self.block, self._by_node, self._views = "none", {}, False, {}
         self.remainder = "uneven" if self.remainder == "pad" else self.remainder
         self.request_start(MiniEpoch(self.shown.epoch, 0, self.samples))
 
@@ -495,8 +495,11 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch over all ranks."""
-        if self.locality is not None:
-            return self.locality.order(self, place)
+        if self._by_node:
+            # Imported here for the reason in `_excluded`.
+            from penstock.order.nodes import NodeShuffle
+
+            return NodeShuffle(place.samples, seed=self.seed, epoch=place.epoch, **self.block)
         return make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self.block)
 
     def following(self, place: MiniEpoch) -> MiniEpoch:
@@ -517,7 +520,7 @@ class SharePlan(Plan[ShareEpoch]):
         )
 
     def _order_in_words(self) -> str:
-        nodes = "" if self.locality is None else ", by node"
+        nodes = ", by node" if self._by_node else ""
         return self.shuffle + nodes + "".join(f", {name} {size:,}" for name, size in self.block.items())
 
     # The position that a dataset shows, and the requests of its user.
@@ -670,10 +673,6 @@ class SharePlan(Plan[ShareEpoch]):
         mark = self.excluded_mark
         return {} if mark is None else {"excluded": list(mark)}
 
-    def write_layout(self, place: MiniEpoch) -> State:
-        """Return the entry of a state for the nodes and ranks of an epoch's order."""
-        return {} if self.locality is None else {"nodes": list(self.locality.layout(place, self.world))}
-
     def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:
         """Return the changes in a state; only a mixture has any."""
         return ()
@@ -687,7 +686,7 @@ class SharePlan(Plan[ShareEpoch]):
             "fingerprint": self.fingerprint,
             "shuffle": self.shuffle,
             **self.block,
-            **({} if self.locality is None else {"locality": "node"}),
+            **({"locality": "virtual nodes"} if self._by_node else {}),
             "seed": self.seed,
             "mini_epochs": self.mini_epochs,
             "remainder": self.remainder,
@@ -741,10 +740,9 @@ class SharePlan(Plan[ShareEpoch]):
 
             check_excluded(state, self.excluded_mark, of=of)
         changes = self.read_changes(state)
-        nodes, ranks = (0, 0) if self.locality is None else self.locality.read(state)
         if state.get("world_size") != self.world.world_size:
             done, base, skip = mini_epoch + 1 if state.get("finished") else mini_epoch, consumed, 0
-        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, nodes, ranks, changes))
+        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))
 
 
 def _not_rows() -> ConfigError:
@@ -761,21 +759,6 @@ def _excluded(rows: Any, of: int) -> ExcludedRows:
     from penstock.plan.exclusion import ExcludedRows
 
     return ExcludedRows(rows, of)
-
-
-def _locality(
-    locality: str, nodes: int | None, shuffle: str, world_size: int | None, *, by_shards: bool
-) -> Locality | None:
-    if locality not in ("none", "node"):
-        raise ConfigError(f"unknown locality {locality!r}: use 'none' or 'node'")
-    if locality == "none":
-        if nodes is not None:
-            raise ConfigError(f"nodes={nodes} needs locality='node': add it, or leave nodes= out")
-        return None
-    # Imported here for the reason in `_excluded`.
-    from penstock.plan.locality import Locality
-
-    return Locality(shuffle, nodes, world_size, by_shards=by_shards)
 
 
 class EpochRows:

@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from penstock.errors import ConfigError
 
-__all__ = ["PartitionOptions", "ShareOptions", "check_share", "wrong_share_option"]
+__all__ = ["NO_NODES", "PartitionOptions", "ShareOptions", "check_share", "wrong_share_option"]
+
+NO_NODES = "locality='node' needs no number of nodes, because its order is the same on any: leave nodes= out"
 
 
 class PartitionOptions(TypedDict, total=False):
@@ -51,12 +53,10 @@ class ShareOptions(PartitionOptions, total=False):
         exclude: rows of the source to leave out, such as damaged ones found during a run; at most 100,000. Other rows
             replace them, drawn from (seed, epoch, excluded row). All other positions keep their rows, so older states
             still load. To load a state saved with excluded rows, exclude at least the same rows.
-        locality: ``"node"`` assigns shards, or blocks of rows, to nodes. From epoch to epoch each node keeps seven
-            eighths of its rows, so the caches of k nodes together hold k times as much. Every epoch is a permutation of
-            all rows. ``"none"`` (default) splits all rows among all ranks again in each epoch.
-        nodes: number of nodes of the job, with the same number of ranks on each, in order. By default from torchrun
-            (GROUP_WORLD_SIZE); a ConfigError if it is not set. A state loads on any number of nodes: the current epoch
-            keeps its order, and the next one is assigned to the new nodes.
+        locality: ``"node"``: each rank reads the same rows in every epoch, so the caches of k nodes together hold k
+            times as much, if the number of ranks divides 192. Every epoch is a permutation of all rows, the same on any
+            number of ranks; see `penstock.order.NodeShuffle`. ``"none"`` (default) splits all rows among all ranks
+            again in each epoch.
     """
 
     shuffle: str
@@ -65,7 +65,6 @@ class ShareOptions(PartitionOptions, total=False):
     window: int | None
     exclude: Any
     locality: Literal["none", "node"]
-    nodes: int | None
 
 
 def check_share(
@@ -85,8 +84,10 @@ def check_share(
 
     Raises:
         TypeError: an option is unknown, as for any function.
-        ConfigError: a value has a wrong type.
+        ConfigError: a value has a wrong type, or ``nodes`` is an option.
     """
+    if "nodes" in share:
+        raise ConfigError(f"{owner.__name__}: {NO_NODES}")
     for name in share:
         if name not in known:
             raise TypeError(_unexpected(owner, name, [*known, *_parameters(owner)]))
@@ -129,7 +130,7 @@ def _is_text(value: Any) -> bool:
 _TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("mini_epochs", "seed"), (_is_integer, "an integer")),
     **dict.fromkeys(
-        ("rank", "world_size", "group", "block_size", "window", "nodes"), (_is_integer_or_none, "an integer, or None")
+        ("rank", "world_size", "group", "block_size", "window"), (_is_integer_or_none, "an integer, or None")
     ),
     "shuffle": (_is_text, "the name of an order: 'global', 'block' or 'none'"),
     "remainder": (_is_text, "'pad', 'drop' or 'uneven'"),

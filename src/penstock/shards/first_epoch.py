@@ -17,7 +17,7 @@ import operator
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 import numpy as np
 import xxhash
@@ -36,6 +36,9 @@ from penstock.shards.facts import Facts
 from penstock.shards.opened import pack_rows, split_rows
 from penstock.storage.urls import shown
 from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.order.stages import WeightStage
 
 __all__ = ["ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan", "check_window_shards", "unknown_length"]
 
@@ -329,7 +332,7 @@ class WindowPlan(SharePlan):
         """The epoch after the last one that the job read in windows, 0 without one; and the times that one was read."""
         if not source.complete:
             _check_countless(share)
-        super().__init__(source, ahead=ahead, by_shards=True, **share)
+        super().__init__(source, ahead=ahead, **share)
 
     def length(self) -> int:
         """Return the number of rows of the source; -1 while shards are not counted."""
@@ -482,10 +485,10 @@ class WindowPlan(SharePlan):
             return cursor
         return replace(cursor, changes={"windows": read_int(state, "windows", of="dataset")})
 
-    def write_layout(self, place: MiniEpoch) -> State:
-        """Return the entries of a state for the nodes of an epoch's order, and for the epochs read in windows."""
+    def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
+        """Return the entries of a state that may change during a job, and for the epochs read in windows."""
         until = {"windows": self.windows_until} if self.windows_until else {}
-        return super().write_layout(place) | until
+        return super().write_changes(changes) | until
 
 
 def unknown_length() -> LengthUnknownError:

@@ -18,8 +18,8 @@ from penstock.tools.planning.store import StoreJob, plan_store
 
 invoke = functools.partial(said, "plan")
 
-ORDER = ("--shuffle", "block", "--block-size", 100, "--window", 4, "--seed", 3)
-SMALL = ("--shards", 100, "--samples", 10_010, "--bytes", "2kB", "--nodes", 2, "--cache", "4MB", *ORDER)
+ORDER = ("--shuffle", "block", "--block-size", 20, "--window", 4, "--seed", 3)
+SMALL = ("--shards", 1000, "--samples", 20_000, "--bytes", "1kB", "--nodes", 2, "--cache", "6MB", *ORDER)
 PRICES = ("--gb-price", 0.09, "--request-price", 0.4)
 
 
@@ -28,9 +28,9 @@ def planned(samples: Any, sizes: Any, **options: Any) -> dict[str, Any]:
         samples=samples,
         sizes=sizes,
         nodes=2,
-        cache_bytes=4_000_000,
+        cache_bytes=6_000_000,
         shuffle="block",
-        block_size=100,
+        block_size=20,
         window=4,
         seed=3,
         **options,
@@ -43,20 +43,20 @@ def planned(samples: Any, sizes: Any, **options: Any) -> dict[str, Any]:
 
 def test_json_is_the_plan() -> None:
     report = json.loads(invoke(*SMALL, *PRICES, "--ranks", 4, "--epochs", 4, "--json"))["store"]
-    bounds = np.arange(101) * 10_010 // 100
-    assert report["ways"] == planned(np.diff(bounds), np.diff(bounds) * 2000, ranks=4, epochs=4)
+    bounds = np.arange(1001) * 20_000 // 1000
+    assert report["ways"] == planned(np.diff(bounds), np.diff(bounds) * 1000, ranks=4, epochs=4)
     del report["ways"]
     assert report == {
-        "shards": 100,
-        "samples": 10_010,
-        "bytes": 20_020_000,
+        "shards": 1000,
+        "samples": 20_000,
+        "bytes": 20_000_000,
         "nodes": 2,
         "ranks": 4,
-        "cache_bytes": 4_000_000,
+        "cache_bytes": 6_000_000,
         "gb_price": 0.09,
         "request_price": 0.4,
         "shuffle": "block",
-        "block_size": 100,
+        "block_size": 20,
         "window": 4,
         "seed": 3,
     }
@@ -64,9 +64,9 @@ def test_json_is_the_plan() -> None:
 
 def test_the_table() -> None:
     text = invoke(*SMALL, *PRICES)
-    assert "100 shards with 10,010 samples (20 MB), 2 ranks on 2 nodes, a cache of 4 MB each, block shuffle" in text
-    assert re.search(r"plain, LRU +1 +40 MB +200 +0\.0%", text)
-    assert re.search(r"by node +1 +20\.\d MB +10\d +0\.0% +0\.\d\d", text)
+    assert "1,000 shards with 20,000 samples (20 MB), 2 ranks on 2 nodes, a cache of 6 MB each, block shuffle" in text
+    assert re.search(r"plain, LRU +1 +40 MB +2,000 +0\.0%", text)
+    assert re.search(r"by node +1 +2\d\.\d MB +1,\d{3} +0\.0% +0\.\d\d", text)
     assert re.search(r"2 to 3, each", text)
     assert "cost" not in invoke(*SMALL)
 
@@ -79,7 +79,7 @@ def test_shards_that_are_there(tmp_path: Path) -> None:
                 writer.write({"__key__": f"{number}-{key}", "bin": bytes(700)})
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("s-*.tar"))]
     report = json.loads(
-        invoke("--shards", tmp_path / "s-*.tar", "--nodes", 2, "--cache", "4MB", *ORDER, *PRICES, "--json")
+        invoke("--shards", tmp_path / "s-*.tar", "--nodes", 2, "--cache", "6MB", *ORDER, *PRICES, "--json")
     )
     assert report["store"]["ways"] == planned(np.array([30, 50, 40]), np.array(sizes))
     (tmp_path / "rows.csv").write_text("path,label\na.jpg,1\n")

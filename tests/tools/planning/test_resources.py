@@ -51,7 +51,7 @@ def test_the_ring_is_no_larger_than_planned(size: int, workers: int, prefetch: i
         iterator = iter(loader)
         for _ in range(6):
             next(iterator)
-        file = iterator._window.executor.ring.file
+        file = iterator._batches.executor.ring.file
         used = os.fstat(file.fd).st_blocks * 512 - BOARD
     assert 0 < used <= memory.ring
     assert used % memory.slot_bytes == 0

@@ -138,7 +138,7 @@ def _print(plan: StorePlan, run: JobOptions, prices: dict[str, float]) -> None:
             table.add_row("", "all", "", "", "", f"{total:,.2f}", style="bold")
     print_figures(table)
     out.print(
-        "plain: each epoch splits all rows among all ranks. by node: locality='node' assigns shards to nodes. Caches "
+        "plain: each epoch splits all rows among all ranks. by node: locality='node'. Caches "
         "know the order, except LRU, which drops the least recently used. Not included: listing shards and reading "
         "their indexes."
     )

@@ -32,8 +32,6 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.manifest import Manifest
-    from penstock.order import Nodes
-    from penstock.order.permutation import Indices
     from penstock.tools.quality import Quality
     from penstock.tools.quality.measure import Labels, Make
 
@@ -78,15 +76,7 @@ def command(
         int, typer.Option("--block-size", min=1, help="Rows in a block of the block shuffle.")
     ] = 1024,
     window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed together.")] = 64,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            "--nodes",
-            min=1,
-            help="Also measure locality='node', which assigns blocks to so many nodes of --ranks.",
-            show_default=False,
-        ),
-    ] = None,
+    locality: Annotated[bool, typer.Option("--locality", help="Also measure locality='node'.")] = False,
     seed: Annotated[int, typer.Option("--seed", callback=check_seed, help="Seed of all orders.")] = 0,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
@@ -105,7 +95,7 @@ def command(
     """
     target = _target(files, sources)
     if target is not None or sources.is_given:
-        if others := given_options(context, Reading, "buffer", "nodes"):
+        if others := given_options(context, Reading, "buffer", "locality"):
             raise typer.BadParameter(f"{', '.join(others)}: only for manifests: leave them out")
         given = _Steps(kind, seed, block_size, window, batch, ranks, epochs, batches)
         _measure_steps(context, target, sources, given, as_json=as_json)
@@ -115,8 +105,7 @@ def command(
     from penstock.tools.quality import measure
 
     source = _source(list(files), how, bars=not as_json)
-    layout = None if nodes is None else _layout(nodes, ranks)
-    makers = _makers(source, kind, buffer, layout, seed=seed, block_size=block_size, window=window)
+    makers = _makers(source, kind, buffer, locality=locality, seed=seed, block_size=block_size, window=window)
     found: dict[str, Quality] = {}
     for name, make in makers.items():
         with bar(name, show=not as_json) as show:
@@ -220,7 +209,6 @@ class _Source(NamedTuple):
     rows: int
     fingerprint: str | None
     labels: Labels | None
-    starts: Indices | None = None
     without: str = "this manifest has no labels that are numbers or texts (--label)"
 
 
@@ -246,35 +234,20 @@ def _source(files: list[str], how: Reading, *, bars: bool) -> _Source:
     if kind == "compressed shards":
         raise ConfigError(f"{', '.join(files)}: compressed shards are streams of unknown length: unpack them first")
     samples: Any = open(names if len(names) > 1 else names[0], rank=0, world_size=1)
-    starts = samples.plan.source.starts if kind in ("shards", "MDS folders") else None
     return _Source(
         len(samples),
         fingerprint_of(samples),
         None,
-        starts,
         f"the labels of {kind} are inside the samples, which are not read",
     )
-
-
-def _layout(nodes: int, ranks: int) -> Nodes:
-    """Return the layout of ranks on nodes.
-
-    Raises:
-        BadParameter: nodes with different numbers of ranks.
-    """
-    from penstock.order import Nodes
-
-    if ranks % nodes:
-        raise typer.BadParameter(f"--nodes {nodes}: --ranks must be a multiple of it, not {ranks}")
-    return Nodes(nodes, ranks)
 
 
 def _makers(
     source: _Source,
     kinds: list[_Kind] | None,
     buffers: list[int] | None,
-    layout: Nodes | None,
     *,
+    locality: bool,
     seed: int,
     block_size: int,
     window: int,
@@ -291,11 +264,11 @@ def _makers(
             make_order(kind, n, seed=seed, epoch=epoch, block_size=block_size, window=window)
         )
 
-    def by_node(kind: str, layout: Nodes) -> Make:
+    def by_node(kind: str) -> Make:
         from penstock.order import NodeShuffle
 
-        sizes = {"block_size": block_size, "window": window} if kind == "block" else {}
-        return lambda epoch: NodeShuffle(n, layout, seed=seed, epoch=epoch, kind=kind, starts=source.starts, **sizes)
+        size = block_size if kind == "block" else None
+        return lambda epoch: NodeShuffle(n, seed=seed, epoch=epoch, block_size=size)
 
     def torchs(epoch: int) -> TableOrder:
         from penstock.samplers.orders import TorchOrder
@@ -309,8 +282,8 @@ def _makers(
     for kind in kinds or (_Kind.NONE, _Kind.BLOCK, _Kind.GLOBAL):
         name = f"block, {block_size} x {window}" if kind is _Kind.BLOCK else str(kind)
         makers[name] = torchs if kind is _Kind.TORCH else ours(kind)
-        if layout is not None and kind in (_Kind.BLOCK, _Kind.GLOBAL):
-            makers[f"{name}, by node"] = by_node(str(kind), layout)
+        if locality and kind in (_Kind.BLOCK, _Kind.GLOBAL):
+            makers[f"{name}, by node"] = by_node(str(kind))
     for size in buffers or ():
         makers[f"buffer of {size:,} (peer)"] = buffered(size)
     return makers

@@ -4,7 +4,7 @@
 
 Three ways are compared. "plain" splits rows among all ranks in each epoch, with a cache that knows the order
 (`penstock.storage.copy_choice`, `penstock.tools.planning.eviction`). "plain, LRU" is the same with a cache that evicts
-the least recently used shard. "by node" assigns shards to nodes, so that a node keeps most of its shards.
+the least recently used shard. "by node" is the order of ``locality="node"``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.hashing import mix
-from penstock.order import Nodes, NodeShuffle, Order, make_order
+from penstock.order import NodeShuffle, Order, make_order
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.storage.blocks import BLOCK
 from penstock.storage.copy_choice import come_and_go, stay, usable
@@ -44,7 +44,8 @@ class StoreJob:
         ranks: number of ranks of the job; by default one for each node.
         cache_bytes: size of the cache of each node.
         epochs: number of epochs to plan.
-        shuffle, block_size, window, seed: the order, see `penstock.order.make_order`: ``"block"`` or ``"global"``.
+        shuffle, block_size, window, seed: the order, see `penstock.order.make_order`: ``"block"`` or ``"global"``. "by
+            node" has no ``window``.
         request_bytes: bytes of one request of a copy, as in `penstock.storage.Storage`.
 
     Raises:
@@ -74,7 +75,7 @@ class StoreJob:
             or min(self.sizes) < 0
         ):
             raise ConfigError("samples and sizes need a number, 0 or more, for each of one or more shards")
-        if self.layout.ranks < 1 or self.layout.ranks % self.nodes:
+        if self.world_size < 1 or self.world_size % self.nodes:
             raise ConfigError(f"each node must have equally many ranks, got {self.ranks} ranks on {self.nodes} nodes")
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes must be 0 or more, got {self.cache_bytes}")
@@ -82,9 +83,9 @@ class StoreJob:
             raise ConfigError(f"a plan with shards needs shuffle 'block' or 'global', not {self.shuffle!r}")
 
     @property
-    def layout(self) -> Nodes:
-        """The layout of ranks on nodes."""
-        return Nodes(self.nodes, self.nodes if self.ranks is None else self.ranks)
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes if self.ranks is None else self.ranks
 
 
 class Fetched(NamedTuple):
@@ -151,7 +152,7 @@ def plan_store(job: StoreJob) -> StorePlan:
     small = _thinned(job)
     starts = np.concatenate([[0], np.cumsum(small.samples)]).astype(np.int64)
     plain = [_epoch_uses(small, _plain(small, epoch), starts) for epoch in range(job.epochs + 1)]
-    by_node = [_epoch_uses(small, _by_node(small, epoch, starts), starts) for epoch in range(job.epochs + 1)]
+    by_node = [_epoch_uses(small, _by_node(small, epoch), starts) for epoch in range(job.epochs + 1)]
     ways = {
         "plain, LRU": _least_recent(job, plain),
         "plain": _known(job, small, plain),
@@ -162,7 +163,7 @@ def plan_store(job: StoreJob) -> StorePlan:
         samples=int(job.samples.sum()),
         bytes=int(job.sizes.sum()),
         nodes=job.nodes,
-        ranks=job.layout.ranks,
+        ranks=job.world_size,
         cache_bytes=job.cache_bytes,
         ways=ways,
     )
@@ -182,34 +183,33 @@ def _plain(job: StoreJob, epoch: int) -> Order:
     return make_order(job.shuffle, int(job.samples.sum()), seed=job.seed, epoch=epoch, **sizes)
 
 
-def _by_node(job: StoreJob, epoch: int, starts: Ints) -> Order:
-    sizes = {"block_size": job.block_size, "window": job.window}
-    return NodeShuffle(
-        int(starts[-1]), job.layout, seed=job.seed, epoch=epoch, kind=job.shuffle, starts=starts, **sizes
-    )
+def _by_node(job: StoreJob, epoch: int) -> Order:
+    block_size = job.block_size if job.shuffle == "block" else None
+    return NodeShuffle(int(job.samples.sum()), seed=job.seed, epoch=epoch, block_size=block_size)
 
 
 def _epoch_uses(job: StoreJob, order: Order, starts: Ints) -> list[Uses]:
-    return [uses_of(order, job.layout, node, starts) for node in range(job.nodes)]
+    here = job.world_size // job.nodes
+    return [uses_of(order, range(node * here, (node + 1) * here), job.world_size, starts) for node in range(job.nodes)]
 
 
-def uses_of(order: Order, layout: Nodes, node: int, starts: Ints) -> Uses:
+def uses_of(order: Order, ranks: range, world_size: int, starts: Ints) -> Uses:
     """Return a node's uses of each shard.
 
     Args:
         order: of the epoch.
-        layout: layout of ranks on nodes.
-        node: number of the node.
+        ranks: ranks of the node.
+        world_size: number of ranks of the job.
         starts: the first row of each shard, and the number of rows.
     """
-    n, here, shards = len(order), layout.ranks // layout.nodes, len(starts) - 1
+    n, shards = len(order), len(starts) - 1
     first, last, rows = np.full(shards, NEVER), np.full(shards, -1), np.zeros(shards, np.int64)
-    rounds = -(-n // layout.ranks)  # the last round repeats the first positions, like padding
+    rounds = -(-n // world_size)  # the last round repeats the first positions, like padding
     for begin in range(0, rounds, _CHUNK):
         steps = np.arange(begin, min(begin + _CHUNK, rounds), dtype=np.int64)
-        positions = steps[:, None] * layout.ranks + node * here + np.arange(here)
+        positions = steps[:, None] * world_size + np.array(ranks)
         numbers = (starts.searchsorted(order[positions.reshape(-1) % max(n, 1)], "right") - 1) if n else steps[:0]
-        at = np.repeat(steps, here)
+        at = np.repeat(steps, len(ranks))
         last[numbers] = at
         seen = np.full(shards, NEVER)
         seen[numbers[::-1]] = at[::-1]
