@@ -1,7 +1,7 @@
 """`LoaderConfig`: the settings of a data loader in one frozen record.
 
     DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, small_batch_depth
-    loader.timeout = 9            |          read by `Workers`, auto-tuning, Probe and integrations
+    loader.timeout = 9            |          read by Workers, Flow, auto-tuning, Probe, integrations
        a new record at the next iter()
 
 Its fields are the list of settings: the constructor's signature repeats it, and a loader's attributes and torch's
