@@ -202,7 +202,8 @@ class DataLoader(TorchDataLoader[T_co]):
     ) -> None:
         if dispatch is not None:
             raise ConfigError(
-                "one worker process makes a batch: omit dispatch=; threads_per_worker= shares it out there"
+                "DataLoader takes no dispatch=: one worker process makes each batch. To share it among threads of that "
+                "process, pass threads_per_worker="
             )
         if skip is not None:
             raise ConfigError(
