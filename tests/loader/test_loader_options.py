@@ -105,6 +105,15 @@ def test_several_processes_for_one_batch_are_refused() -> None:
         ps.DataLoader(Loads(), num_workers=2, dispatch="chunk")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [("hedge", False, "deadline"), ("min_workers", 1, "num_workers"), ("max_workers", 4, "num_workers")],
+)
+def test_a_dropped_option_of_ray_names_what_replaces_it(name: str, value: Any, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"takes no {name}=: .*pass {instead}="):
+        ps.RayOptions(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["max_bytes_in_flight", "threads_per_worker"])
 @pytest.mark.parametrize("value", ["2", 0, 1.5])
 def test_counts_are_integers_of_one_or_more(name: str, value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -16,6 +16,7 @@ _LIKE = {
     "label_selector": '{"role": "loader"}',
     "runtime_env": '{"env_vars": {"A": "b"}}',
 }
+_NUMBER = "the number of workers is constant: pass num_workers= to the DataLoader"
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,17 @@ class RayOptions:
     deadline: float | None = 300.0
     start_timeout: float = 120.0
     name: str = "penstock"
+    hedge: InitVar[None] = None
+    min_workers: InitVar[None] = None
+    max_workers: InitVar[None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, hedge: None, min_workers: None, max_workers: None) -> None:
+        if hedge is not None:
+            raise ConfigError("RayOptions takes no hedge=: pass deadline=, after which another worker makes a batch")
+        if min_workers is not None:
+            raise ConfigError(f"RayOptions takes no min_workers=: {_NUMBER}")
+        if max_workers is not None:
+            raise ConfigError(f"RayOptions takes no max_workers=: {_NUMBER}")
         if self.address not in (None, "auto", "local") and not (isinstance(self.address, str) and ":" in self.address):
             raise ConfigError(f"address must be 'host:port', 'auto', 'local' or None, got {self.address!r}")
         self._check_kinds()
