@@ -244,7 +244,7 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
     position, name = pipeline.position, type(pipeline.dataset).__name__
     auto = "num_workers='auto'"
     if config.executor == "ray":
-        raise ConfigError(f"{auto} tries executors of this machine: for executor='ray' pass a number")
+        raise ConfigError(f"{auto} counts workers on this machine: for executor='ray' pass a number")
     if position.plan is None:
         raise ConfigError(
             f"{auto} is not possible for {name}: the samples of an iterable dataset depend on the number of workers, "

@@ -129,7 +129,7 @@ class LoaderConfig:
 
     @property
     def auto_tunes(self) -> bool:
-        """Whether auto-tuning still has to choose executor and number of workers."""
+        """Whether auto-tuning still has to choose the number of workers."""
         return isinstance(self.num_workers, AutoWorkers)
 
     @cached_property
