@@ -693,6 +693,14 @@ def test_the_remedies_for_mixed_data_work(rest: Any, tmp_path: Path, job: Any) -
     assert [len(each[0]) for each in mixed] == [N, N]
 
 
+def test_a_share_that_was_opened_whole_is_unsplit_data(tmp_path: Path, job: Any) -> None:
+    def read() -> Any:
+        whole = share(tmp_path, shuffle="none", rank=0, world_size=1)
+        return epochs(loader_over(ConcatDataset([whole, Subset(Range(N), range(N))]), split=False), 1)
+
+    assert [sorted(each[0]) for each in job(2, read)] == [sorted([*range(N)] * 2)] * 2
+
+
 def test_unsplit_data_of_ours_and_others_are_refused_with_shuffle(job: Any) -> None:
     """The loader would split one of them by its rule, and not the other."""
 

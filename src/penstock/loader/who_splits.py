@@ -370,6 +370,8 @@ def _plan_inside(dataset: Any) -> SharePlan | None:
 def _check_alike(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
     """Raise if several ranks would read a share of some datasets inside a dataset, and all of others."""
     ranks = _ranks()
+    # A share that was opened for one rank is everything.
+    split = [one for one in split if (order := own_order(one)) is None or order.ranks > 1]
     if ranks == 1 or not split or not unsplit:
         return
     name, shared = type(dataset).__name__, kind_text(split[0])
