@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import threading
 import time
 import warnings
 import weakref
@@ -265,6 +266,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._workers.check()
         self._base_seed: int | None = None
         self._passes: list[weakref.ref[DataLoaderIter]] = []
+        self._starts = threading.RLock()
 
     # Settings.
 
@@ -405,10 +407,19 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads, workers and a running iterator belong to this process.
-        return {**self.__dict__, "_workers": None, "_iterator": None, "_passes": [], "_tuner": None, "_base_seed": None}
+        return {
+            **self.__dict__,
+            "_workers": None,
+            "_starts": None,
+            "_iterator": None,
+            "_passes": [],
+            "_tuner": None,
+            "_base_seed": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.__dict__["_starts"] = threading.RLock()
         self.__dict__["_workers"] = self._new_workers(self._config)
 
     def __repr__(self) -> str:
@@ -502,7 +513,9 @@ class DataLoader(TorchDataLoader[T_co]):
     # Iteration.
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        return self._begin()
+        # Threads that start iterators take turns.
+        with self._starts:
+            return self._begin()
 
     def _begin(self) -> DataLoaderIter:
         """Start an epoch iterator."""
@@ -656,7 +669,8 @@ class DataLoader(TorchDataLoader[T_co]):
         for held in passes:
             if (iterator := held()) is not None:
                 iterator.end(max(0.5, deadline - time.monotonic()))
-        self._workers.close()
+        # Also those of an iterator that another thread is about to start.
+        self._workers.close(running=True)
         self._iterator = None
         if (order := own_order(self.dataset)) is not None:
             order.close()

@@ -298,6 +298,8 @@ class Window:
                     self._take_in(events)
                 if self._why is not None or executor.closed:
                     return self._end_early()
+                if executor.run != self._run and (taken_over := self._why_not()) is not None:
+                    return taken_over
                 result = self._collect_head()
                 if result is None and self._ready >= executor.workers and not all(self._load[: executor.workers]):
                     self._flow.stall()

@@ -57,6 +57,7 @@ class Workers:
         self._flow: Flow | None = None
         self._policy: DispatchPolicy | None = None
         self._stats: dict[str, Any] = {"nodes": {}, "lost_workers": 0} if config.kind == "ray" else {}
+        self._started: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._rings: list[Ring] = []
         """Memory of earlier worker processes, to be used again."""
 
@@ -110,6 +111,7 @@ class Workers:
             cast("RayExecutor", self.executor).renew(fetcher, base_seed)
         else:
             self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
+            self._started.add(self.executor)
         assert self.executor is not None
         assert self._flow is not None
         self._flow.limit_bytes(self.executor.max_bytes)
@@ -147,12 +149,13 @@ class Workers:
             self._stats = cast("RayExecutor", self.executor).stats()
         return self._stats
 
-    def close(self) -> None:
-        """End the workers, in bounded time. Idempotent."""
+    def close(self, *, running: bool = False) -> None:
+        """End the workers that wait for an iterator, or all that run, in bounded time. Idempotent."""
         self.stats()
         executor, self.executor = self.executor, None
-        if executor is not None and executor.pid == os.getpid():
-            executor.close(SHUTDOWN_TIMEOUT_S)
+        for one in list(self._started) if running else [executor]:
+            if one is not None and one.pid == os.getpid():
+                one.close(SHUTDOWN_TIMEOUT_S)
 
 
 def _drawn_together(requests: Iterator[BatchRequest], count: int) -> Iterator[BatchRequest]:

@@ -306,6 +306,8 @@ class ThreadExecutor(Executor):
     @run.setter
     def run(self, run: int) -> None:
         self._run[0] = run
+        # The consumer of an older iterator may wait in another thread.
+        self._news.put(None)
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         """See `Executor`. An error of loading a state is raised at once."""

@@ -21,6 +21,7 @@ from typing import Any
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
+from penstock.loader.executors.process.pipes import framed
 from penstock.loader.executors.process.pool import WorkerProcess, end
 from penstock.loader.executors.process.ring import BOARD, Ring
 from penstock.loader.executors.process.transport import unpack
@@ -73,10 +74,11 @@ class ProcessExecutor(Executor):
         self._words = memoryview(self.ring.file.map)[:BOARD].cast("Q")
         self.members: list[WorkerProcess] = []
         self._all: list[WorkerProcess] = []  # also those that were told to end
-        self._lent: dict[tuple[int, int], tuple[int, int]] = {}
-        """Worker and slot of each request that is not answered, by run and number."""
+        self._lent: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
+        """The worker and the slot of each request that is not answered, by run and number."""
         self._events: list[Event] = []  # that no worker reports
         self._poller = select.poll()
+        self._polls = threading.Lock()  # held in calls of `poll`, which two threads must not be in
         self._by_fd: dict[int, WorkerProcess] = {}
         self._close = weakref.finalize(self, _end, self._all, self._words, self.pid, self.lock)
         self.run = 0
@@ -106,34 +108,41 @@ class ProcessExecutor(Executor):
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
+        if self.closed:
+            # By a signal handler, or by another thread that did not wait for a user's sampler.
+            return
+        member = self.members[worker]
         items: list[Any] = []
         for request in requests:
             if isinstance(request, Start):
                 items.append(request)
                 continue
             slot, extent = self.ring.lend()
-            self._lent[request.run, request.number] = worker, slot
+            self._lent[request.run, request.number] = member, slot
             values = request.indices, request.packed, request.place
             items.append((request.run, request.number, slot, extent, *values))
-        outbox = self.members[worker].outbox
         try:
-            outbox.send(items)
+            data = framed(items)
         except Exception as error:
             self._refuse(requests, worker, error)
-        if outbox.waiting:
-            self._watch(outbox.fd, select.POLLOUT, worker)
+            return
+        member.outbox.send(data)
+        if member.outbox.waiting:
+            self._watch(member.outbox.fd, select.POLLOUT, member)
 
     def _refuse(self, requests: Sequence[Start | BatchRequest], worker: int, error: Exception) -> None:
         """Answer the requests that cannot be pickled, and send the others one by one."""
         for request in requests:
             if isinstance(request, BatchRequest):
-                self._give_back(request.run, request.number, 0)
-                if len(requests) == 1:
-                    result = BatchResult(None, BatchMetrics(), request.number, worker, error=error, run=request.run)
-                    self._events.append(result)
-                    return
-        for request in requests:
-            self.submit([request], worker)
+                self._give_back(request.run, request.number, None)
+        if len(requests) > 1:
+            for request in requests:
+                self.submit([request], worker)
+        elif isinstance(requests[0], Start):
+            raise error
+        else:
+            run, number = requests[0].run, requests[0].number
+            self._events.append(BatchResult(None, BatchMetrics(), number, worker, error=error, run=run))
 
     def _give_back(self, run: int, number: int, extent: int | None) -> None:
         """Free the slot of a request that nobody works on."""
@@ -147,8 +156,20 @@ class ProcessExecutor(Executor):
         ready: list[tuple[int, int]] = []
         if not self._events:
             timeout = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+            if self.closed:
+                return []
             self.waiting = True
-            ready = self._poller.poll(timeout)
+            if self._polls.acquire(blocking=False):
+                try:
+                    ready = self._poller.poll(timeout)
+                finally:
+                    self._polls.release()
+            else:
+                # The consumer of an older iterator, in another thread, is in that call.
+                poller = select.poll()
+                for fd in list(self._by_fd):
+                    poller.register(fd, select.POLLIN)
+                ready = poller.poll(timeout)
             self.waiting = False
         with self.lock:
             if run != self.run:
@@ -165,7 +186,7 @@ class ProcessExecutor(Executor):
         if fd == outbox.fd:
             outbox.flush()
             if not outbox.waiting:
-                self._forget(fd)
+                self._forget(fd, member)
                 if member.ending:
                     member.dismiss()
             return
@@ -178,7 +199,7 @@ class ProcessExecutor(Executor):
             if inbox.empty or not died:
                 break
         if inbox.ended:
-            self._forget(fd)
+            self._forget(fd, member)
         if died:
             self._bury(member, events)
 
@@ -189,7 +210,8 @@ class ProcessExecutor(Executor):
                 events.append(answer)
             return
         run, number, slot, extent, used, data, costs, state, remote, how = answer
-        del self._lent[run, number]
+        if self._lent.pop((run, number), None) is None:
+            return
         memory = None
         if not used or how == SKIPPED or run != self.run:
             self.ring.give_back(slot, extent)
@@ -238,26 +260,28 @@ class ProcessExecutor(Executor):
         member = WorkerProcess(number, self._context, setup)
         self.members[number : number + 1] = [member]
         self._all.append(member)
-        self._watch(member.inbox.fd, select.POLLIN, number)
-        self._watch(member.sentinel, select.POLLIN, number)
+        self._watch(member.inbox.fd, select.POLLIN, member)
+        self._watch(member.sentinel, select.POLLIN, member)
 
-    def _watch(self, fd: int, event: int, worker: int) -> None:
-        self._by_fd[fd] = self.members[worker]
+    def _watch(self, fd: int, event: int, member: WorkerProcess) -> None:
+        self._by_fd[fd] = member
         self._poller.register(fd, event)
 
-    def _forget(self, fd: int) -> None:
-        if self._by_fd.pop(fd, None) is not None:
+    def _forget(self, fd: int, member: WorkerProcess) -> None:
+        # The number of a pipe that was closed may be another worker's.
+        if self._by_fd.get(fd) is member:
+            del self._by_fd[fd]
             self._poller.unregister(fd)
 
     def _bury(self, member: WorkerProcess, events: list[Event]) -> None:
         """Note the death of a worker. Its slots are free, though nobody knows how much memory they have."""
         member.wait(time.monotonic() + 1)
         for fd in (member.inbox.fd, member.outbox.fd, member.sentinel):
-            self._forget(fd)
+            self._forget(fd, member)
         member.dead = True
         member.close()
         self._all.remove(member)
-        owed = [key for key, (worker, _) in self._lent.items() if worker == member.number]
+        owed = [key for key, (worker, _) in self._lent.items() if worker is member]
         if not member.ending or any(run == self.run for run, _ in owed):
             peak = self._words[1 + self._width * member.number]
             events.append(Lost(member.number, member.obituary(peak)))

@@ -11,13 +11,18 @@ import pickle
 import struct
 from typing import Any
 
-__all__ = ["Inbox", "Outbox", "write"]
+__all__ = ["Inbox", "Outbox", "framed", "write"]
 
 _LENGTH = struct.Struct("<Q")
 _READ = 1 << 18
 
 
-def _framed(message: Any) -> bytes:
+def framed(message: Any) -> bytes:
+    """Return a message as bytes for a pipe.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
     data = pickle.dumps(message, 5)
     return _LENGTH.pack(len(data)) + data
 
@@ -28,7 +33,7 @@ def write(fd: int, message: Any) -> None:
     Raises:
         BrokenPipeError: the reader is gone.
     """
-    data = memoryview(_framed(message))
+    data = memoryview(framed(message))
     while data:
         data = data[os.write(fd, data) :]
 
@@ -78,25 +83,23 @@ class Outbox:
 
     Attributes:
         waiting: what `flush` has to write when the pipe is writable.
+        closed: whether the pipe was closed, so that its number may be another file's.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.waiting = b""
+        self.closed = False
 
-    def send(self, message: Any) -> None:
-        """Write or keep a message.
-
-        Raises:
-            Exception: it cannot be pickled.
-        """
-        self.waiting += _framed(message)
+    def send(self, data: bytes) -> None:
+        """Write or keep a message of `framed`."""
+        self.waiting += data
         self.flush()
 
     def flush(self) -> None:
         """Write as much as the pipe accepts now. A dead reader is noticed elsewhere."""
         try:
-            while self.waiting:
+            while self.waiting and not self.closed:
                 self.waiting = self.waiting[os.write(self.fd, self.waiting) :]
         except BlockingIOError:
             pass

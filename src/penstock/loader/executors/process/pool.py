@@ -63,11 +63,11 @@ class WorkerProcess:
             requests, self._requests = context.Pipe(duplex=False)
             self._answers, answers = context.Pipe(duplex=False)
             _open.add(self)  # before the fork, which must close its copies
+        self.outbox = Outbox(self._requests.fileno())
+        self.inbox = Inbox(self._answers.fileno())
         try:
             for connection in (self._requests, self._answers):
                 os.set_blocking(connection.fileno(), False)
-            self.outbox = Outbox(self._requests.fileno())
-            self.inbox = Inbox(self._answers.fileno())
             with _holding_back_interrupts(context.get_start_method()) as held_back:
                 self._start(context, setup(requests, answers, held_back))
         except BaseException:
@@ -110,11 +110,13 @@ class WorkerProcess:
 
     def dismiss(self) -> None:
         """Let the worker end when it has answered all requests."""
+        self.outbox.closed = True
         with _forks:
             self._requests.close()
 
     def close(self) -> None:
         """Close our ends of the pipes."""
+        self.outbox.closed = True
         with _forks:
             self._requests.close()
             self._answers.close()
