@@ -4,8 +4,8 @@
     python tests/test_gate.py --write    record what is measured in gate.json
     python tests/test_gate.py --list     print the functions of each step, with the number of their calls
 
-A figure above the recorded one fails. So does one that is 2 % lower, until it is recorded. A change that must raise a
-figure records it, and its commit says why.
+A figure above the recorded one fails. So does one that is 2 % lower (of a step: a quarter), until it is recorded. A
+change that must raise a figure records it, and its commit says why.
 
 A step is taken through public names in a fresh interpreter: once for imports and caches, then under `sys.setprofile`,
 all threads together. A function is a code object of ``src/penstock`` that ``def`` or ``lambda`` made. Comprehensions
@@ -43,8 +43,8 @@ from penstock.images.transforms import HorizontalFlip, RandomCrop
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "penstock"
 GATE = TESTS / "gate.json"
-SLACK = 0.02
-"""A recorded figure may be higher than the measured one by this share of it."""
+SLACK, SLACK_OF_STEPS = 0.02, 0.25
+"""A recorded figure may be higher than the measured one by this share of it. In some runs a slot of memory grows."""
 
 Figures = dict[str, dict[str, int]]
 Calls = Counter[str]
@@ -279,7 +279,7 @@ commit."""
 
 @pytest.mark.skipif(sys.platform != "linux" or not native.is_available(), reason="other functions are used here")
 def test_steps_enter_no_more() -> None:
-    differ = differences(of_steps(taken_steps()), read("steps"), SLACK)
+    differ = differences(of_steps(taken_steps()), read("steps"), SLACK_OF_STEPS)
     assert not differ, "\n".join([*differ, ADVICE])
 
 
