@@ -13,16 +13,10 @@ from __future__ import annotations
 
 from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchResult
-from penstock.loader.sizes import RecentSizes
+from penstock.loader.sizes import AHEAD, LIGHT, RecentSizes
 from penstock.loader.statistics import size_of
 
-__all__ = ["AHEAD", "LIGHT", "Flow"]
-
-LIGHT = 1 << 18
-"""Maximum bytes of a small batch."""
-
-AHEAD = 1 << 25
-"""Maximum total bytes of more batches than usual, if the user set no limit."""
+__all__ = ["Flow"]
 
 _QUICK, _RAY_QUICK = 1e-3, 10e-3
 """A batch that takes fewer seconds is quick. Ray needs three milliseconds of CPU time to send one."""

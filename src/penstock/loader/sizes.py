@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["RecentSizes"]
+__all__ = ["AHEAD", "LIGHT", "RecentSizes"]
+
+LIGHT = 1 << 18
+"""Maximum bytes of a small batch."""
+
+AHEAD = 1 << 25
+"""Maximum total bytes of more batches than usual, if the user set no limit."""
 
 _LAST = 8
 """Number of batches after which the largest one is forgotten."""

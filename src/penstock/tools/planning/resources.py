@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.loader.executors.process.ring import paged
-from penstock.loader.flow import AHEAD, LIGHT
+from penstock.loader.sizes import AHEAD, LIGHT
 from penstock.manifest.sidecar import Header
 from penstock.tools.planning.job import Assumptions, Job
 
