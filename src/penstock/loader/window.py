@@ -273,11 +273,12 @@ class Window:
     def _why_not(self) -> Exception | None:
         """Return why no more batches can be made; None if they can."""
         executor = self.executor
-        if executor.pid != os.getpid() or (executor.closed and not self._policy.persistent):
+        other, ended = executor.run != self._run, executor.closed and not self._policy.persistent
+        # At the end of the program, nobody closes an executor, but no run is wanted.
+        if executor.pid != os.getpid() or ended or (not executor.run and not executor.closed):
             return WorkerError(
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )
-        other = executor.run != self._run
         # A signal handler in this thread may have closed the loader since `next` began.
         if self._why is not None:
             return WorkerError(self._why)

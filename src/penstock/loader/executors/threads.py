@@ -311,6 +311,9 @@ class ThreadExecutor(Executor):
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         """See `Executor`. An error of loading a state is raised at once."""
+        if self.closed:
+            # By a user's sampler.
+            return
         for request in requests:
             if isinstance(request, BatchRequest):
                 self._begin_late()
