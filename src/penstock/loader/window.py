@@ -155,9 +155,8 @@ class Window:
             flow.begin()
             if flow.depth:
                 self._fill()
-            else:
-                # The inline executor has already started its epoch.
-                self._take_in(executor.wait(self._run, 0.0))
+            # Inline and in threads, the first states are known by now.
+            self._take_in(executor.wait(self._run, 0.0))
             if len(self._begun) == executor.workers:
                 self._note_first_states()
 
