@@ -121,7 +121,7 @@ class Window:
         epoch: EpochStart = None,
         resume: Callable[[int], Any] = lambda _: None,
         first: int = 0,
-        restarted: Callable[[], object] = lambda: None,
+        restarted: Callable[[], object] | None = None,
     ) -> None:
         self.executor = executor
         self._flow = flow
@@ -527,7 +527,8 @@ class Window:
             self._why = f"{why}{', as were workers before it' if worn_out else ''}."
             executor.close(_DEATH_CLOSE_TIMEOUT_S)
             return
-        self._restarted()
+        if self._restarted is not None:
+            self._restarted()
         executor.resize(executor.workers)
         heir = min(worker, executor.workers - 1)
         for pending in mine:

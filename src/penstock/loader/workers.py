@@ -111,10 +111,12 @@ class Workers:
             cast("RayExecutor", self.executor).renew(fetcher, base_seed)
         else:
             self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
-            self._started.add(self.executor)
+            if self.config.kind != "inline":
+                self._started.add(self.executor)
         assert self.executor is not None
         assert self._flow is not None
-        self._flow.limit_bytes(self.executor.max_bytes)
+        if self.executor.max_bytes is not None:
+            self._flow.limit_bytes(self.executor.max_bytes)
 
     def window(
         self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int
@@ -128,7 +130,7 @@ class Workers:
             self.executor = None
         if self.config.kind == "ray":
             requests = _drawn_together(requests, self.config.depth)
-        restarted = partial(_count_restart, weakref.ref(self))
+        restarted = partial(_count_restart, weakref.ref(self)) if policy.restart else None
         try:
             return Window(
                 requests, executor, flow, policy, epoch=epoch, resume=resume, first=first, restarted=restarted
