@@ -21,6 +21,9 @@ from penstock.errors import PartitionError
 __all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "ranks", "worker"]
 
 
+_VARIABLES = ("RANK", "WORLD_SIZE")
+
+
 class World(NamedTuple):
     """The rank of this process and the number of ranks."""
 
@@ -63,19 +66,7 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
         return World(dist.get_rank(group), dist.get_world_size(group))
     if _has_group():
         return World(dist.get_rank(), dist.get_world_size())
-    return _from_environment()
-
-
-def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _variables() -> dict[str, str]:
-    return {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
-
-
-def _from_environment() -> World:
-    given = _variables()
+    given = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     if not given:
         return World(0, 1)
     if len(given) == 1:
@@ -84,12 +75,16 @@ def _from_environment() -> World:
             "or initialise torch.distributed first"
         )
     try:
-        rank, world_size = int(given["RANK"]), int(given["WORLD_SIZE"])
+        found = int(given["RANK"]), int(given["WORLD_SIZE"])
     except ValueError:
         raise PartitionError(
             f"RANK and WORLD_SIZE must be integers, got RANK={given['RANK']!r} and WORLD_SIZE={given['WORLD_SIZE']!r}"
         ) from None
-    return _checked(rank, world_size, " (from the environment variables RANK and WORLD_SIZE)")
+    return _checked(*found, " (from the environment variables RANK and WORLD_SIZE)")
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def ranks() -> int:
@@ -199,7 +194,7 @@ class LateWorld:
         """Return rank and world size as of now, without fixing them; None if only one of RANK and WORLD_SIZE is set."""
         if self._world is not None:
             return self._world
-        half = not self._uses_sent and not _has_group() and len(_variables()) == 1
+        half = not self._uses_sent and not _has_group() and len(os.environ.keys() & _VARIABLES) == 1
         return None if half else self._find(None)
 
     def get(self) -> World:
@@ -224,7 +219,7 @@ class LateWorld:
     def _uses_sent(self) -> bool:
         # torch's variable is set in worker processes, also of torch's loader, but not in threads.
         in_worker = getattr(_torch_worker, "_worker_info", None) is not None
-        return self._sent is not None and (in_worker or not (_has_group() or _variables()))
+        return self._sent is not None and (in_worker or not (_has_group() or os.environ.keys() & _VARIABLES))
 
     def _find(self, process_group: Any) -> World:
         rank, world_size = self._rank, self._world_size

@@ -9,7 +9,7 @@ returns the same as `encrypt`, in half the time for many indices and a fifth of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -50,19 +50,35 @@ class Feistel:
 
     def encrypt(self, i: Any) -> Any:
         """Return the image of an int, or of a uint64 array."""
-        high, low, hashed = _split(i, self.b)
+        a, b, keys = self.a, self.b, self._round_keys
+        high = i // b
+        low = i - high * b
+        if isinstance(i, int):
+            for r in range(0, ROUNDS, 2):
+                high = (high + _hash_int(low, keys[r], a)) % a
+                low = (low + _hash_int(high, keys[r + 1], b)) % b
+            return high * b + low
+        high, low = high.astype(np.uint32), low.astype(np.uint32)
         for r in range(0, ROUNDS, 2):
-            high = _add(high, hashed(low, self._round_keys[r], self.a), self.a)
-            low = _add(low, hashed(high, self._round_keys[r + 1], self.b), self.b)
-        return _join(high, low, self.b)
+            high = _add(high, _hash_array(low, keys[r], a), a)
+            low = _add(low, _hash_array(high, keys[r + 1], b), b)
+        return high.astype(np.uint64) * np.uint64(b) + low
 
     def decrypt(self, i: Any) -> Any:
         """Return the inverse image: the inverse of `encrypt`."""
-        high, low, hashed = _split(i, self.b)
+        a, b, keys = self.a, self.b, self._round_keys
+        high = i // b
+        low = i - high * b
+        if isinstance(i, int):
+            for r in range(ROUNDS - 2, -1, -2):
+                low = (low - _hash_int(high, keys[r + 1], b)) % b
+                high = (high - _hash_int(low, keys[r], a)) % a
+            return high * b + low
+        high, low = high.astype(np.uint32), low.astype(np.uint32)
         for r in range(ROUNDS - 2, -1, -2):
-            low = _add(low, self.b - hashed(high, self._round_keys[r + 1], self.b), self.b)
-            high = _add(high, self.a - hashed(low, self._round_keys[r], self.a), self.a)
-        return _join(high, low, self.b)
+            low = _add(low, b - _hash_array(high, keys[r + 1], b), b)
+            high = _add(high, a - _hash_array(low, keys[r], a), a)
+        return high.astype(np.uint64) * np.uint64(b) + low
 
     def encrypt_by_table(self, i: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return the same as `encrypt`. The first call builds tables of 272 * a bytes."""
@@ -114,28 +130,8 @@ def _repeat(table: Indices, times: int) -> Indices:
     return np.concatenate([table] * times)
 
 
-def _split(i: Any, b: int) -> tuple[Any, Any, Callable[[Any, int, int], Any]]:
-    """Return the two halves, and the hash for their type: ``hashed(half, key, modulus)`` in ``[0, modulus)``."""
-    high = i // b
-    low = i - high * b
-    if isinstance(i, int):
-        return high, low, _hash_int
-    return high.astype(np.uint32), low.astype(np.uint32), _hash_half
-
-
-def _join(high: Any, low: Any, b: int) -> Any:
-    if isinstance(high, int):
-        return high * b + low
-    joined = high.astype(np.uint64)
-    joined *= np.uint64(b)
-    joined += low
-    return joined
-
-
-def _add(x: Any, y: Any, modulus: int) -> Any:
-    """Return ``(x + y) % modulus`` for ``0 <= x < modulus`` and ``0 <= y <= modulus``; in place for arrays."""
-    if isinstance(x, int):
-        return (x + y) % modulus
+def _add(x: npt.NDArray[np.uint32], y: npt.NDArray[np.uint32], modulus: Any) -> npt.NDArray[np.uint32]:
+    """Return ``(x + y) % modulus`` for ``0 <= x < modulus`` and ``0 <= y <= modulus``, in place."""
     x += y
     # If x < modulus, the unsigned x - modulus wraps around to a huge number, so the minimum is the remainder.
     return np.minimum(x, np.subtract(x, np.uint32(modulus), out=y), out=x)
@@ -147,18 +143,14 @@ def _hash_int(x: int, key: int, modulus: int) -> int:
     return (((x * _C2) & _MASK32) * modulus) >> 32
 
 
-def _hash_half(x: npt.NDArray[np.uint32], key: int, modulus: int) -> npt.NDArray[np.uint32]:
-    return _hash_array(x, np.uint32(key), np.uint64(modulus))
-
-
 def _hash_array(x: npt.NDArray[np.uint32], key: Any, modulus: Any) -> npt.NDArray[np.uint32]:
     """Return the hashes of halves, for one key and modulus or for arrays that broadcast."""
-    h: npt.NDArray[np.uint32] = x ^ key
+    h: npt.NDArray[np.uint32] = x ^ np.uint32(key)
     h *= np.uint32(_C1)
     h ^= h >> np.uint32(15)
     h *= np.uint32(_C2)
     # The multiplication by the modulus uses mostly the high bits, which depend on every bit of the half.
     wide = h.astype(np.uint64)
-    wide *= modulus
+    wide *= np.uint64(modulus)
     wide >>= np.uint64(32)
     return wide.astype(np.uint32)

@@ -73,7 +73,30 @@ class Partition:
         layout: str = "strided",
         consumed: int = 0,
     ) -> None:
-        _check(n, world_size, rank, mini_epochs, mini_epoch, remainder, layout, consumed)
+        if not 0 <= n <= MAX_N:
+            raise PartitionError(f"a partition needs 0 <= n <= 2**62, got {n}")
+        if world_size < 1 or mini_epochs < 1:
+            raise PartitionError(f"world_size and mini_epochs must be positive, got {world_size} and {mini_epochs}")
+        if not 0 <= rank < world_size:
+            raise PartitionError(
+                f"rank {rank} is outside the world of {world_size}: ranks go from 0 to {world_size - 1}"
+            )
+        if not 0 <= mini_epoch < mini_epochs:
+            raise PartitionError(
+                f"mini_epoch {mini_epoch} is outside the epoch's {mini_epochs}: "
+                f"mini-epochs go from 0 to {mini_epochs - 1}"
+            )
+        if remainder not in REMAINDERS:
+            raise PartitionError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
+        if layout not in LAYOUTS:
+            raise PartitionError(f"unknown layout {layout!r}: use one of {', '.join(map(repr, LAYOUTS))}")
+        if consumed < 0:
+            raise PartitionError(f"consumed must be 0 or more, got {consumed}")
+        if consumed and layout == "contiguous":
+            raise PartitionError(
+                "consumed= needs layout='strided': with layout='contiguous', the consumed samples are not a prefix of "
+                "the epoch"
+            )
         self.n = operator.index(n)
         self.world_size = operator.index(world_size)
         self.rank = operator.index(rank)
@@ -163,36 +186,3 @@ class Partition:
     def repeated(self) -> Indices:
         """The positions that padding repeats, in order: int64 of shape (padded,)."""
         return np.arange(self.n, self.n + self.padded, dtype=np.int64) % max(self.n, 1)
-
-
-def _check(
-    n: int,
-    world_size: int,
-    rank: int,
-    mini_epochs: int,
-    mini_epoch: int,
-    remainder: str,
-    layout: str,
-    consumed: int,
-) -> None:
-    if not 0 <= n <= MAX_N:
-        raise PartitionError(f"a partition needs 0 <= n <= 2**62, got {n}")
-    if world_size < 1 or mini_epochs < 1:
-        raise PartitionError(f"world_size and mini_epochs must be positive, got {world_size} and {mini_epochs}")
-    if not 0 <= rank < world_size:
-        raise PartitionError(f"rank {rank} is outside the world of {world_size}: ranks go from 0 to {world_size - 1}")
-    if not 0 <= mini_epoch < mini_epochs:
-        raise PartitionError(
-            f"mini_epoch {mini_epoch} is outside the epoch's {mini_epochs}: mini-epochs go from 0 to {mini_epochs - 1}"
-        )
-    if remainder not in REMAINDERS:
-        raise PartitionError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
-    if layout not in LAYOUTS:
-        raise PartitionError(f"unknown layout {layout!r}: use one of {', '.join(map(repr, LAYOUTS))}")
-    if consumed < 0:
-        raise PartitionError(f"consumed must be 0 or more, got {consumed}")
-    if consumed and layout == "contiguous":
-        raise PartitionError(
-            "consumed= needs layout='strided': with layout='contiguous', the consumed samples are not a prefix of the "
-            "epoch"
-        )

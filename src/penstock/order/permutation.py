@@ -146,7 +146,11 @@ class Permutation:
         indices = normalise(index, self.n)
         if self.n <= TABLE_LIMIT:
             return _tables(self.n, self.key)[table][indices].astype(np.int64)
-        walk = self._network.decrypt if table else self._encrypt(indices.size)
+        walk = self._network.decrypt if table else self._network.encrypt
+        if not table and self.n <= _ROUND_TABLES_LIMIT:
+            self._until_tables -= indices.size
+            if self._until_tables <= 0:
+                walk = self._network.encrypt_by_table
         flat = indices.reshape(-1).view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
             flat[begin : begin + _BLOCK] = walk(flat[begin : begin + _BLOCK])
@@ -155,13 +159,6 @@ class Permutation:
             flat[outside] = walk(flat[outside])
             outside = outside[flat[outside] >= self.n]
         return indices
-
-    def _encrypt(self, count: int) -> Callable[[Any], Any]:
-        """Return the function that maps an array of ``count`` indices: with tables after enough look-ups."""
-        if self.n > _ROUND_TABLES_LIMIT:
-            return self._network.encrypt
-        self._until_tables -= count
-        return self._network.encrypt if self._until_tables > 0 else self._network.encrypt_by_table
 
 
 class Inverse:
