@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import EpochPlan
-from penstock.plan.iteration import CountedIterator, batch_blocks, index_lists
+from penstock.plan.epoch import EpochPlan, batched
+from penstock.plan.iteration import CountedIterator, index_lists
 
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 50_000]))
 batch_sizes = st.one_of(st.integers(1, 300), st.sampled_from([1023, 1024, 1025, 32_768, 32_769, 50_000]))
@@ -33,12 +33,10 @@ class Plan(EpochPlan):
             raise TypeError("endless")
         return self.length
 
-    def indices(self, start: int, stop: int) -> Indices:
+    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
         self.asked.append((start, stop))
-        return np.arange(start, stop, dtype=np.int64) * 7
-
-    def positions(self, start: int, stop: int) -> Indices:
-        return np.arange(start, stop, dtype=np.int64) + 3
+        numbers = np.arange(start, stop, dtype=np.int64)
+        return numbers * 7, numbers + 3
 
     def cursor(self, count: int) -> Cursor:
         return Cursor(consumed=count)
@@ -52,7 +50,7 @@ def indices_of(plan: EpochPlan) -> CountedIterator[int]:
 
 
 def batches_of(plan: EpochPlan, batch_size: int, drop_last: bool) -> CountedIterator[list[int]]:
-    return CountedIterator(lists for lists, _ in batch_blocks(plan, batch_size, drop_last=drop_last))
+    return CountedIterator(lists for lists, _ in batched(plan, batch_size, drop_last).blocks())
 
 
 def expected(length: int, batch_size: int, drop_last: bool) -> list[list[int]]:
@@ -82,7 +80,7 @@ def test_every_batch_once_in_order(length: int, batch_size: int, drop_last: bool
 @settings(deadline=None)
 @given(length=lengths, batch_size=batch_sizes, drop_last=st.booleans())
 def test_blocks_are_whole_batches_and_the_first_is_one(length: int, batch_size: int, drop_last: bool) -> None:
-    blocks = list(batch_blocks(Plan(length), batch_size, drop_last=drop_last))
+    blocks = list(batched(Plan(length), batch_size, drop_last).blocks())
     assert [batch for lists, _ in blocks for batch in lists] == expected(length, batch_size, drop_last)
     for lists, positions in blocks:
         assert positions.shape == (len(lists), len(lists[0]))
@@ -164,10 +162,10 @@ def test_a_plan_is_read_one_by_one_if_it_must_be() -> None:
 
 def test_an_error_of_the_plan_reaches_the_consumer_and_leaves_the_count() -> None:
     class Broken(Plan):
-        def indices(self, start: int, stop: int) -> Indices:
+        def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
             if start:
                 raise OSError("the plan is gone")
-            return super().indices(start, stop)
+            return super().block(start, stop)
 
     run = indices_of(Broken(1000))
     with pytest.raises(OSError, match="the plan is gone"):

@@ -91,7 +91,7 @@ def items(run: Any, count: int = TAKE) -> list[Any]:
     if isinstance(run, BatchEpochPlan):
         return [plain(run, *batch) for batch in itertools.islice(run, count)]
     count = min(count, length(run))
-    pairs = zip(run.indices(0, count), run.positions(0, count), strict=True)
+    pairs = zip(*run.block(0, count), strict=True)
     return [plain(run, index, position) for index, position in pairs]
 
 
@@ -112,6 +112,12 @@ def rest(reader: PlanReader[Any], count: int = TAKE) -> list[Any]:
     return items(reader.start(advance=False), count)
 
 
+def choice(plan: Plan[Any]) -> Any:
+    """Return where readers of a plan begin next."""
+    mark = plan.bookmark
+    return mark.version, mark.cursor, mark.loaded
+
+
 def where(cursor: Cursor) -> tuple[int, int]:
     return cursor.epoch, cursor.mini_epoch or 0
 
@@ -126,18 +132,18 @@ def generators() -> Any:
 @shared
 def test_binding_is_pure(make: Maker) -> None:
     plan = make().plan
-    cursor = plan.start_request().cursor
+    cursor = plan.bookmark.cursor
     entropy = plan.draw(cursor, None, None)
-    before, request = generators(), plan.start_request()
+    before, request = generators(), choice(plan)
     first, second = plan.bind(cursor, entropy), plan.bind(cursor, entropy)
     assert length(first) == length(second)
     assert (first.seed, first.epoch, first.place) == (second.seed, second.epoch, second.place)
     assert generators() == before
-    assert plan.start_request() == request
+    assert choice(plan) == request
     whole = items(first)
     assert items(second) == whole
     assert items(plan.bind(cursor, entropy)) == whole
-    assert plan.start_request() == request
+    assert choice(plan) == request
 
 
 @every
@@ -146,12 +152,12 @@ def test_looking_moves_nothing(make: Maker) -> None:
     if getattr(told.plan, "length_varies", False):
         pytest.skip("its length is found by reading it")
     reader = PlanReader(told.plan)
-    before, request, own = generators(), told.plan.start_request(), _own(told.by)
+    before, request, own = generators(), choice(told.plan), _own(told.by)
     for look in (reader.peek, reader.whole, reader.preview):
         length(look())
-    assert where(reader.plan.start_request().cursor) == (reader.epoch, 0) == (0, 0)
+    assert where(reader.plan.bookmark.cursor) == (reader.epoch, 0) == (0, 0)
     assert generators() == before
-    assert told.plan.start_request() == request
+    assert choice(told.plan) == request
     assert _own(told.by) == own
 
 
@@ -166,23 +172,24 @@ def _own(sampler: Any) -> Any:
 @samples
 def test_any_part_is_that_of_the_whole(make: Maker) -> None:
     plan = make().plan
-    cursor = plan.start_request().cursor
+    cursor = plan.bookmark.cursor
     entropy = plan.draw(cursor, None, None)
     run = plan.bind(cursor, entropy)
     n = length(run)
-    whole, places = plan.bind(cursor, entropy).indices(0, n), run.positions(0, n)
+    whole, places = plan.bind(cursor, entropy).block(0, n)
     assert whole.dtype == places.dtype == np.int64
     assert whole.shape == places.shape == (n,)
     parts = [(a, b) for a in range(n + 1) for b in range(a, n + 1)]
     for a, b in random.Random(5).sample(parts, min(len(parts), 300)):
-        assert run.indices(a, b).tolist() == whole[a:b].tolist(), (a, b)
-        assert run.positions(a, b).tolist() == places[a:b].tolist(), (a, b)
+        indices, positions = run.block(a, b)
+        assert indices.tolist() == whole[a:b].tolist(), (a, b)
+        assert positions.tolist() == places[a:b].tolist(), (a, b)
 
 
 @these(BATCHES, moves=(False,), chance=("", "global"), local=(False,))
 def test_blocks_and_lists_are_those_of_the_iteration(make: Maker) -> None:
     plan = make().plan
-    cursor = plan.start_request().cursor
+    cursor = plan.bookmark.cursor
     entropy = plan.draw(cursor, None, None)
     whole = items(plan.bind(cursor, entropy))
     found: list[Any] = []
@@ -318,11 +325,11 @@ def test_reading_a_state_changes_nothing(make: Maker) -> None:
     reader.set_epoch(4)
     state = through_json(reader.peek().cursor(0).state())
     other = make()
-    request, text, before = other.plan.start_request(), json.dumps(state), generators()
+    request, text, before = choice(other.plan), json.dumps(state), generators()
     cursor = other.plan.read(state)
     assert json.dumps(state) == text
     assert cursor.epoch == 4
-    assert other.plan.start_request() == request
+    assert choice(other.plan) == request
     if make.case.chance != "global":
         assert generators() == before
     for damage in ({"version": 1}, {"epoch": -1}, {"epoch": None}, {"consumed": -1}, {"consumed": "1"}):
@@ -334,7 +341,7 @@ def test_reading_a_state_changes_nothing(make: Maker) -> None:
     for nothing in nothings:
         with pytest.raises(StateError):
             other.plan.read(nothing)
-    assert other.plan.start_request() == request
+    assert choice(other.plan) == request
 
 
 # Readers.
@@ -372,7 +379,8 @@ def _one_by_one(run: Any) -> Any:
             yield plain(run, indices, positions)
     else:
         for place in range(length(run)):
-            yield plain(run, run.indices(place, place + 1)[0], run.positions(place, place + 1)[0])
+            (index,), (position,) = run.block(place, place + 1)
+            yield plain(run, index, position)
 
 
 @these(CASES, moves=(False,), endless=(False,))
@@ -424,11 +432,11 @@ def test_what_comes_after_a_run(make: Maker, advance: bool) -> None:
     found = []
     for _ in range(5):
         run = reader.start(advance=advance)
-        found.append((where(reader.plan.restart(run)), items(run)))
+        found.append((where(run.start), items(run)))
         had = len(found[-1][1])
-        following = reader.plan.after(run, had) if advance else reader.plan.restart(run)
+        following = run.after(had) if advance else run.start
         reader.finish(advance=advance, delivered=had)
-        assert where(reader.plan.restart(reader.peek())) == where(following)
+        assert where(reader.peek().start) == where(following)
         assert reader.epoch == following.epoch
     places = [place for place, _ in found]
     assert places[0] == (2, 0)
@@ -461,9 +469,9 @@ def test_a_run_that_is_broken_off_is_followed_by_a_whole_one(make: Maker) -> Non
         reader.set_epoch(2)
         run = reader.start(advance=advance)
         items(run, 2)
-        following = where(reader.plan.after(run, 2) if advance else reader.plan.restart(run))
+        following = where(run.after(2) if advance else run.start)
         second = reader.start(advance=advance, delivered=2)
-        assert where(reader.plan.restart(second)) == following
+        assert where(second.start) == following
         if not make.case.chance and not make.case.moves and not advance:
             assert items(second) == items(make_at(make, 2))
 
@@ -496,9 +504,9 @@ def test_an_epoch_is_heard_once_by_each_reader(make: Maker) -> None:
     for reader in readers:
         run = reader.start(advance=True)
         assert run.epoch == 5
-        following = reader.plan.after(run, 0)
+        following = run.after(0)
         second = reader.start(advance=True)
-        assert where(reader.plan.restart(second)) == where(following), "it was heard once"
+        assert where(second.start) == where(following), "it was heard once"
 
 
 @every
@@ -511,9 +519,9 @@ def test_a_state_is_heard_once(make: Maker) -> None:
     assert through_json(reader.cursor(0).state()) == state
     run = reader.start(advance=False)
     assert items(run, TAKE - 2) == expected
-    following = reader.plan.after(run, len(expected))
+    following = run.after(len(expected))
     second = reader.start(advance=True, delivered=len(expected))
-    assert where(reader.plan.restart(second)) == where(following)
+    assert where(second.start) == where(following)
     # Uneven mini-epochs differ in length.
     if not make.case.endless and not make.case.chance and "uneven" not in make.name:
         whole = make.reader()
@@ -577,7 +585,7 @@ def test_another_epoch_drops_a_loaded_cursor(make: Maker, tell: Callable[..., No
     reader = PlanReader(told.plan)
     tell(reader, told, state, 4)
     run = reader.start(advance=False)
-    assert where(reader.plan.restart(run)) == (4, 0)
+    assert where(run.start) == (4, 0)
     whole = make_at(make, 4)
     assert length(run) == length(whole) or make.case.chance
     if not make.case.chance and not make.case.moves:
@@ -650,7 +658,7 @@ def test_a_pickled_reader_begins_its_epoch_anew(make: Maker) -> None:
     assert reader.current
     assert copy.epoch == 2
     begun = copy.start(advance=False)
-    assert where(copy.plan.restart(begun)) == where(reader.plan.restart(run))
+    assert where(begun.start) == where(run.start)
     if not make.case.chance and not make.case.moves:
         assert items(begun) == items(run)
 
@@ -750,9 +758,9 @@ def test_random_programs_of_two_readers(make: Maker, program: list[Any]) -> None
             told.by.load_state_dict(both[arguments[0]].state())
         else:
             one, other = both[arguments[0]], both[1 - arguments[0]]
-            before, offered = other.state(), told.plan.start_request().loaded
+            before, offered = other.state(), told.plan.bookmark.loaded
             _do(step, one, other, arguments[1:])
-            used = offered and not told.plan.start_request().loaded  # a loaded state is used once
+            used = offered and not told.plan.bookmark.loaded  # a loaded state is used once
             if step not in ("hand over", "epoch") and "by epoch" not in make.name and not used:
                 assert other.state() == before, "it is the other reader's"
         for consumer in both:

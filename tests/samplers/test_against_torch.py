@@ -191,8 +191,8 @@ def test_a_loader_repeats_the_epoch_of_torchs_order_until_set_epoch() -> None:
 def test_random_can_look_back() -> None:
     torch.manual_seed(2)
     run = bound(RandomSampler(range(10), num_samples=35))
-    forward = run.indices(0, 35).tolist()
-    assert [run.indices(i, i + 1).tolist()[0] for i in reversed(range(35))] == forward[::-1]
+    forward = run.block(0, 35)[0].tolist()
+    assert [run.block(i, i + 1)[0].tolist()[0] for i in reversed(range(35))] == forward[::-1]
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,8 @@ def test_infinite_from_an_epoch_and_far_away() -> None:
     state = {**sampler.state_dict(), "consumed": 7 * 10**12 + 3}
     sampler.load_state_dict(state)
     run = bound(sampler)
-    assert run.positions(0, 2).tolist() == [7 * 10**12 + 3, 7 * 10**12 + 4]
-    assert sorted(run.indices(4, 11).tolist()) == list(range(7))
+    assert run.block(0, 2)[1].tolist() == [7 * 10**12 + 3, 7 * 10**12 + 4]
+    assert sorted(run.block(4, 11)[0].tolist()) == list(range(7))
 
 
 def test_infinite_refusals() -> None:

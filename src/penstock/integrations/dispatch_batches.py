@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, length_of
-from penstock.plan.wrapper import OuterPlan
+from penstock.plan.reader import OuterPlan
 from penstock.samplers.base import EpochBatchSampler
 
 __all__ = ["DispatchedBatches"]
@@ -69,9 +69,6 @@ class DispatchedBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
         """
         self.batch_sampler.load_state_dict(state)
 
-    def _epoch_shown(self) -> int:
-        return self.batch_sampler.epoch
-
     # The plan.
 
     @property
@@ -79,15 +76,10 @@ class DispatchedBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
         """The batch sampler of all ranks."""
         return self.batch_sampler
 
-    def inside(self, run: BatchEpochPlan) -> BatchEpochPlan:
-        """Return the plan of all ranks' batches in an epoch."""
-        assert isinstance(run, _DispatchedPlan)
-        return run.run
-
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the plan of this rank's batches in the cursor's epoch, from the cursor on."""
         inner = self.batch_sampler
-        return _DispatchedPlan(self, inner.bind(cursor, entropy), inner.bind(inner.whole(cursor), entropy))
+        return _DispatchedPlan(self, inner.bind(cursor, entropy), inner.bind(cursor.whole(), entropy))
 
 
 class _DispatchedPlan(BatchEpochPlan):
@@ -105,6 +97,15 @@ class _DispatchedPlan(BatchEpochPlan):
         self._round = 1 if dispatched.split_batches else dispatched.num_processes
         self.seed, self.epoch = run.seed, run.epoch
         self.per_rank, self.one_by_one = run.per_rank, run.one_by_one
+
+    @property
+    def start(self) -> Cursor:
+        """The start of the epoch."""
+        return self.run.start
+
+    def after(self, count: int) -> Cursor:
+        """Return the start of the next epoch."""
+        return self.run.after(self.before(count))
 
     @property
     def place(self) -> Any:

@@ -487,7 +487,8 @@ class Position:
             if self._stream is not None:
                 opening = self._stream.plan.read(read_mapping(state, "stream", of=of))
         else:
-            read = self.plan.read_grown if allow_growth else self.plan.read
+            # Growth was checked above: then the order is the dataset's own.
+            read = self._own.read_grown if allow_growth and self._own is not None else self.plan.read
             cursor = read(read_mapping(state, "sampler", of=of))
         if self._under is not None:
             under = self._under.plan.read(read_mapping(state, "dataset", of=of))

@@ -62,6 +62,10 @@ class Cursor:
     entropy: State = field(default_factory=dict)
     sampler: Cursor | None = None
 
+    def whole(self) -> Cursor:
+        """Return the start of the epoch."""
+        return Cursor(epoch=self.epoch)
+
     def state(self) -> State:
         """Return the cursor as a JSON-serialisable dict, which `read` accepts."""
         state: State = {

@@ -1,7 +1,9 @@
 """`EpochPlan` and `BatchEpochPlan`: one epoch of a plan on one rank, as a function of position.
 
-    plan.bind(cursor)  ->  epoch plan  ->  indices(a, b), positions(a, b)     any part of it, in any order
-                                           cursor(count)                      the position after ``count`` samples
+    plan.bind(cursor)  ->  epoch plan  ->  block(a, b)      indices and positions of any part of it, in any order
+                                           cursor(count)    the position after ``count`` samples
+                               |
+                               batched(epoch plan, size, drop_last)  ->  blocks()    lists of indices, and positions
 
 A loader that prefetches takes the cursor after the last sample that its *consumer* has received, so no sample is
 counted twice or replayed.
@@ -29,12 +31,19 @@ __all__ = [
     "PartitionedOrder",
     "RankPartition",
     "RemainingBatches",
+    "batched",
     "length_of",
 ]
 
 
 _LARGEST_BLOCK = 64
 """Batches in a block."""
+_LARGEST_SAMPLE_BLOCK = 8192
+"""Samples in a block of batches: enough to hide NumPy's cost per call."""
+_LARGEST_ARRAY = 32768
+"""Samples whose indices are computed at once."""
+_MOST_BATCHES = 256
+"""More lists at a time would trigger Python's garbage collector repeatedly."""
 
 Batch = tuple[list[Any], Indices]
 """The sample indices of a batch, and the int64 array of their positions in the epoch."""
@@ -75,8 +84,8 @@ class RankPartition(NamedTuple):
         return self.skip >= len(self.partition)
 
 
-class EpochPlan(abc.ABC):
-    """The samples of one epoch on one rank, starting at a cursor.
+class _OneEpoch(abc.ABC):
+    """One epoch on one rank, starting at a cursor.
 
     Attributes:
         seed: seed of the samples' generators; None leaves seeding to the reader of the plan.
@@ -85,7 +94,8 @@ class EpochPlan(abc.ABC):
             do not depend on the number of ranks.
         one_by_one: whether reading the plan runs the user's code, so that it must not be read ahead further than
             needed.
-        place: the position of the dataset, for datasets whose workers need it.
+        place: the position of the dataset, for datasets whose workers need it; of what was read last.
+        rank_partition: the partition of the epoch among the ranks; None if it cannot be computed.
     """
 
     seed: int | None = None
@@ -96,96 +106,68 @@ class EpochPlan(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Return the number of samples; raise TypeError if the plan is endless."""
-
-    @abc.abstractmethod
-    def indices(self, start: int, stop: int) -> Indices:
-        """Return the indices of samples ``start`` to ``stop``: int64 of shape (stop - start,)."""
-
-    @abc.abstractmethod
-    def positions(self, start: int, stop: int) -> Indices:
-        """Return the positions of samples ``start`` to ``stop`` in the epoch: int64 of shape (stop - start,)."""
+        """Return the number of samples or batches; raise TypeError if the plan is endless, or while it is unknown."""
 
     @abc.abstractmethod
     def cursor(self, count: int) -> Cursor:
-        """Return the cursor of a consumer that has received the first ``count`` samples."""
+        """Return the cursor of a consumer that has received the first ``count`` samples or batches."""
+
+    @property
+    def start(self) -> Cursor:
+        """The start of the epoch."""
+        return Cursor(epoch=self.epoch)
+
+    def after(self, count: int) -> Cursor:
+        """Return the start of the next epoch of a consumer that has received the first ``count`` samples or batches."""
+        return Cursor(epoch=self.epoch + 1)
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Record that the plan was read to its end. A plan that draws from a generator makes its last draws."""
-
-    def job(self) -> EpochPlan:
-        """Return the plan of all ranks together, from the same cursor."""
-        return self
+        """Record that the plan was read to its end, or will not be read further. A plan that draws from a generator
+        makes its last draws.
+        """
 
     @property
     def rank_partition(self) -> RankPartition | None:
-        """The partition of the epoch among the ranks; None if it cannot be computed."""
-        return None
-
-    @property
-    def rounds(self) -> int | None:
-        """How often this plan yields each sample, if equally often; else None."""
         return None
 
 
-class ForwardEpoch(abc.ABC):
-    """The samples of one epoch on one rank that become known while they are read: once, from a cursor on.
+class EpochPlan(_OneEpoch):
+    """The samples of one epoch on one rank, starting at a cursor.
 
     Attributes:
-        seed, epoch: as in `EpochPlan`.
-        place: the position of the dataset for the samples that `read` yielded last.
+        seed, epoch: of the samples' generators (None leaves seeding to the reader), and the number of the epoch.
     """
 
-    seed: int | None = None
-    epoch: int = 0
-    place: Any = None
-
     @abc.abstractmethod
-    def __len__(self) -> int:
-        """Return the number of samples; raise TypeError while it is unknown."""
+    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        """Return the indices of samples ``start`` to ``stop``, and their positions in the epoch: int64 arrays of shape
+        (stop - start,).
+        """
+
+
+class ForwardEpoch(_OneEpoch):
+    """The samples of one epoch on one rank that become known while they are read: once, from a cursor on."""
+
+    one_by_one = True
 
     @abc.abstractmethod
     def read(self, size: int) -> Iterator[tuple[Indices, Indices]]:
         """Yield the indices and positions of ``size`` samples at a time, fewer at the end. Waits for data."""
 
-    @abc.abstractmethod
-    def cursor(self, count: int) -> Cursor:
-        """Return the cursor of a consumer that has received the first ``count`` samples."""
 
-
-class BatchEpochPlan(abc.ABC):
-    """The batches of one epoch on one rank. `seed`, `epoch` and so on are as in `EpochPlan`.
+class BatchEpochPlan(_OneEpoch):
+    """The batches of one epoch on one rank, starting at a cursor.
 
     Attributes:
+        seed, epoch: as in `EpochPlan`.
         first_batch: number of the first batch in this rank's epoch.
     """
 
-    seed: int | None = None
-    epoch: int = 0
-    per_rank: bool = False
-    one_by_one: bool = False
-    place: Any = None
     first_batch: int = 0
-
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """Return the number of batches; raise TypeError if the plan is endless."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches."""
-
-    @abc.abstractmethod
-    def cursor(self, count: int) -> Cursor:
-        """Return the cursor of a consumer that has received the first ``count`` batches."""
-
-    @property
-    def rank_partition(self) -> RankPartition | None:
-        """The partition of the epoch among the ranks; None if it cannot be computed."""
-        return None
-
-    def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Record that the plan was read to its end, or will not be read further."""
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
         """Yield blocks of batches of one size, with their positions: int64 of shape (batches, size).
@@ -200,6 +182,87 @@ class BatchEpochPlan(abc.ABC):
                 lists, positions = zip(*alike, strict=True)
                 yield list(lists), np.stack(positions)
             group = min(_LARGEST_BLOCK, group * 2)
+
+
+def batched(run: EpochPlan | ForwardEpoch | BatchEpochPlan, batch_size: int, drop_last: bool) -> BatchEpochPlan:
+    """Return the batches of an epoch plan of samples. A plan of batches is returned as it is.
+
+    Args:
+        run: the epoch plan.
+        batch_size: number of samples in a batch.
+        drop_last: whether to leave out the last batch if it is not full.
+    """
+    return run if isinstance(run, BatchEpochPlan) else _Batches(run, batch_size, drop_last)
+
+
+class _Batches(BatchEpochPlan):
+    """The batches of an epoch plan of samples."""
+
+    def __init__(self, samples: EpochPlan | ForwardEpoch, batch_size: int, drop_last: bool) -> None:
+        self._samples = samples
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self.seed, self.epoch = samples.seed, samples.epoch
+        self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
+
+    @property
+    def place(self) -> Any:
+        """The position of the dataset."""
+        return self._samples.place
+
+    def __len__(self) -> int:
+        samples = len(self._samples)
+        return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return itertools.chain.from_iterable(itertools.starmap(zip, self.blocks()))
+
+    def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
+        """Yield blocks of batches, with their positions.
+
+        Computing the keys of samples from the positions is cheapest for a whole block. A last batch that is not full is
+        a separate block.
+        """
+        run, width = self._samples, self._batch_size
+        if isinstance(run, ForwardEpoch):
+            for indices, positions in run.read(width):
+                if len(indices) == width or not self._drop_last:
+                    yield [indices.tolist()], positions[None]
+            return
+        samples = length_of(run)
+        full = samples - samples % width
+        begin, size = 0, width
+        largest = width if run.one_by_one else width * max(1, _LARGEST_ARRAY // width)
+        step = max(1, min(_LARGEST_SAMPLE_BLOCK // width, _MOST_BATCHES))
+        while begin < full:
+            stop = min(begin + size, full)
+            indices, positions = (part.reshape(-1, width) for part in run.block(begin, stop))
+            for first in range(0, len(indices), step):
+                yield indices[first : first + step].tolist(), positions[first : first + step]
+            begin, size = stop, min(size * 4, largest)
+        # Like torch's sampler, which reaches the end of its indices while it fills the last batch.
+        run.exhaust()
+        if full < samples and not self._drop_last:
+            indices, positions = run.block(full, samples)
+            yield [indices.tolist()], positions[None]
+
+    @property
+    def rank_partition(self) -> RankPartition | None:
+        share = self._samples.rank_partition
+        return None if share is None else share._replace(batch_size=self._batch_size, drop_last=self._drop_last)
+
+    def cursor(self, count: int) -> Cursor:
+        return self._samples.cursor(min(count * self._batch_size, length_of(self._samples)))
+
+    @property
+    def start(self) -> Cursor:
+        return self._samples.start
+
+    def after(self, count: int) -> Cursor:
+        return self._samples.after(count * self._batch_size)
+
+    def exhaust(self) -> None:
+        self._samples.exhaust()
 
 
 class PartitionedOrder(EpochPlan):
@@ -246,13 +309,12 @@ class PartitionedOrder(EpochPlan):
     def __len__(self) -> int:
         return len(self.partition)
 
-    def indices(self, start: int, stop: int) -> Indices:
-        """Return sample indices; padding repeats the start of the epoch's order."""
-        return self.order[self.partition.samples(start, stop)]
-
-    def positions(self, start: int, stop: int) -> Indices:
-        """Return positions in the epoch; positions of n or more are padding."""
-        return self.partition.positions(start, stop)
+    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        """Return indices and positions. Positions of n or more are padding, which repeats the start of the order."""
+        n, positions = self.partition.n, self.partition.positions(start, stop)
+        # Positions ascend, so the last one shows whether the division, the largest cost here, is needed.
+        padded = positions.size and positions[-1] >= n
+        return self.order[positions % n if padded else positions], positions
 
     def cursor(self, count: int) -> Cursor:
         """Return the cursor of the whole job when every rank has received ``count`` samples."""

@@ -1,4 +1,4 @@
-"""Iteration of an epoch plan, index by index or batch by batch.
+"""Iteration of an epoch plan, index by index.
 
 The loops run in C: the plan returns blocks of indices, each block becomes lists of Python ints, and a `CountedIterator`
 yields their items. No Python code runs per item, not even a counter.
@@ -14,19 +14,14 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-from penstock.order.permutation import Indices
 from penstock.plan.epoch import EpochPlan, length_of
 
-__all__ = ["CountedIterator", "batch_blocks", "index_lists"]
+__all__ = ["CountedIterator", "index_lists"]
 
 _FIRST_BLOCK = 256
 _LARGEST_BLOCK = 32768
 _LIST = 1024
 """Lists of this many ints stay in the CPU's cache until they are yielded."""
-_LARGEST_BATCH_BLOCK = 8192
-"""Samples in a block of batches with positions: enough to hide NumPy's cost per call."""
-_MOST_BATCHES = 256
-"""More lists at a time would trigger Python's garbage collector repeatedly."""
 
 T = TypeVar("T")
 
@@ -71,36 +66,8 @@ def index_lists(run: EpochPlan) -> Iterator[list[int]]:
     begin, size, length = 0, _FIRST_BLOCK, length_of(run)
     while begin < length:
         stop = min(begin + size, length)
-        block = run.indices(begin, stop)
+        block, _ = run.block(begin, stop)
         for first in range(0, stop - begin, _LIST):
             yield block[first : first + _LIST].tolist()
         begin, size = stop, min(size * 4, _LARGEST_BLOCK)
     run.exhaust()
-
-
-def batch_blocks(run: EpochPlan, batch_size: int, *, drop_last: bool) -> Iterator[tuple[list[list[int]], Indices]]:
-    """Yield blocks of batches: a list of lists of indices, and their positions, int64 of shape (batches, batch size).
-
-    The first block has one batch, and so has every block of a plan that is read ``one_by_one``. A last batch that is
-    not full is a separate block. Computing the keys of samples from the positions is cheapest for a whole block.
-    """
-    samples = length_of(run)
-    full = samples - samples % batch_size
-    begin, size = 0, batch_size
-    largest = 1 if run.one_by_one else max(1, _LARGEST_BLOCK // batch_size)
-    step = max(1, min(_LARGEST_BATCH_BLOCK // batch_size, _MOST_BATCHES))
-    while begin < full:
-        stop = min(begin + size, full)
-        rows, positions = _block(run, begin, stop, batch_size)
-        for first in range(0, len(rows), step):
-            yield rows[first : first + step].tolist(), positions[first : first + step]
-        begin, size = stop, min(size * 4, largest * batch_size)
-    # Like torch's sampler, which reaches the end of its indices while it fills the last batch.
-    run.exhaust()
-    if full < samples and not drop_last:
-        rows, positions = _block(run, full, samples, samples - full)
-        yield rows.tolist(), positions
-
-
-def _block(run: EpochPlan, begin: int, stop: int, width: int) -> tuple[Indices, Indices]:
-    return run.indices(begin, stop).reshape(-1, width), run.positions(begin, stop).reshape(-1, width)

@@ -1,10 +1,11 @@
 """`Plan`: the order of the samples, without a position. `PlanReader`: one reader of a plan, with its position.
 
-    plan      an immutable order, and one `StartRequest`: the epoch or loaded cursor at which readers start next
-    reader    of a loader, or of ``iter(sampler)``: the current epoch plan, and the cursor of the next one
+    plan        an immutable order: bind(cursor, draw) -> one epoch
+    bookmark    one cell of a sampler or dataset: where readers begin next. `set_epoch` and `load_state_dict` write it
+    reader      of a loader, or of ``iter(sampler)``: the current epoch plan, and the cursor of the next one
 
-Invariant: readers of one plan do not affect each other. Each follows every request once. Without a new request, it
-advances from epoch to epoch by itself.
+Invariant: readers of one plan do not affect each other. Each follows every write of the bookmark once. Without a new
+one, it advances from epoch to epoch by itself.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor, checked_epoch
 
-__all__ = ["Plan", "PlanReader", "StartRequest"]
+__all__ = ["Bookmark", "OuterPlan", "Plan", "PlanReader"]
 
 
 class OneEpoch(Protocol):
@@ -26,6 +27,13 @@ class OneEpoch(Protocol):
     @property
     def epoch(self) -> int:
         """Number of the epoch."""
+
+    @property
+    def start(self) -> Cursor:
+        """The start of the epoch."""
+
+    def after(self, count: int) -> Cursor:
+        """Return the start of the next epoch of a consumer that has received ``count`` units."""
 
     def cursor(self, count: int) -> Cursor:
         """Return the cursor of a consumer that has received ``count`` units."""
@@ -37,43 +45,65 @@ class OneEpoch(Protocol):
 E = TypeVar("E", bound=OneEpoch)
 
 
-class StartRequest(NamedTuple):
-    """A request of the user: where readers should begin next.
+class Bookmark:
+    """Where readers of a sampler or dataset begin next.
 
     Attributes:
+        version: changes when the user chooses where to begin. Readers compare it.
         cursor: the start of an epoch, or the cursor of a loaded state.
-        loaded: whether the cursor is of a loaded state, which `set_epoch` with the same epoch keeps.
-        later: whether an epoch that has begun continues, even if nothing was delivered yet. True for a sampler that
-            advanced its own epoch while it was read.
+        loaded: whether the cursor is of a loaded state that no reader has used yet. `set_epoch` with its epoch keeps
+            it.
+        by_itself: whether another library's sampler moved to this epoch by itself while it was read. An epoch that has
+            begun then continues.
+        epoch: the epoch that programs see: the one set or begun last.
     """
 
-    cursor: Cursor
-    loaded: bool
-    later: bool = False
+    def __init__(self) -> None:
+        self.version = 0
+        self.cursor = Cursor()
+        self.loaded = self.by_itself = False
+        self.epoch = 0
+
+    def write(self, cursor: Cursor, *, loaded: bool = False) -> None:
+        """Choose where to begin: at the start of an epoch, or at the cursor of a loaded state."""
+        self.version += 1
+        self.cursor, self.loaded, self.by_itself, self.epoch = cursor, loaded, False, cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose an epoch. The epoch of a loaded state keeps the position of the state."""
+        keeps = self.loaded and self.cursor.epoch == epoch
+        self.write(self.cursor if keeps else Cursor(epoch=epoch), loaded=keeps)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, to be shown to programs. A loaded state is used once.
+
+        Args:
+            cursor: where the reader is, or where it begins next.
+            loaded: whether the cursor is of a loaded state.
+            running: whether the reader is reading.
+        """
+        self.epoch = cursor.epoch
+        if running and self.loaded and cursor is self.cursor:
+            self.cursor, self.loaded = cursor.whole(), False
 
 
 class Plan(abc.ABC, Generic[E]):
     """The order of the samples of every epoch, for one rank.
 
     A plan can return any epoch and position, but holds no position itself.
+
+    Attributes:
+        bookmark: where readers begin next.
+        key_seed: seed of the samples' generators; None if order and generators follow torch's rules.
+        advances: whether a loader with a seed advances the epoch by itself. False if another library counts the epochs.
     """
 
+    bookmark: Bookmark
     advances: bool = True
-    """Whether a loader with a seed advances the epoch by itself. False if another library counts the epochs."""
 
     @property
     def key_seed(self) -> int | None:
-        """Seed of the samples' generators; None if order and generators follow torch's rules."""
         return None
-
-    @property
-    @abc.abstractmethod
-    def times_set(self) -> Any:
-        """A value that changes with every `StartRequest`. Readers compare it before each batch, so it must be cheap."""
-
-    @abc.abstractmethod
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin."""
 
     @abc.abstractmethod
     def bind(self, cursor: Cursor, entropy: Any) -> E:
@@ -92,14 +122,6 @@ class Plan(abc.ABC, Generic[E]):
             StateError: the state belongs to other data or to another order, or is damaged.
         """
 
-    def read_grown(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state of the same data before rows were appended, if the plan supports that.
-
-        Raises:
-            StateError: as `read`.
-        """
-        return self.read(state)
-
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
         """Return the random draw of one epoch, made once, at its first use; None if the plan needs none.
 
@@ -110,34 +132,44 @@ class Plan(abc.ABC, Generic[E]):
         """
         return None
 
-    def whole(self, cursor: Cursor) -> Cursor:
-        """Return the start of the cursor's epoch."""
-        return Cursor(epoch=cursor.epoch)
-
-    def restart(self, run: E) -> Cursor:
-        """Return the start of the epoch of a bound plan."""
-        return Cursor(epoch=run.epoch)
-
-    def after(self, run: E, delivered: int) -> Cursor:
-        """Return the start of the epoch after a bound plan.
-
-        Args:
-            run: the bound plan.
-            delivered: number of its units that were delivered to the consumer; prefetched units do not count.
-        """
-        return Cursor(epoch=run.epoch + 1)
-
     def chosen(self, cursor: Cursor) -> None:
         """Handle a cursor that the user of a reader chose: sets the epoch of another library's sampler."""
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, to be shown to programs. It changes no order.
 
-        Args:
-            cursor: where the reader is, or where it begins next.
-            loaded: whether the cursor is of a loaded state.
-            running: whether the reader is reading.
-        """
+class OuterPlan(Plan[E]):
+    """A plan over the epochs, cursors and random draws of an inner plan. Subclasses implement `inner` and `bind`."""
+
+    @property
+    @abc.abstractmethod
+    def inner(self) -> Plan[Any]:
+        """The inner plan."""
+
+    @property
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where readers begin next."""
+        return self.inner.bookmark
+
+    @property
+    def advances(self) -> bool:  # type: ignore[override]
+        """Whether a loader with a seed advances the epoch by itself."""
+        return self.inner.advances
+
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators."""
+        return self.inner.key_seed
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor in a state of the inner plan."""
+        return self.inner.read(state)
+
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
+        """Return the random draw of the inner plan's epoch."""
+        return self.inner.draw(cursor, held, seed)
+
+    def chosen(self, cursor: Cursor) -> None:
+        """Pass on a cursor that the user of a reader chose."""
+        self.inner.chosen(cursor)
 
 
 _VALUES = ("run", "_run_entropy", "attached", "_next", "_loaded", "_requested", "_entropy")
@@ -149,7 +181,7 @@ class PlanReader(Generic[E]):
     """One reader of a plan, with its position.
 
     ``run`` is the epoch plan begun last. It is `current` until it is read to its end, or until the user chooses another
-    start with `set_epoch`, `choose`, or a `StartRequest` on the plan.
+    start with `set_epoch`, `choose`, or the plan's `Bookmark`.
     """
 
     def __init__(self, plan: Plan[E], *, seed: int | None = None) -> None:
@@ -157,20 +189,20 @@ class PlanReader(Generic[E]):
         self._seed = seed
         self.run: E | None = None
         self._run_entropy: Any = None
-        # Where the next epoch plan begins, if that was chosen; and whether a loaded state or a StartRequest chose it.
+        # Where the next epoch plan begins, if that was chosen; and whether a loaded state or the bookmark chose it.
         self._next: Cursor | None = None
         self._loaded = False
         self._requested = False
         # The random draw of the next epoch plan, if it was needed already.
         self._entropy: Any = None
-        # `times_set` of the plan when its last StartRequest was followed.
-        self._followed: Any = _NOTHING
+        # The version of the bookmark that was followed.
+        self._followed = -1
         self.attached = False
-        """Whether no other start was chosen here since `run` began. A `StartRequest` counts when it is followed."""
+        """Whether no other start was chosen here since `run` began. The bookmark counts when it is followed."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The current epoch plan stays in this process. A copy begins at that epoch's start, or at the chosen position.
-        upcoming = self.plan.restart(self.run) if self._next is None and self.run is not None else self._next
+        upcoming = self.run.start if self._next is None and self.run is not None else self._next
         rest = {"run": None, "_run_entropy": None, "_entropy": None, "attached": False}
         return self.__dict__ | rest | {"_next": upcoming}
 
@@ -182,7 +214,7 @@ class PlanReader(Generic[E]):
 
     @property
     def start_requested(self) -> bool:
-        """Whether a `StartRequest` was made while ``run`` was read. If the run continues, the next run obeys it."""
+        """Whether the bookmark was written while ``run`` was read. If the run continues, the next run obeys it."""
         return self.run is not None and not self.current and self._requested
 
     @property
@@ -209,11 +241,11 @@ class PlanReader(Generic[E]):
         self.choose(Cursor(epoch=epoch))
 
     def choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        """Begin the next run at a cursor. This replaces an earlier `StartRequest`."""
+        """Begin the next run at a cursor. This replaces what the bookmark says."""
         self._choose(cursor, loaded=loaded)
         self.plan.chosen(cursor)
-        self.plan.show(cursor, loaded=loaded, running=False)
-        self._followed = self.plan.times_set
+        self.plan.bookmark.show(cursor, loaded=loaded, running=False)
+        self._followed = self.plan.bookmark.version
 
     def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
         """Return where `start` would begin."""
@@ -221,7 +253,7 @@ class PlanReader(Generic[E]):
         if self._next is not None:
             return self._next
         assert self.run is not None
-        return self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run)
+        return self.run.after(delivered) if advance else self.run.start
 
     def start(self, *, advance: bool, delivered: int = 0) -> E:
         """Begin and return a run: where the user chose, else the next epoch (``advance``) or the same one again.
@@ -235,7 +267,7 @@ class PlanReader(Generic[E]):
         run = self.plan.bind(cursor, entropy)
         self.run, self._run_entropy, self.attached = run, entropy, True
         self._next, self._loaded, self._requested, self._entropy = None, False, False, None
-        self.plan.show(cursor, loaded=False, running=True)
+        self.plan.bookmark.show(cursor, loaded=False, running=True)
         return run
 
     def saved(self) -> tuple[Any, ...]:
@@ -250,21 +282,21 @@ class PlanReader(Generic[E]):
         for name, value in zip(_VALUES, saved, strict=True):
             setattr(self, name, value)
         self._entropy = drawn
-        # If the plan requested a loaded state, the start has used it up there.
+        # If the bookmark had a loaded state, the start has used it up there.
         self._requested = self._requested and not self._loaded
         if self._next is not None:
-            self.plan.show(self._next, loaded=self._loaded, running=False)
+            self.plan.bookmark.show(self._next, loaded=self._loaded, running=False)
 
     def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
 
-        A `StartRequest` made after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the
-        epoch there). A later request is for the next run. A request for the epoch of the run itself changes nothing.
+        A bookmark written after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the
+        epoch there). A later one is for the next run. The epoch of the run itself changes nothing.
         """
-        if self.run is not run or (self.attached and self.plan.times_set == self._followed) or self.current:
+        if self.run is not run or (self.attached and self.plan.bookmark.version == self._followed) or self.current:
             return True
         upcoming = self._upcoming()
-        if not self._loaded and _is_in(upcoming, self.plan.restart(run)):
+        if not self._loaded and _is_in(upcoming, run.start):
             self._next = None
         elif not delivered:
             run.exhaust()
@@ -276,8 +308,8 @@ class PlanReader(Generic[E]):
         """Record that the run was read to its end, after ``delivered`` units: the next run is a whole epoch."""
         assert self.run is not None
         if self._next is None:
-            self._choose(self.plan.after(self.run, delivered) if advance else self.plan.restart(self.run))
-            self.plan.show(self._upcoming(), loaded=False, running=False)
+            self._choose(self.run.after(delivered) if advance else self.run.start)
+            self.plan.bookmark.show(self._upcoming(), loaded=False, running=False)
         self.run, self._run_entropy, self.attached = None, None, False
 
     def peek(self) -> E:
@@ -296,10 +328,10 @@ class PlanReader(Generic[E]):
     def whole(self) -> E:
         """Return the whole epoch of the current or next run, from its start."""
         if self.current and self.run is not None:
-            return self.plan.bind(self.plan.restart(self.run), self._run_entropy)
+            return self.plan.bind(self.run.start, self._run_entropy)
         cursor = self._upcoming()
         self._entropy = self.plan.draw(cursor, self._entropy, self._seed)
-        return self.plan.bind(self.plan.whole(cursor), self._entropy)
+        return self.plan.bind(cursor.whole(), self._entropy)
 
     def cursor(self, count: int) -> Cursor:
         """Return the cursor after ``count`` delivered units of the current run; else the start of the next run."""
@@ -310,34 +342,30 @@ class PlanReader(Generic[E]):
         if self._next is not None:
             return self._next
         assert self.run is not None
-        return self.plan.restart(self.run)
+        return self.run.start
 
     def _follow_request(self) -> None:
-        """Follow the plan's `StartRequest`, if it is new."""
-        times = self.plan.times_set
-        if times == self._followed:
+        """Follow the plan's bookmark, if it was written."""
+        mark = self.plan.bookmark
+        if mark.version == self._followed:
             # A loaded state is used once. If another reader has used it, this reader begins the whole epoch.
-            if self._requested and self._loaded and not (request := self.plan.start_request()).loaded:
-                self._choose(request.cursor)
+            if self._requested and self._loaded and not mark.loaded:
+                self._choose(mark.cursor)
                 self._requested = True
             return
-        self._followed, request = times, self.plan.start_request()
-        keeps = self._loaded and self._next is not None and not request.loaded
+        self._followed = mark.version
+        keeps = self._loaded and self._next is not None and not mark.loaded
         # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
-        if keeps and (request.later or _is_in(request.cursor, self._upcoming())):
+        if keeps and (mark.by_itself or _is_in(mark.cursor, self._upcoming())):
             return
-        if request.later and self.attached:
-            self._next = request.cursor
+        if mark.by_itself and self.attached:
+            self._next = mark.cursor
         else:
-            self._choose(request.cursor, loaded=request.loaded)
+            self._choose(mark.cursor, loaded=mark.loaded)
             self._requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         self._next, self._loaded, self.attached, self._requested = cursor, loaded, False, False
-
-
-_NOTHING = "nothing"
-"""Differs from every `Plan.times_set`."""
 
 
 def _is_in(requested: Cursor, place: Cursor) -> bool:

@@ -29,7 +29,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import EpochPlan, RankPartition
-from penstock.plan.reader import Plan, StartRequest
+from penstock.plan.reader import Bookmark, Plan
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
 from penstock.wording import counted
@@ -116,10 +116,14 @@ class ShareCursor(Cursor):
     changes: State = field(default_factory=dict)
     begun_with: str | None = None
 
-    @classmethod
-    def at(cls, place: MiniEpoch) -> ShareCursor:
+    @staticmethod
+    def at(place: MiniEpoch) -> ShareCursor:
         """Return the cursor at a place."""
-        return cls(epoch=place.epoch, mini_epoch=place.mini_epoch, place=place)
+        return ShareCursor(epoch=place.epoch, mini_epoch=place.mini_epoch, place=place)
+
+    def whole(self) -> ShareCursor:
+        """Return the start of the mini-epoch, for the ranks of this job."""
+        return ShareCursor.at(self.place.unsplit)
 
     def state(self) -> State:
         """Return the cursor as a JSON-serialisable dict, which `SharePlan.read` accepts."""
@@ -235,16 +239,22 @@ class ShareEpoch(EpochPlan):
     def __len__(self) -> int:
         return len(self.view)
 
-    def indices(self, start: int, stop: int) -> Indices:
-        """Return local indices: int64 of shape (stop - start,)."""
-        return np.arange(start, stop, dtype=np.int64)
+    @property
+    def start(self) -> Cursor:
+        """The start of the mini-epoch."""
+        return ShareCursor.at(self.place.unsplit)
 
-    def positions(self, start: int, stop: int) -> Indices:
-        """Return positions in the epoch; positions of n or more are padding."""
-        positions = self.view.positions_of(self.indices(start, stop))
+    def after(self, count: int) -> Cursor:
+        """Return the start of the next mini-epoch, or of the next epoch after the last one."""
+        return ShareCursor.at(self._plan.following(self.place))
+
+    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        """Return local indices, and positions in the epoch; positions of n or more are padding."""
+        indices = np.arange(start, stop, dtype=np.int64)
+        positions = self.view.positions_of(indices)
         if len(positions):
             self.planned = max(self.planned, int(positions[-1]) + 1)
-        return positions
+        return indices, positions
 
     @property
     def rank_partition(self) -> RankPartition:
@@ -277,6 +287,18 @@ class ShareEpoch(EpochPlan):
             changes=self._plan.write_changes(place.changes),
             begun_with=self._plan.begun_with.get(place.samples),
         )
+
+
+class ShareBookmark(Bookmark):
+    """Where readers of a share begin next. The position that programs see is in shared memory, for workers."""
+
+    def __init__(self, plan: SharePlan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader in `SharePlan.shown`."""
+        self._plan.show_reader(cursor, loaded=loaded, running=running)
 
 
 class SharePlan(Plan[ShareEpoch]):
@@ -355,8 +377,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Epoch plans of readers in this process."""
         self.running = False
         """Whether a reader is reading the place in `shown`."""
-        self._request = StartRequest(Cursor(), loaded=False)
-        self._times_set = 0
+        self.bookmark = ShareBookmark(self)
         # Whether a state was loaded and no reader has begun since.
         self._loaded = False
 
@@ -540,9 +561,9 @@ class SharePlan(Plan[ShareEpoch]):
         """
         epoch = checked_epoch(epoch)
         if not (self._loaded and epoch == self.shown.epoch):
-            self.request_start(MiniEpoch(epoch, 0, self.samples, changes=self.changes))
+            self._show(MiniEpoch(epoch, 0, self.samples, changes=self.changes), loaded=False, running=False)
             # Without a mini-epoch, so that a loader in another mini-epoch of this epoch stays there.
-            self._request = StartRequest(Cursor(epoch=epoch), loaded=False)
+            self.bookmark.write(Cursor(epoch=epoch))
 
     def set_mini_epoch(self, mini_epoch: int) -> None:
         """Set the mini-epoch, in the epoch of `shown`, at which readers begin next.
@@ -565,15 +586,15 @@ class SharePlan(Plan[ShareEpoch]):
             place = place._replace(mini_epochs_done=0, consumed=0)
         self.request_start(place._replace(mini_epoch=mini_epoch, skip=0))
 
-    def request_start(self, place: MiniEpoch, *, loaded: bool = False) -> None:
-        """Request that every reader begins at a place next."""
-        self._show(place, loaded=loaded, running=False)
-        self._request, self._times_set = StartRequest(ShareCursor.at(place), loaded), self._times_set + 1
+    def request_start(self, place: MiniEpoch) -> None:
+        """Let every reader begin at a place next."""
+        self._show(place, loaded=False, running=False)
+        self.bookmark.write(ShareCursor.at(place))
 
     def request_resume(self, cursor: ShareCursor) -> None:
-        """Request that every reader begins at the cursor of a loaded state."""
-        self.request_start(cursor.place, loaded=True)
-        self._request = StartRequest(cursor, loaded=True)
+        """Let every reader begin at the cursor of a loaded state next."""
+        self._show(cursor.place, loaded=True, running=False)
+        self.bookmark.write(cursor, loaded=True)
 
     def begin(self) -> None:
         """Record that an iteration without a reader begins at `shown`."""
@@ -583,11 +604,11 @@ class SharePlan(Plan[ShareEpoch]):
         self._shown.set(place.numbers)
         self.changes = place.changes
         self.running, self._loaded = running, loaded
-        cursor = self._request.cursor
-        if running and self._request.loaded and isinstance(cursor, ShareCursor) and cursor.place == place:
+        mark = self.bookmark
+        if running and mark.loaded and isinstance(mark.cursor, ShareCursor) and mark.cursor.place == place:
             # A loaded state is used once.
             whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=self.changes)
-            self._request = StartRequest(ShareCursor.at(whole), loaded=False)
+            mark.cursor, mark.loaded = ShareCursor.at(whole), False
         self.prepare()
 
     def prepare(self) -> None:
@@ -614,34 +635,13 @@ class SharePlan(Plan[ShareEpoch]):
         """Seed of the samples' generators."""
         return self.seed
 
-    @property
-    def times_set(self) -> Any:
-        """A value that changes with every `StartRequest`."""
-        return self._times_set
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin."""
-        return self._request
-
     def bind(self, cursor: Cursor, entropy: Any) -> ShareEpoch:
         """Return the share of an epoch from the cursor on."""
         # Raises if a process group that was made later disagrees.
         _ = self.world
         return ShareEpoch(self, self.view(self._place(cursor)))
 
-    def whole(self, cursor: Cursor) -> Cursor:
-        """Return the cursor at the start of the mini-epoch, for the ranks of this job."""
-        return ShareCursor.at(self._place(cursor).unsplit)
-
-    def restart(self, run: ShareEpoch) -> Cursor:
-        """Return the cursor at the start of a view's mini-epoch."""
-        return ShareCursor.at(run.place.unsplit)
-
-    def after(self, run: ShareEpoch, delivered: int) -> Cursor:
-        """Return the start of the next mini-epoch, or of the next epoch after the last one."""
-        return ShareCursor.at(self.following(run.place))
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+    def show_reader(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Record the position of a reader in `shown`."""
         place = cursor.place if loaded and isinstance(cursor, ShareCursor) else self._place(cursor)
         self._show(place, loaded=loaded, running=running)

@@ -5,7 +5,7 @@
     cursor = stream.cursor()               JSON: the position after the last item
     rest = dataset.open(cursor)            in another process
 
-Invariants: only a stream holds a position; a dataset holds only a request of the user (`StartRequest`): an epoch, or a
+Invariants: only a stream holds a position; a dataset holds only a bookmark, where the user begins next: an epoch, or a
 loaded state. A cursor depends only on the items that were yielded, not on items read ahead, and its size does not grow.
 """
 
@@ -20,9 +20,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.errors import ConfigError
 from penstock.plan.cursor import State, checked_epoch
-from penstock.plan.reader import StartRequest
 from penstock.plan.shared_epoch import SharedEpoch
-from penstock.plan.stream_plan import StreamStart
+from penstock.plan.stream_plan import StreamBookmark, StreamStart
 
 __all__ = ["ResumableDataset", "Stream", "is_opened"]
 
@@ -46,8 +45,8 @@ class ResumableDataset(IterableDataset[Any]):
     """An iterable dataset whose iterators are streams.
 
     A subclass defines `first_cursor`, `check_cursor` and `open_at`. Every iteration is a new epoch, also in worker
-    processes, unless `set_epoch` chose one. A Penstock loader counts its own epochs, and reads only `start_request`
-    here. ``state_dict`` and ``load_state_dict`` are for the loaders of other libraries.
+    processes, unless `set_epoch` chose one. A Penstock loader counts its own epochs, and reads only `bookmark` here.
+    ``state_dict`` and ``load_state_dict`` are for the loaders of other libraries.
     """
 
     own_items = False
@@ -70,8 +69,13 @@ class ResumableDataset(IterableDataset[Any]):
         self._stream: Stream | None = None
         # `times_set` of the shared epoch when that stream began.
         self._times_set_at_start = 0
-        self._loaded: State | None = None
-        self._requested_epoch, self.times_set = 0, 0
+        self.bookmark = StreamBookmark(self._epochs)
+        """Where each loader begins next: at an epoch, or at a loaded state."""
+
+    @property
+    def _loaded(self) -> State | None:
+        """A loaded state that was not used yet."""
+        return self.bookmark.cursor.stream if self.bookmark.loaded else None
 
     # Defined by subclasses.
 
@@ -117,7 +121,8 @@ class ResumableDataset(IterableDataset[Any]):
         return self.open(opening.stream) if opening.stream is not None else self.open(epoch=opening.epoch)
 
     def __iter__(self) -> Stream:
-        cursor, self._loaded = self._loaded, None
+        cursor = self._loaded
+        self.bookmark.leave()
         # The old stream must close its files first.
         self._stream = None
         if cursor is None:
@@ -139,18 +144,6 @@ class ResumableDataset(IterableDataset[Any]):
         """The epoch that was begun last; before the first one, the next epoch."""
         return self._epochs.current if self._loaded is None else int(self._loaded["epoch"])
 
-    @property
-    def start_request(self) -> StartRequest:
-        """Where each loader should begin next: at an epoch, or at a loaded state."""
-        if self._loaded is not None:
-            return StartRequest(StreamStart(epoch=self._requested_epoch, stream=self._loaded), loaded=True)
-        return StartRequest(StreamStart(epoch=self._requested_epoch, chosen=self.times_set > 0), loaded=False)
-
-    def show(self, epoch: int) -> None:
-        """Set `epoch` to the epoch that a loader begins, and drop a loaded state, which the loader has used."""
-        self._loaded = None
-        self._epochs.show(epoch)
-
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, in all processes.
 
@@ -161,12 +154,8 @@ class ResumableDataset(IterableDataset[Any]):
         """
         epoch = checked_epoch(epoch)
         if self._loaded is None or epoch != self._loaded["epoch"]:
-            self._loaded = None
-            self._request_epoch(epoch)
+            self.bookmark.write(StreamStart(epoch=epoch))
             self._epochs.set(epoch)
-
-    def _request_epoch(self, epoch: int) -> None:
-        self._requested_epoch, self.times_set = epoch, self.times_set + 1
 
     # State.
 
@@ -194,11 +183,10 @@ class ResumableDataset(IterableDataset[Any]):
             StateError: the state belongs to another dataset, rank or worker.
         """
         self.check_cursor(state)
-        self._loaded = copy.deepcopy(dict(state))
-        self._request_epoch(int(self._loaded["epoch"]))
+        self.bookmark.write(StreamStart(epoch=int(state["epoch"]), stream=copy.deepcopy(dict(state))), loaded=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        return {**self.__dict__, "_stream": None, "bookmark": copy.copy(self.bookmark)}
 
 
 def is_opened(dataset: Any) -> TypeGuard[ResumableDataset]:

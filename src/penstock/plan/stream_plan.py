@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.plan.cursor import Cursor, State, read_int, read_mapping
-from penstock.plan.reader import Plan, StartRequest
+from penstock.plan.reader import Bookmark, Plan
+from penstock.plan.shared_epoch import SharedEpoch
 
 if TYPE_CHECKING:
     from penstock.plan.stream import ResumableDataset
 
-__all__ = ["EpochStart", "StreamPlan", "StreamStart"]
+__all__ = ["EpochStart", "StreamBookmark", "StreamPlan", "StreamStart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,15 @@ class StreamStart(Cursor):
         state: State = {"epoch": self.epoch, "chosen": self.chosen}
         return state if self.stream is None else {**state, "cursor": self.stream}
 
+    @property
+    def start(self) -> Cursor:
+        """The start of the epoch."""
+        return self.whole()
+
+    def after(self, count: int) -> Self:
+        """Return the opening of the next epoch."""
+        return type(self)(epoch=self.epoch + 1, chosen=False)
+
     def cursor(self, count: int) -> Self:
         """Return the opening itself: the position is in the cursor of the stream."""
         return self
@@ -49,6 +59,28 @@ dataset with ``set_epoch``, or None.
 """
 
 
+class StreamBookmark(Bookmark):
+    """Where each loader over an iterable dataset begins next. The epoch is in shared memory, for workers."""
+
+    cursor: StreamStart
+
+    def __init__(self, epochs: SharedEpoch) -> None:
+        super().__init__()
+        self.cursor = StreamStart(chosen=False)
+        self._epochs = epochs
+
+    def leave(self) -> None:
+        """Drop a loaded state: a loader or an iterator has used it."""
+        if self.loaded:
+            self.cursor, self.loaded = StreamStart(epoch=self.cursor.epoch), False
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Show the epoch that a loader begins, which uses up a loaded state."""
+        if running:
+            self.leave()
+            self._epochs.show(cursor.epoch)
+
+
 class StreamPlan(Plan[StreamStart]):
     """The epochs of an iterable dataset, in sequence."""
 
@@ -56,13 +88,9 @@ class StreamPlan(Plan[StreamStart]):
         self._dataset = dataset
 
     @property
-    def times_set(self) -> int:
-        """How often the user has set where to begin."""
-        return self._dataset.times_set
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin."""
-        return self._dataset.start_request
+    def bookmark(self) -> StreamBookmark:  # type: ignore[override]
+        """Where readers begin next."""
+        return self._dataset.bookmark
 
     def bind(self, cursor: Cursor, entropy: Any) -> StreamStart:
         """Return the opening of the cursor's epoch."""
@@ -79,12 +107,3 @@ class StreamPlan(Plan[StreamStart]):
         return StreamStart(
             epoch=read_int(state, "epoch", of=of), chosen=state.get("chosen") is not False, stream=stream
         )
-
-    def after(self, run: StreamStart, delivered: int) -> StreamStart:
-        """Return the opening of the next epoch."""
-        return StreamStart(epoch=run.epoch + 1, chosen=False)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Set the epoch that the dataset reports."""
-        if running:
-            self._dataset.show(cursor.epoch)

@@ -20,10 +20,10 @@ from torch.utils.data import Sampler
 
 from penstock.distributed import LateWorld
 from penstock.errors import SamplerError
-from penstock.plan.cursor import Cursor, State, checked_epoch
+from penstock.plan.cursor import State, checked_epoch
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 from penstock.plan.iteration import CountedIterator, index_lists
-from penstock.plan.reader import Plan, PlanReader, StartRequest
+from penstock.plan.reader import Bookmark, Plan, PlanReader
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler", "RankMixin"]
 
@@ -38,11 +38,10 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     always exact: ``len(sampler)`` counts the items of the iterator made last, or of the next one if none was made.
     """
 
+    _bookmark: Bookmark
+
     def __init__(self) -> None:
-        self._epoch = self._shown = 0
-        # The cursor of a loaded state, until a reader begins there.
-        self._cursor: Cursor | None = None
-        self._times_set = 0
+        self._bookmark = Bookmark()
         self._reader: PlanReader[E] = PlanReader(self)
         self._iterator: CountedIterator[T] | None = None
 
@@ -52,9 +51,14 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         return self
 
     @property
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where readers begin next."""
+        return self._bookmark
+
+    @property
     def epoch(self) -> int:
         """The epoch that was begun or set last."""
-        return self._epoch_shown()
+        return self.bookmark.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -68,11 +72,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         Raises:
             SamplerError: the epoch is not an integer from 0 to 2**62 - 1.
         """
-        epoch, request = checked_epoch(epoch, SamplerError), self.start_request()
-        self._times_set += 1
-        self._shown = epoch
-        if not (request.loaded and request.cursor.epoch == epoch):
-            self._epoch, self._cursor = epoch, None
+        self.bookmark.set_epoch(checked_epoch(epoch, SamplerError))
 
     def state_dict(self) -> State:
         """Return the position of the iterator made last: a few integers, JSON-serialisable.
@@ -89,8 +89,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
             StateError: the state belongs to other data or to another order.
         """
         cursor = self.read(state)
-        self._times_set += 1
-        self._epoch, self._cursor, self._shown = cursor.epoch, cursor, cursor.epoch
+        self.bookmark.write(cursor, loaded=True)
         self.chosen(cursor)
 
     def __iter__(self) -> Iterator[T]:
@@ -111,30 +110,10 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Otherwise a shallow copy would share the original's reader, which reads the original's plan.
+        # Otherwise a shallow copy would share the original's position.
+        self._bookmark = copy.copy(self._bookmark)
         self._reader = copy.copy(self._reader)
         self._reader.plan = self
-
-    def _epoch_shown(self) -> int:
-        return self._shown
-
-    # As a plan.
-
-    @property
-    def times_set(self) -> Any:
-        """A value that changes with every `set_epoch` and `load_state_dict`."""
-        return self._times_set
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin."""
-        cursor = self._cursor
-        return StartRequest(cursor or Cursor(epoch=self._epoch), cursor is not None)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader. A loaded state is used only once, by the first reader that begins there."""
-        self._shown = cursor.epoch
-        if running and cursor is self._cursor:
-            self._cursor = None
 
     @abc.abstractmethod
     def _iterate(self, run: E) -> CountedIterator[T]: ...

@@ -1,19 +1,17 @@
-"""`BatchSampler`: torch's batch sampler as a plan over the plan of its sampler; and whether its order is computable."""
+"""`BatchSampler`: torch's batch sampler over the plan of its sampler; and whether an order is computable."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.utils.data
 
 from penstock.errors import SamplerError
-from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, ForwardEpoch, RankPartition, length_of
-from penstock.plan.iteration import CountedIterator, batch_blocks
-from penstock.plan.wrapper import OuterPlan
+from penstock.plan.epoch import BatchEpochPlan, batched
+from penstock.plan.iteration import CountedIterator
+from penstock.plan.reader import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
@@ -53,20 +51,35 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self._torchs: torch.utils.data.BatchSampler | None = None
         self._plan = self._read_sampler()
+
+    @classmethod
+    def of(cls, batches: torch.utils.data.BatchSampler) -> BatchSampler:
+        """Return the plan of torch's batch sampler. It reads the attributes there, which programs may assign."""
+        made = cls(batches.sampler, batches.batch_size, batches.drop_last)
+        made._torchs = batches
+        made._plan = made._read_sampler()
+        return made
+
+    @property
+    def face(self) -> torch.utils.data.BatchSampler:
+        """The object with the sampler, the batch size and ``drop_last``, which programs may assign: this one or
+        torch's.
+        """
+        return self if self._torchs is None else self._torchs
 
     @property
     def inner(self) -> EpochSampler | ExternalSampler:
         """The plan of the sampler, or of its batches for a sampler of another library."""
-        # A program may have assigned another sampler.
-        if self._sampler_read is not self.sampler:
+        if self._sampler_read is not self.face.sampler:
             self._plan = self._read_sampler()
         return self._plan
 
     def _read_sampler(self) -> EpochSampler | ExternalSampler:
-        self._sampler_read = sampler = self.sampler
+        self._sampler_read = sampler = self.face.sampler
         plan = plan_of(sampler)
-        return ExternalSampler(sampler, self.batch_size, self.drop_last) if plan is None else plan
+        return ExternalSampler(sampler, self.face) if plan is None else plan
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler."""
@@ -80,138 +93,15 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         """
         self.inner.load_state_dict(state)
 
-    def _epoch_shown(self) -> int:
-        return self.inner.epoch
-
-    # As a plan.
-
-    def inside(self, run: BatchEpochPlan) -> Any:
-        """Return the plan of the samples of an epoch; the batches themselves for a sampler of another library."""
-        return run.samples if isinstance(run, _Batches | _ForwardBatches) else run
-
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
-        inner = self.inner
-        if isinstance(inner, ExternalSampler):
-            # A program may have assigned other values.
-            inner.batch_size, inner.drop_last = self.batch_size, self.drop_last
-        run = inner.bind(cursor, entropy)
-        if isinstance(run, ForwardEpoch):
-            return _ForwardBatches(run, self.batch_size, self.drop_last)
-        return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
+        face = self.face
+        return batched(self.inner.bind(cursor, entropy), face.batch_size, face.drop_last)
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
-        if isinstance(run, _Batches):
-            return CountedIterator(lists for lists, _ in run.blocks())
-        return super()._iterate(run)
-
-
-class TorchBatches(BatchSampler):
-    """The plan of a ``torch.utils.data.BatchSampler``. It reads torch's attributes, which programs may assign."""
-
-    def __init__(self, batches: torch.utils.data.BatchSampler) -> None:
-        self._batches = batches
-        super().__init__(batches.sampler, batches.batch_size, batches.drop_last)
-
-    @property
-    def inner(self) -> EpochSampler | ExternalSampler:
-        """The plan of the sampler, as in `BatchSampler`, with one attribute to look up: it is asked for each batch."""
-        if self._sampler_read is not self._batches.sampler:
-            self._plan = self._read_sampler()
-        return self._plan
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler of torch's batch sampler."""
-        return self._batches.sampler
-
-    @sampler.setter
-    def sampler(self, sampler: Any) -> None:
-        pass
-
-    @property
-    def batch_size(self) -> int:
-        """The batch size of torch's batch sampler."""
-        return self._batches.batch_size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: int) -> None:
-        pass
-
-    @property
-    def drop_last(self) -> bool:
-        """``drop_last`` of torch's batch sampler."""
-        return self._batches.drop_last
-
-    @drop_last.setter
-    def drop_last(self, drop_last: bool) -> None:
-        pass
-
-
-class _Batches(BatchEpochPlan):
-    """The batches of an epoch plan of samples."""
-
-    def __init__(self, samples: EpochPlan, batch_size: int, drop_last: bool) -> None:
-        self.samples = samples
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self.seed, self.epoch = samples.seed, samples.epoch
-        self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
-
-    @property
-    def place(self) -> Any:
-        """The position of the dataset."""
-        return self.samples.place
-
-    def __len__(self) -> int:
-        samples = len(self.samples)
-        return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return itertools.chain.from_iterable(itertools.starmap(zip, self.blocks()))
-
-    def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
-        return batch_blocks(self.samples, self._batch_size, drop_last=self._drop_last)
-
-    @property
-    def rank_partition(self) -> RankPartition | None:
-        share = self.samples.rank_partition
-        return None if share is None else share._replace(batch_size=self._batch_size, drop_last=self._drop_last)
-
-    def cursor(self, count: int) -> Cursor:
-        return self.samples.cursor(min(count * self._batch_size, length_of(self.samples)))
-
-    def exhaust(self) -> None:
-        self.samples.exhaust()
-
-
-class _ForwardBatches(BatchEpochPlan):
-    """The batches of samples that become known while they are read."""
-
-    one_by_one = True
-
-    def __init__(self, samples: ForwardEpoch, batch_size: int, drop_last: bool) -> None:
-        self.samples = samples
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self.seed, self.epoch = samples.seed, samples.epoch
-
-    @property
-    def place(self) -> Any:
-        """The position of the dataset for the last batch."""
-        return self.samples.place
-
-    def __len__(self) -> int:
-        samples = len(self.samples)
-        return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for indices, positions in self.samples.read(self._batch_size):
-            if len(indices) == self._batch_size or not self._drop_last:
-                yield indices.tolist(), positions
-
-    def cursor(self, count: int) -> Cursor:
-        return self.samples.cursor(min(count * self._batch_size, length_of(self.samples)))
+        if isinstance(self.inner, ExternalSampler):
+            return super()._iterate(run)
+        return CountedIterator(lists for lists, _ in run.blocks())
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
@@ -219,19 +109,19 @@ def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
 
     >>> inner = torch.utils.data.SequentialSampler(range(3))
     >>> type(batch_plan_of(torch.utils.data.BatchSampler(inner, 2, False))).__name__
-    'TorchBatches'
+    'BatchSampler'
     """
     # A user's subclass with its own __iter__ may yield other batches than the plan.
     if isinstance(batches, EpochBatchSampler) and type(batches).__iter__ is EpochBatchSampler.__iter__:
         return batches
     if type(batches) is torch.utils.data.BatchSampler:
-        return TorchBatches(batches)
+        return BatchSampler.of(batches)
     return ExternalSampler(batches)
 
 
 def sampler_of(plan: EpochBatchSampler) -> Any:
     """Return the sampler inside a plan of batches, or the plan itself if it is a batch sampler."""
-    return plan.sampler if isinstance(plan, BatchSampler) else plan
+    return plan.face.sampler if isinstance(plan, BatchSampler) else plan
 
 
 def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:

@@ -22,12 +22,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch.utils.data
 
 from penstock.errors import StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
-from penstock.plan.reader import StartRequest
+from penstock.plan.reader import Bookmark
 from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.wording import counted
@@ -44,21 +45,22 @@ class ExternalSampler(EpochBatchSampler):
     """The plan of a sampler of another library.
 
     Args:
-        items: an iterable of indices of any type; if ``batch_size`` is None, an iterable of lists of them.
-        batch_size, drop_last: how to make batches of indices.
+        items: an iterable of indices of any type; without ``face``, an iterable of lists of them.
+        face: has the current ``batch_size`` and ``drop_last`` for indices.
     """
 
-    def __init__(self, items: Iterable[Any], batch_size: int | None = None, drop_last: bool = False) -> None:
+    def __init__(self, items: Iterable[Any], face: torch.utils.data.BatchSampler | None = None) -> None:
         super().__init__()
         self.items = items
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        self._face = face
         self.left: ReplayPoint | None = None
         """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
         self._told = 0
         """The epoch last set, for a sampler that does not report its own."""
         self._moved_to: int | None = None
         """The epoch to which the sampler advanced by itself when it was last read."""
+        self._seen: int | None = None
+        """The epoch that the sampler reported when the bookmark was last read."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "left": None}
@@ -67,6 +69,16 @@ class ExternalSampler(EpochBatchSampler):
     def source(self) -> Iterable[Any]:
         """The sampler that this plan reads."""
         return self.items
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of indices in a batch; None if the sampler yields batches."""
+        return None if self._face is None else self._face.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the last batch is left out if it is not full."""
+        return self._face is not None and self._face.drop_last
 
     @property
     def unit(self) -> str:
@@ -89,26 +101,21 @@ class ExternalSampler(EpochBatchSampler):
         """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
         return self._reported_epoch is None
 
-    def _epoch_shown(self) -> int:
-        epoch = self._reported_epoch
-        return super()._epoch_shown() if epoch is None else epoch
-
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the sampler."""
         super().set_epoch(epoch)
         self.chosen(Cursor(epoch=epoch))
 
     @property
-    def times_set(self) -> Any:
-        """A value that changes with every `set_epoch` and `load_state_dict`, and with the sampler's own epoch."""
-        return self._times_set, self._reported_epoch
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin: in the sampler's epoch, if it reports one."""
-        request, epoch = super().start_request(), self._reported_epoch
-        if epoch is None or request.cursor.epoch == epoch:
-            return request
-        return StartRequest(Cursor(epoch=epoch), False, later=epoch == self._moved_to)
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where readers begin next: in the sampler's epoch, if it reports one."""
+        mark, epoch = self._bookmark, self._reported_epoch
+        if epoch is not None and epoch != self._seen:
+            self._seen = epoch
+            keeps = mark.cursor.epoch == epoch
+            mark.write(mark.cursor if keeps else Cursor(epoch=epoch), loaded=keeps and mark.loaded)
+            mark.by_itself = not keeps and epoch == self._moved_to
+        return mark
 
     @contextmanager
     def drawing(self) -> Iterator[None]:

@@ -20,9 +20,9 @@ from penstock.order.class_batches import ClassBatches, EpochBatches
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
+from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
 from penstock.plan.exclusion import check_excluded
-from penstock.plan.reader import StartRequest
+from penstock.plan.reader import Bookmark
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, fill, rank_rows
@@ -138,9 +138,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         self._given = world_size
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
         self._counted: tuple[Any, int] | None = None
-        # times_set of the inner sampler at the last set_epoch or load_state_dict here, and at the last `show`.
-        self._told: Any = "nothing"
-        self._shown_at: Any = "nothing"
+        self._bookmark: _GroupedBookmark = _GroupedBookmark(self.inner)
         self._check_size()
         self._refuse_share()
         if order == "class":
@@ -182,15 +180,17 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         """Seed of the samples' generators."""
         return self.inner.key_seed
 
+    @property
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where readers begin next: as set last, here or on the inner sampler."""
+        self._bookmark.follow()
+        return self._bookmark
+
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the inner sampler."""
-        request = self.start_request()
         super().set_epoch(epoch)
-        if request.loaded and request.cursor.epoch == epoch:
-            # The state may have been loaded into the inner sampler. From here on it belongs to this sampler.
-            self._epoch, self._cursor = epoch, request.cursor
         self.inner.set_epoch(epoch)
-        self._told = self._shown_at = self.inner.times_set
+        self._bookmark.ignore()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``, on any number of ranks.
@@ -199,30 +199,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             StateError: the state belongs to other data, groups or batches.
         """
         super().load_state_dict(state)
-        self._told = self._shown_at = self.inner.times_set
-
-    @property
-    def times_set(self) -> Any:
-        """A value that changes with every `set_epoch` and `load_state_dict`, here or on the inner sampler."""
-        return self._times_set, self.inner.times_set
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin: as set last, here or on the inner sampler."""
-        if self.inner.times_set == self._told:
-            return super().start_request()
-        own = self.inner.start_request()
-        cursor = Cursor(epoch=own.cursor.epoch, sampler=own.cursor if own.loaded else None)
-        return StartRequest(cursor, own.loaded)
-
-    def _epoch_shown(self) -> int:
-        # The epoch of the inner sampler may have been set since.
-        return super()._epoch_shown() if self._shown_at == self.inner.times_set else self.start_request().cursor.epoch
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader."""
-        super().show(cursor, loaded=loaded, running=running)
-        self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
-        self._shown_at = self.inner.times_set
+        self._bookmark.ignore()
 
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
@@ -279,7 +256,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         )
         mark = None if self._excluded is None else self._excluded.mark
         check_excluded(state, mark, of="GroupedBatchSampler")
-        run = self.bind(self.whole(cursor), self.draw(cursor, None, None))
+        run = self.bind(cursor.whole(), self.draw(cursor, None, None))
         assert isinstance(run, _Grouped | ClassBatchPlan)
         # Checked only for permutations: if indices repeat, counting the batches would read the whole stream.
         if run.rounds is not None and cursor.consumed > run.total:
@@ -296,13 +273,13 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
 
     def _count(self, inside: EpochPlan) -> int:
         """Return the number of batches of an epoch over all ranks; cached for the epoch counted last."""
-        job = inside.job()
-        key = inside.cursor(0) if job.rounds is None else job.rounds
+        job, rounds = _job(inside)
+        key = inside.cursor(0) if rounds is None else rounds
         if self._counted is None or self._counted[0] != key:
-            if job.rounds is None:
+            if rounds is None:
                 sizes = self.groups.sizes_in(self.groups.of(chunk) for chunk in _chunks(job, _CHUNK))
             else:
-                sizes = self.groups.sizes() * job.rounds
+                sizes = self.groups.sizes() * rounds
             self._counted = key, batch_count(sizes, self.batch_size, self.drop_last)
         return self._counted[1]
 
@@ -335,11 +312,42 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             )
 
 
+class _GroupedBookmark(Bookmark):
+    """Where the batches of a sampler begin next: as set last, here or in the bookmark of the sampler inside."""
+
+    def __init__(self, inner: EpochSampler) -> None:
+        super().__init__()
+        self._inner = inner
+        # The version of the bookmark inside that was followed here.
+        self._followed = -1
+
+    def follow(self) -> None:
+        """Follow the bookmark inside, if it was written."""
+        inside = self._inner.bookmark
+        if inside.version != self._followed:
+            self._followed, cursor = inside.version, inside.cursor
+            self.write(Cursor(epoch=cursor.epoch, sampler=cursor if inside.loaded else None), loaded=inside.loaded)
+        elif self.loaded and self.cursor.sampler is inside.cursor and not inside.loaded:
+            self.cursor, self.loaded = self.cursor.whole(), False
+
+    def ignore(self) -> None:
+        """Leave out what was written inside, because it came from here."""
+        self._followed = self._inner.bookmark.version
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, also in the bookmark inside."""
+        super().show(cursor, loaded=loaded, running=running)
+        inside = Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
+        self._inner.bookmark.show(inside, loaded=loaded, running=running)
+
+
 class _Grouped(BatchEpochPlan):
     """One rank's batches of one epoch."""
 
     def __init__(self, sampler: GroupedBatchSampler, inside: EpochPlan, consumed: int) -> None:
-        self._inside, self._job = inside, inside.job()
+        self._inside = inside
+        self._job, self.rounds = _job(inside)
+        """The samples of all ranks; and how often it has each sample, if equally often, else None."""
         self._consumed = consumed
         self._groups, self._batch_size = sampler.groups, sampler.batch_size
         self._drop_last, self._form = sampler.drop_last, _REPLAYED[sampler.order]
@@ -354,11 +362,6 @@ class _Grouped(BatchEpochPlan):
         return self._count(self._inside)
 
     @property
-    def rounds(self) -> int | None:
-        """How often the sampler yields each sample, if equally often; else None."""
-        return self._job.rounds
-
-    @property
     def repeated(self) -> list[int]:
         """Numbers of the batches that are repeated at the end."""
         return fill(self.total, self._world_size, self._consumed) if self._remainder == "pad" else []
@@ -371,7 +374,7 @@ class _Grouped(BatchEpochPlan):
     def __iter__(self) -> Iterator[Batch]:
         chunks = _chunks(self._job, max(_CHUNK, self._groups.count * self._batch_size))
         blocks = self._form(chunks, self._groups.of, self._batch_size, self._drop_last)
-        first = int(self._job.positions(0, 1)[0]) if len(self._job) else 0
+        first = int(self._job.block(0, 1)[1][0]) if len(self._job) else 0
         mine: Iterator[Rows] = rank_rows(blocks, self._world_size, self._rank, self._consumed, self._remainder)
         for indices, ordinals in mine:
             yield from zip(indices.tolist(), ordinals + first, strict=True)
@@ -389,12 +392,20 @@ class _Grouped(BatchEpochPlan):
         )
 
 
+def _job(run: EpochPlan) -> tuple[EpochPlan, int | None]:
+    """Return the rest of the epoch of all ranks together, and how often it has each sample, if equally often."""
+    if not isinstance(run, PartitionedOrder):
+        return run, None
+    job = run.job()
+    return job, job.rounds
+
+
 def _chunks(run: EpochPlan, largest: int) -> Iterator[Indices]:
     """Yield the indices of an epoch plan in chunks, which grow up to a size."""
     begin, size = 0, _FIRST_CHUNK
     while begin < len(run):
         stop = min(begin + size, len(run))
-        yield run.indices(begin, stop)
+        yield run.block(begin, stop)[0]
         begin, size = stop, min(size * 4, largest)
 
 

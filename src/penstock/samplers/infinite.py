@@ -129,18 +129,16 @@ class _Endless(EpochPlan):
     def __len__(self) -> int:
         raise TypeError("an endless plan has no length")
 
-    def positions(self, start: int, stop: int) -> Indices:
-        return np.arange(start, stop, dtype=np.int64) * self._step + self._first
-
-    def indices(self, start: int, stop: int) -> Indices:
-        epochs, within = np.divmod(self.positions(start, stop), self._n)
+    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        positions = np.arange(start, stop, dtype=np.int64) * self._step + self._first
+        epochs, within = np.divmod(positions, self._n)
         if self._kind == "none" or not len(within):
-            return within
+            return within, positions
         # Positions ascend, so each epoch is one slice.
         bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()
         for a, b in zip(bounds, [*bounds[1:], len(within)], strict=True):
             within[a:b] = self._order(int(epochs[a]))[within[a:b]]
-        return within
+        return within, positions
 
     def cursor(self, count: int) -> Cursor:
         return Cursor(epoch=self.epoch, consumed=self._consumed + count * self._step, plan=self._identity)

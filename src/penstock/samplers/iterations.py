@@ -110,11 +110,6 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
-    def after(self, run: BatchEpochPlan, delivered: int) -> Cursor:
-        """Return the start of the epoch after the last one from which a batch was delivered."""
-        assert isinstance(run, _Iterations)
-        return Cursor(epoch=run.epoch_of(delivered) + 1)
-
 
 class _Draws:
     """The random draws of the last few epochs, by the number of the epoch."""
@@ -157,10 +152,10 @@ class _Iterations(BatchEpochPlan):
         self.epoch = cursor.epoch
         self.seed = plan.key_seed
 
-    def epoch_of(self, count: int) -> int:
-        """Return the batch sampler's epoch of a consumer that has received the first ``count`` batches."""
+    def after(self, count: int) -> Cursor:
+        """Return the start of the epoch after the last one from which a batch was delivered."""
         segment = self._segment_of(count)
-        return self._locate()[0].epoch if segment is None else segment.run.epoch
+        return Cursor(epoch=(self._locate()[0].epoch if segment is None else segment.run.epoch) + 1)
 
     def __len__(self) -> int:
         left = max(0, self._num_iterations - self._start)

@@ -10,7 +10,7 @@ import torch.utils.data
 from penstock.order import ORDER_VERSION, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.plan.reader import Plan, StartRequest
+from penstock.plan.reader import Bookmark, Plan
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, own_order
 
@@ -72,19 +72,21 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
     def _source(self) -> Any:
         return self.data_source
 
-    def _epoch_shown(self) -> int:
-        return super()._epoch_shown() if self.inner is None else int(self._source.epoch)
+    @property
+    def epoch(self) -> int:
+        """The epoch that was begun or set last."""
+        return super().epoch if self.inner is None else int(self._source.epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_epoch(epoch)
 
     # As a plan.
 
     @property
-    def times_set(self) -> Any:
-        """A value that changes with every `set_epoch` and `load_state_dict`."""
-        return self._times_set if self.inner is None else self.inner.times_set
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin."""
-        return super().start_request() if self.inner is None else self.inner.start_request()
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where readers begin next."""
+        return super().bookmark if self.inner is None else self.inner.bookmark
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the order from the cursor on."""
@@ -102,33 +104,6 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         if self.inner is not None:
             return self.inner.read(state)
         return Cursor.read(state, of="SequentialSampler", plan=self._identity(), most=len(self.data_source))
-
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the random draw of the dataset's own order."""
-        return None if self.inner is None else self.inner.draw(cursor, held, seed)
-
-    def read_grown(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state of the same data before rows were appended."""
-        return self.read(state) if self.inner is None else self.inner.read_grown(state)
-
-    def whole(self, cursor: Cursor) -> Cursor:
-        """Return the start of the cursor's epoch."""
-        return super().whole(cursor) if self.inner is None else self.inner.whole(cursor)
-
-    def restart(self, run: EpochPlan) -> Cursor:
-        """Return the start of the epoch of a bound plan."""
-        return super().restart(run) if self.inner is None else self.inner.restart(run)
-
-    def after(self, run: EpochPlan, delivered: int) -> Cursor:
-        """Return the start of the next epoch, or of the next mini-epoch of a dataset that has them."""
-        return super().after(run, delivered) if self.inner is None else self.inner.after(run, delivered)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader."""
-        if self.inner is None:
-            super().show(cursor, loaded=loaded, running=running)
-        else:
-            self.inner.show(cursor, loaded=loaded, running=running)
 
     def _identity(self) -> State:
         return {"order_version": ORDER_VERSION, "shuffle": "none", **data_identity(self.data_source)}

@@ -19,7 +19,7 @@ from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.plan.reader import StartRequest
+from penstock.plan.reader import Bookmark
 from penstock.samplers.alias import weights_digest
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.draws import Draw, check_entropy, decode_generator
@@ -119,9 +119,8 @@ class TorchDistributed(EpochSampler):
     def __init__(self, sampler: torch.utils.data.DistributedSampler[Any]) -> None:
         super().__init__()
         self._sampler = sampler
-
-    def _epoch_shown(self) -> int:
-        return int(self._sampler.epoch)
+        # The epoch of torch's sampler when it was last looked at.
+        self._seen = 0
 
     @property
     def source(self) -> torch.utils.data.DistributedSampler[Any]:
@@ -134,16 +133,14 @@ class TorchDistributed(EpochSampler):
         self._sampler.set_epoch(epoch)
 
     @property
-    def times_set(self) -> Any:
-        """A value that changes with every `set_epoch` and `load_state_dict`, here or on torch's sampler."""
-        return self._times_set, self._sampler.epoch
-
-    def start_request(self) -> StartRequest:
-        """Return where the next reader should begin: in the sampler's epoch."""
-        request, epoch = super().start_request(), int(self._sampler.epoch)
-        if request.cursor.epoch == epoch:
-            return request
-        return StartRequest(Cursor(epoch=epoch), False)
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where readers begin next: in the epoch that was set last, here or on torch's sampler."""
+        mark, epoch = self._bookmark, int(self._sampler.epoch)
+        if epoch != self._seen:
+            self._seen = epoch
+            keeps = mark.cursor.epoch == epoch
+            mark.write(mark.cursor if keeps else Cursor(epoch=epoch), loaded=keeps and mark.loaded)
+        return mark
 
     def chosen(self, cursor: Cursor) -> None:
         """Set the epoch of torch's sampler."""

@@ -29,7 +29,7 @@ from penstock.order.permutation import Indices
 from penstock.order.windows import WindowOrder, window_span
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
 from penstock.plan.epoch import ForwardEpoch
-from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, ShareEpoch, SharePlan
+from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.shards.arrivals import Arrivals, Need
 from penstock.shards.facts import Facts
@@ -124,7 +124,7 @@ class WindowEpoch(ForwardEpoch):
     """One epoch read in windows on one rank, from a cursor on."""
 
     def __init__(self, plan: WindowPlan, start: WindowCursor) -> None:
-        self._plan, self.start = plan, start
+        self._plan, self._start = plan, start
         self.seed, self.epoch = plan.seed, start.epoch
         self._rank, self._ranks = plan.world
         kind = "none" if plan.shuffle == "none" else "global"
@@ -147,6 +147,11 @@ class WindowEpoch(ForwardEpoch):
         if self._place is None:
             raise unknown_length()
         return self._place
+
+    @property
+    def start(self) -> Cursor:
+        """Where the epoch was bound."""
+        return self._start
 
     def __len__(self) -> int:
         total = self._total
@@ -196,10 +201,10 @@ class WindowEpoch(ForwardEpoch):
 
         The cursor is in the window of the last sample, which every rank has opened, or at the start of the next window.
         """
-        consumed, total = self.start.consumed + count * self._ranks, self._total
+        consumed, total = self._start.consumed + count * self._ranks, self._total
         consumed = consumed if total is None else min(consumed, total)
-        if consumed <= self.start.consumed:
-            return self.start
+        if consumed <= self._start.consumed:
+            return self._start
         place = bisect_left(self._windows, consumed, key=lambda window: window.end)
         if place == len(self._windows):
             raise unknown_length()
@@ -218,7 +223,7 @@ class WindowEpoch(ForwardEpoch):
     @property
     def _done(self) -> int:
         """Number of samples that each rank consumed before the start."""
-        return -(-self.start.consumed // self._ranks)
+        return -(-self._start.consumed // self._ranks)
 
     def _rounds(self, total: int) -> int:
         """Return the number of this rank's samples in an epoch of ``total`` samples."""
@@ -231,7 +236,7 @@ class WindowEpoch(ForwardEpoch):
     @property
     def _next(self) -> int:
         """Number of the next window to open."""
-        return self._windows[-1].number + 1 if self._windows else self.start.window
+        return self._windows[-1].number + 1 if self._windows else self._start.window
 
     @property
     def _over(self) -> bool:
@@ -250,7 +255,7 @@ class WindowEpoch(ForwardEpoch):
         shards = self._shards(number)
         facts = plan.source.facts(shards) if self._arrivals is None else self._arrivals.wait(shards)
         contents = "".join(one.identity for one in facts)
-        if not self._windows and self.start.contents:
+        if not self._windows and self._start.contents:
             self._check_contents(shards, contents)
         self._facts |= zip(shards, facts, strict=True)
         key = None if plan.shuffle == "none" else mix(derive_key(plan.seed, self.epoch, "window"), plan.span(number)[0])
@@ -272,7 +277,7 @@ class WindowEpoch(ForwardEpoch):
         """Check that the shards of the window of a loaded state are those with which it was begun."""
         for number, shard in enumerate(shards):
             place = slice(number * _DIGITS, (number + 1) * _DIGITS)
-            if contents[place] != self.start.contents[place]:
+            if contents[place] != self._start.contents[place]:
                 raise StorageChangedError(
                     f"{shown(self._plan.source.urls[shard])} was replaced since the state was saved, within a window "
                     "of shards that are mixed: other samples would be lost or repeated. Restore the object, or begin "
@@ -436,14 +441,6 @@ class WindowPlan(SharePlan):
         if place.samples == _UNKNOWN and self.source.complete and not isinstance(cursor, WindowCursor):
             return MiniEpoch(place.epoch, 0, self.samples)
         return place
-
-    def restart(self, run: ShareEpoch | WindowEpoch) -> Cursor:
-        """Return the cursor at the start of an epoch plan."""
-        return run.start if isinstance(run, WindowEpoch) else super().restart(run)
-
-    def after(self, run: ShareEpoch | WindowEpoch, delivered: int) -> Cursor:
-        """Return the start of the next epoch."""
-        return Cursor(epoch=run.epoch + 1) if isinstance(run, WindowEpoch) else super().after(run, delivered)
 
     # States.
 

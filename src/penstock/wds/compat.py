@@ -146,8 +146,8 @@ class WebLoader(DataPipeline, FluidInterface):
 
     def __iter__(self) -> Stream:
         dataset = self.loader.dataset
-        if isinstance(dataset, ResumableDataset) and dataset.times_set != self._heard_loader:
-            self._heard_loader = dataset.times_set
+        if isinstance(dataset, ResumableDataset) and dataset.bookmark.version != self._heard_loader:
+            self._heard_loader = dataset.bookmark.version
             if self._loaded is None:
-                self.set_epoch(dataset.start_request.cursor.epoch)
+                self.set_epoch(dataset.bookmark.cursor.epoch)
         return super().__iter__()
