@@ -174,6 +174,15 @@ def test_a_limit_of_files_is_that_of_the_address_space() -> None:
 
 
 @pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("limit", [1 << 10, 1 << 18])
+def test_a_limit_of_files_that_leaves_no_room_for_workers(limit: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    loader = DataLoader(Frames([100] * 8), 2, num_workers=1, executor="process")
+    with pytest.raises(RingError, match=r"raise the limit.* \(.*ulimit -f.*executor='thread'"):
+        iter(loader)
+
+
+@pytest.mark.usefixtures("small_files")
 def test_the_system_refuses() -> None:
     file = SharedFile()
     with pytest.raises(OSError) as caught:

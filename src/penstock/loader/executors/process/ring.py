@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import PartitionError
+from penstock.errors import PartitionError, RingError
 from penstock.loader.executors.process.forks import Child, watch
 from penstock.loader.memory import SharedFile
 from penstock.loader.sizes import RecentSizes
@@ -64,11 +64,20 @@ class Ring:
 
     Attributes:
         file: the memory; the first `BOARD` bytes are the board.
+
+    Raises:
+        RingError: the system refuses memory.
     """
 
     def __init__(self) -> None:
         self.file = SharedFile(_ranks())
-        self.file.reserve(0, BOARD)
+        try:
+            self.file.reserve(0, BOARD)
+        except OSError as error:
+            raise RingError(
+                f"no shared memory for worker processes ({error.strerror}): raise the limit of the size of files "
+                "(ulimit -f) to 1 GiB or more, or use executor='thread'"
+            ) from error
         self.pid = os.getpid()
         self._room = slot_bytes(self.file)
         self._extents: dict[int, int] = {}
