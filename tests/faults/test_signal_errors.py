@@ -1,8 +1,9 @@
-"""KeyboardInterrupt from handlers of signals while a loader is at work: the state is right, whatever they interrupt."""
+"""Errors of signal handlers while a loader is at work: the state is right, and no process is left."""
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing.util
 import os
 import random
 import signal
@@ -11,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +149,60 @@ def test_a_handler_that_strikes_in_any_call(how: str, step: int) -> None:
         again.load_state_dict(state)
         if left:
             assert sorted(batch.tolist() for batch in again) == left, struck
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("how", [Exception, KeyboardInterrupt])
+def test_a_handler_that_strikes_while_workers_start(
+    method: str, how: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the first process exists: a long call ends there, and handlers run. No process is left."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise how("struck")
+
+    def then_strike(start: Callable[..., int]) -> Callable[..., int]:
+        def started(*args: Any) -> int:
+            if (pid := start(*args)) != 0:
+                signal.raise_signal(signal.SIGUSR1)
+            return pid
+
+        return started
+
+    loader = DataLoader(Range(6), 2, num_workers=2, multiprocessing_context=method)
+    resource_tracker.ensure_running()  # it stays
+    before = children()
+    with monkeypatch.context() as patch, handling(handler):
+        patch.setattr(os, "fork", then_strike(os.fork))
+        patch.setattr(multiprocessing.util, "spawnv_passfds", then_strike(multiprocessing.util.spawnv_passfds))
+        with pytest.raises(how, match="struck"):
+            iter(loader)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    assert children() <= before
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_worker_has_the_handlers_of_the_program() -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise ValueError("as in the program")
+
+    class Raises(Range):
+        def __getitem__(self, index: int) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+
+    with handling(handler), pytest.raises(ValueError, match="as in the program"):
+        next(iter(DataLoader(Raises(6), 2, num_workers=1, multiprocessing_context="fork")))
+
+
+def children() -> set[int]:
+    """Return this process's children, with those that have ended and were not waited for."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            _, parent, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(parent) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
 
 
 @full_only("every segment; strikes in any call are tested without")

@@ -73,7 +73,7 @@ class ProcessExecutor(Executor):
         self.ring = usable[0] if usable else Ring()
         self._words = memoryview(self.ring.file.map)[:BOARD].cast("Q")
         self.members: list[WorkerProcess] = []
-        self._all: list[WorkerProcess] = []  # also those that were told to end
+        self._all: list[WorkerProcess] = []  # also those that were told to end, or could not start
         self._lent: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
         """The worker and the slot of each request that is not answered, by run and number."""
         self._events: list[Event] = []  # that no worker reports
@@ -257,9 +257,10 @@ class ProcessExecutor(Executor):
             made = number, total, self._fetcher, config.worker_init_fn, self._base_seed, width
             return Setup(*made, self.ring.file, requests, results, self.pid, held_back)
 
-        member = WorkerProcess(number, self._context, setup)
+        member = WorkerProcess(number, self._context)
+        self._all.append(member)  # before it starts, so that it is ended whatever happens
+        member.start(setup)
         self.members[number : number + 1] = [member]
-        self._all.append(member)
         self._watch(member.inbox.fd, select.POLLIN, member)
         self._watch(member.sentinel, select.POLLIN, member)
 

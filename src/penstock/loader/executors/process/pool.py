@@ -41,51 +41,59 @@ class WorkerProcess:
     Args:
         number: its number.
         context: the `multiprocessing` context.
-        setup: returns its start arguments, given its ends of the pipes, and whether Ctrl-C is blocked in it.
 
     Attributes:
         process: the process.
         inbox, outbox: answers and requests.
-        dead: whether it has ended.
+        dead: whether it has ended, or not started yet.
         ending: whether it was told to end.
-
-    Raises:
-        Exception: an error of starting, such as a dataset that cannot be pickled for spawn.
     """
 
     _pidfd = -1  # a class attribute, in case the constructor was interrupted
 
-    def __init__(self, number: int, context: Any, setup: Callable[[Connection, Connection, bool], Setup]) -> None:
+    def __init__(self, number: int, context: Any) -> None:
         self.number = number
         self.process: Any = None
-        self.dead = self.ending = False
+        self.dead, self.ending = True, False
+        self._context = context
         with _forks:
-            requests, self._requests = context.Pipe(duplex=False)
-            self._answers, answers = context.Pipe(duplex=False)
+            self._theirs, self._requests = context.Pipe(duplex=False)
+            self._answers, self._results = context.Pipe(duplex=False)
             _open.add(self)  # before the fork, which must close its copies
         self.outbox = Outbox(self._requests.fileno())
         self.inbox = Inbox(self._answers.fileno())
+
+    def start(self, setup: Callable[[Connection, Connection, bool], Setup]) -> None:
+        """Start the process.
+
+        Args:
+            setup: returns its start arguments, given its ends of the pipes, and whether Ctrl-C is blocked in it.
+
+        Raises:
+            Exception: an error of starting, such as a dataset that cannot be pickled for spawn; or of a signal handler,
+                perhaps after the start: `end` the worker.
+        """
         try:
             for connection in (self._requests, self._answers):
                 os.set_blocking(connection.fileno(), False)
-            with _holding_back_interrupts(context.get_start_method()) as held_back:
-                self._start(context, setup(requests, answers, held_back))
+            with _holding_back_signals(self._context.get_start_method()) as held_back:
+                self._start(setup(self._theirs, self._results, held_back))
         except BaseException:
             self.close()
             raise
         finally:
-            requests.close()
-            answers.close()
+            self._theirs.close()
+            self._results.close()
 
-    def _start(self, context: Any, setup: Setup) -> None:
-        process = context.Process(target=main, args=(setup,), name=f"penstock-worker-{self.number}", daemon=True)
+    def _start(self, setup: Setup) -> None:
+        process = self._context.Process(target=main, args=(setup,), name=f"penstock-worker-{self.number}", daemon=True)
         try:
             with our_own():
                 process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             _explain(error, setup)
             raise
-        self.process = process
+        self.process, self.dead = process, False
         if hasattr(os, "pidfd_open"):
             # multiprocessing's sentinel is a pipe that processes started by the worker keep open.
             with contextlib.suppress(OSError):  # not permitted
@@ -174,38 +182,51 @@ def end(workers: list[WorkerProcess], patience: float) -> None:
 
 
 @contextlib.contextmanager
-def _holding_back_interrupts(method: str) -> Iterator[bool]:
-    """Delay Ctrl-C while a worker is started with this method. Yield whether the worker has to unblock the signal.
+def _holding_back_signals(method: str) -> Iterator[bool]:
+    """Delay Ctrl-C and the program's signal handlers while a worker is started with this method.
+
+    A handler that raised there would leave a half-started worker: nobody would know its process. Delayed signals are
+    raised again afterwards.
 
     Ctrl-C reaches all processes of the group. A worker would print a traceback before it can set a handler, so it
-    starts with the signal blocked, like this thread. Another thread may receive the signal meanwhile, and Python would
-    raise KeyboardInterrupt in this thread with a half-started worker. So the handler is replaced, too. Afterwards a
-    delayed signal is raised.
+    starts with the signal blocked, like this thread. Yield whether the worker has to unblock it.
     """
-    if method == "forkserver":
-        # The fork server would pass a blocked signal on to everything else that it starts.
-        yield False
-        return
-    if method == "spawn":
-        from multiprocessing import resource_tracker
-
-        # It unblocks the signal when it starts.
-        resource_tracker.ensure_running()
-    in_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT) if in_main else None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    here, starting = os.getpid(), True
     came: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        found = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+
+    def hold_back(number: int, frame: Any) -> None:
+        if starting and os.getpid() == here:
+            came.append(number)
+        else:
+            handlers[number](number, frame)
+
+    # The fork server would pass a blocked signal on to everything else that it starts.
+    blocks = method != "forkserver"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        if callable(handler):
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        yield signal.SIGINT not in before
+        for number in handlers:
+            signal.signal(number, hold_back)
+        if method == "spawn":
+            from multiprocessing import resource_tracker
+
+            # It unblocks the signal when it starts.
+            resource_tracker.ensure_running()
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield blocks and signal.SIGINT not in before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if callable(handler):
-            signal.signal(signal.SIGINT, handler)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+        starting = False
+        # Whatever raises, the others are called, too: the last one first.
+        with contextlib.ExitStack() as after:
+            for number in came:
+                after.callback(signal.raise_signal, number)
+            for number, handler in handlers.items():
+                after.callback(signal.signal, number, handler)
 
 
 def _explain(error: Exception, setup: Setup) -> None:
