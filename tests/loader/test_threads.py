@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 import weakref
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from window_support import threads as in_threads
 
 from penstock.errors import WorkerError
 from penstock.loader.executors.base import Event, Executor
-from penstock.loader.executors.threads import ThreadExecutor
+from penstock.loader.executors.threads import ThreadExecutor, ThreadPool
 from penstock.loader.make import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
@@ -455,7 +456,7 @@ def test_closed_threads_and_a_fork_of_them_raise_instead_of_waiting() -> None:
     executor.close(0)
     with pytest.raises(WorkerError, match="it was closed, or this is a fork"):
         next(batches)
-    pool = ThreadExecutor(fetcher, 2, None, seed=0)._pool
+    pool = ThreadPool(2, boards=memoryview(array("Q", [0] * 4)))
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

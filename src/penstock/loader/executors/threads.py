@@ -5,15 +5,14 @@
              thread thread thread                         the last thread of a batch collates it
 
 All threads work on the *next* batch first, each on a part of its samples, so many samples share the cost of a
-hand-over. Batches that cannot be divided go to one thread each. Streams are not divided: each thread has its own lane,
-with its own iterator.
+hand-over. Batches that cannot be divided go to one thread each. Streams are not divided: each thread has its own
+iterator and its own jobs.
 
 In the thread executor all threads share one dataset, and each is a worker: ``get_worker_info()`` returns its number.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -28,7 +27,7 @@ from typing import Any
 from penstock.errors import WorkerError
 from penstock.loader.arena import Arena, Shared, collating_into
 from penstock.loader.executors.base import Began, Event, Executor, Start
-from penstock.loader.make import Fetcher, Maker, Part
+from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.loader.workerinfo import enter, thread_worker
@@ -39,6 +38,9 @@ __all__ = ["ThreadExecutor", "ThreadPool"]
 
 _Job = Callable[[], object]
 _Jobs = queue.SimpleQueue[_Job | None]
+
+_MOST = 1 << 10
+"""Maximum number of threads of an executor that show what they load."""
 
 
 class _Here(threading.local):
@@ -51,15 +53,14 @@ _here = _Here()
 
 
 class ThreadPool:
-    """Threads that take jobs from a queue.
+    """Threads that take jobs from a queue. They end when `close` is called, or when the pool is dropped.
 
     Args:
         count: number of threads.
-        lanes: give each thread its own queue, so that jobs can be assigned to threads. Else they share one queue.
         boards: two numbers for each thread, which shows there the key of the sample that it loads, and the number of
             its batch + 1.
-        begin: called once in each thread with its number, before its first job. It must not refer to the pool, which
-            ends its threads when it is dropped.
+        first: number of the first thread.
+        begin: called once in each thread with its number, before its first job. It must not refer to the pool.
         crash: called if a job raises: its answer is missing.
     """
 
@@ -67,55 +68,46 @@ class ThreadPool:
         self,
         count: int,
         *,
-        lanes: bool,
         boards: memoryview,
+        first: int = 0,
         begin: Callable[[int], object] | None = None,
         crash: Callable[[], object] | None = None,
     ) -> None:
         self._count = 0
         self._boards = boards
-        self._start = begin, crash
-        shared: _Jobs = queue.SimpleQueue()
-        self._new_queue: Callable[[], _Jobs] = queue.SimpleQueue if lanes else lambda: shared
-        self._queues: list[_Jobs] = []
+        self._first = first
+        self._begin = begin
+        self._crash = crash
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._daemons: list[Daemon] = []
-        self._lock = threading.Lock()  # a job queued after the end marker would never run
-        self.close = weakref.finalize(self, _end, self._queues, self._lock, os.getpid())
+        self.close = weakref.finalize(self, _end, self._jobs, self._daemons)
         self.close.atexit = False
         self.resize(count)
 
-    @property
-    def count(self) -> int:
-        """Number of threads."""
-        return self._count
-
     def resize(self, count: int) -> None:
-        """Start threads until there are so many, or let some end after their jobs."""
-        for number in range(self._count, count):
-            jobs, board = self._new_queue(), self._boards[2 * number : 2 * number + 2]
-            run = partial(_run, jobs, number, board, [*self._start])
-            self._daemons.append(Daemon(run, name=f"penstock-worker-{number}", wake=partial(jobs.put, None)))
-            self._queues.append(jobs)
-            self._count += 1
-        for jobs in self._queues[count:]:
-            jobs.put(None)
-        del self._queues[count:]
+        """Start threads until there are so many, or let some end after the present jobs."""
+        for number in range(self._first + self._count, self._first + count):
+            board = self._boards[2 * number : 2 * number + 2]
+            run = partial(_run, self._jobs, board, number, [self._begin], self._crash)
+            wake = partial(self._jobs.put, None)
+            self._daemons.append(Daemon(run, name=f"penstock-worker-{number}", wake=wake))
+        for _ in range(count, self._count):
+            self._jobs.put(None)
         self._count = count
 
-    def submit(self, job: _Job, number: int = 0) -> None:
-        """Have thread ``number`` (without lanes, any thread) call ``job()``.
+    def submit(self, job: _Job) -> None:
+        """Have a thread call ``job()``.
 
         Raises:
             WorkerError: the threads have ended.
         """
-        with self._lock:
-            # Of threads with one queue, any may have ended after `resize`.
-            if not self.close.alive or sum(map(Daemon.is_alive, self._daemons)) < self._count:
-                raise WorkerError(
-                    "the threads of this DataLoader are gone: it was closed, this is a fork of the process that has "
-                    "them, or the interpreter is about to exit"
-                )
-            self._queues[number].put(job)
+        # Any of them may have ended after `resize`.
+        if sum(map(Daemon.is_alive, self._daemons)) < self._count:
+            raise WorkerError(
+                "the threads of this DataLoader are gone: it was closed, this is a fork of the process that has "
+                "them, or the interpreter is about to exit"
+            )
+        self._jobs.put(job)
 
     def make(
         self,
@@ -125,7 +117,6 @@ class ThreadPool:
         *,
         wanted: Callable[[int], bool],
         arena: Arena | None = None,
-        lane: int = 0,
     ) -> None:
         """Make a batch in the threads, all of them on the first batch that is not finished.
 
@@ -135,33 +126,30 @@ class ThreadPool:
             done: called in the last thread with the result; with None if the batch was not wanted any more.
             wanted: whether a run is still wanted, by its number.
             arena: memory for its tensors.
-            lane: the thread of a batch that is not divided.
         """
-        size = len(request.indices)
-        parts = min(self._count, size) if getattr(maker.fetcher, "divisible", False) else 1
-        if parts < 2:
-            self.submit(partial(_make_whole, maker, request, done, wanted, arena), lane)
-            return
-        divided = _Divided(maker, request, parts, done, wanted, arena)
+        parts = 1
+        if getattr(maker.fetcher, "divisible", False):
+            parts = max(1, min(self._count, len(request.indices)))
+        batch = _Batch(maker, request, parts, done, wanted, arena)
         for part in range(parts):
-            self.submit(partial(divided.make, part, part * size // parts, (part + 1) * size // parts))
+            self.submit(partial(batch.make, part))
 
 
 def _run(
     jobs: _Jobs,
-    number: int,
     board: memoryview,
-    start: list[Callable[..., object] | None],
+    number: int,
+    begin: list[Callable[[int], object] | None],
+    crash: Callable[[], object] | None,
     thread: Daemon,
 ) -> None:
     """Run a thread of a pool. It refers to the queue, not to the pool."""
     _here.board = board
     show_samples(board)
-    crash = start.pop()
     # Not kept: it refers to the first errors, whose tracebacks refer to the consumer.
-    if (begin := start.pop()) is not None:
-        begin(number)
-    del begin
+    if (first := begin.pop()) is not None:
+        first(number)
+    del first
     while not thread.stopping and (job := jobs.get()) is not None:
         try:
             job()
@@ -172,33 +160,13 @@ def _run(
         del job  # it holds a batch; do not keep it while waiting for more
 
 
-def _end(queues: list[_Jobs], lock: threading.Lock, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # a forked child has no such threads, and its copy of the lock may be held forever
-    with lock:
-        for jobs in queues:
-            jobs.put(None)
+def _end(jobs: _Jobs, threads: list[Daemon]) -> None:
+    for _ in threads:
+        jobs.put(None)
 
 
-def _make_whole(
-    maker: Maker,
-    request: BatchRequest,
-    done: Callable[[BatchResult | None], object],
-    wanted: Callable[[int], bool],
-    arena: Arena | None,
-) -> None:
-    if not wanted(request.run):
-        done(None)
-        return
-    board = _here.board
-    board[1] = request.number + 1
-    # In no variable: the traceback of an error refers to this frame.
-    done(maker.make(request, arena))
-    board[1] = 0
-
-
-class _Divided:
-    """A batch of which several threads load the samples. The last one collates them."""
+class _Batch:
+    """A batch that one thread makes; or of which several threads load the samples, and the last one collates them."""
 
     def __init__(
         self,
@@ -215,62 +183,30 @@ class _Divided:
         self._wanted = wanted
         self._arena = arena
         self._memory = Shared(len(request.indices), arena)
-        self._parts: list[Part | None] = [None] * parts
+        self._parts: list[Any] = [None] * parts
         self._left = parts
         self._lock = threading.Lock()
+        self._dropped = False
 
-    def make(self, number: int, begin: int, end: int) -> None:
+    def make(self, part: int) -> None:
         """Load a part of the samples; the last thread to do so makes the batch."""
-        board, request = _here.board, self._request
-        if self._wanted(request.run):
+        board, request, parts = _here.board, self._request, len(self._parts)
+        if not self._wanted(request.run):
+            self._dropped = True
+        else:
             board[1] = request.number + 1
-            with collating_into(self._memory.rows(begin, end)):
-                self._parts[number] = self._maker.load(request.part(begin, end))
+            if parts > 1:
+                begin, end = (number * len(request.indices) // parts for number in (part, part + 1))
+                with collating_into(self._memory.rows(begin, end)):
+                    self._parts[part] = self._maker.load(request.part(begin, end))
         with self._lock:
             self._left -= 1
             last = self._left == 0
         if last:
-            complete = None not in self._parts
-            loaded = [part for part in self._parts if part is not None]
-            self._parts.clear()
-            self._done(self._maker.make(request, self._arena, loaded) if complete else None)
+            loaded = self._parts if parts > 1 else None
+            # In no variable: the traceback of an error refers to this frame.
+            self._done(None if self._dropped else self._maker.make(request, self._arena, loaded))
         board[1] = 0
-
-
-class _News:
-    """Events that threads report and the consumer waits for.
-
-    A signal may arrive anywhere, so waiting takes no event out, and no lock implemented in Python is held.
-
-    Args:
-        run: the number of the run whose events are wanted, alone in a list.
-    """
-
-    def __init__(self, run: list[int]) -> None:
-        self._run = run
-        self._events: deque[BatchResult | Began] = deque()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def put(self, event: BatchResult | Began | None) -> None:
-        """Report an event, unless its run is over. None only wakes the consumer."""
-        if event is not None and event.run == self._run[0]:
-            self._events.append(event)
-        self._bell.put(None)
-
-    def wait(self, seconds: float | None) -> None:
-        """Wait for an event; None waits for ever."""
-        if not self._events:
-            with suppress(queue.Empty):
-                self._bell.get(timeout=seconds)
-
-    def take(self) -> list[BatchResult | Began]:
-        """Return and remove the new events."""
-        while not self._bell.empty():
-            self._bell.get_nowait()
-        events = []
-        while self._events:
-            events.append(self._events.popleft())
-        return events
 
 
 class ThreadExecutor(Executor):
@@ -285,47 +221,55 @@ class ThreadExecutor(Executor):
 
     def __init__(self, fetcher: Fetcher, threads: int, init: Callable[[int], object] | None, seed: int) -> None:
         super().__init__(threads)
-        self._lanes = isinstance(fetcher, StreamFetch)
+        self._run = 0
+        self._start: Start | None = None
+        self._boards = memoryview(array("Q", [0] * 2 * _MOST))
+        self._events: deque[Began | BatchResult] = deque()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stream = isinstance(fetcher, StreamFetch)
         if isinstance(fetcher, StreamFetch):
             self._makers = [Maker(fetcher.copy(), number, catches=BaseException) for number in range(threads)]
         else:
-            self._makers = [Maker(fetcher, catches=BaseException)] * threads
-        self._start: Start | None = None
-        # In a list that jobs refer to, so that this object can end while threads work.
-        self._run = [0]
-        self._news = _News(self._run)
-        self._boards = memoryview(array("Q", [0] * 2 * _MOST))
+            self._makers = [Maker(fetcher, catches=BaseException)]
         begin = partial(_begin_worker, threads, seed, fetcher.dataset, init, self._makers)
-        self._pool = ThreadPool(threads, lanes=self._lanes, boards=self._boards, begin=begin)
+        if self._stream:
+            self._pools = [ThreadPool(1, boards=self._boards, first=n, begin=begin) for n in range(threads)]
+        else:
+            self._pools = [ThreadPool(threads, boards=self._boards, begin=begin)]
 
     @property
     def run(self) -> int:
         """The number of the run whose requests are wanted."""
-        return self._run[0]
+        return self._run
 
     @run.setter
     def run(self, run: int) -> None:
-        self._run[0] = run
+        self._run = run
         # The consumer of an older iterator may wait in another thread.
-        self._news.put(None)
+        self._put(None)
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         """See `Executor`. An error of loading a state is raised at once."""
         if self.closed:
             # By a user's sampler.
             return
+        place = worker if self._stream else 0
+        maker, pool = self._makers[place], self._pools[place]
         for request in requests:
             if isinstance(request, BatchRequest):
                 self._begin_late()
-                self._pool.make(self._makers[worker], request, self._news.put, wanted=_is(self._run), lane=worker)
-                continue
-            maker, start = self._makers[worker], request._replace(state=None)
-            if request.state is not None and (self._lanes or not worker):
-                maker.fetcher.load_state_dict(request.state)
-            if self._lanes:
-                self._pool.submit(partial(_begin_lane, maker, start, self._news), worker)
-            elif not worker:
-                self._start = start
+                pool.make(maker, request, self._put, wanted=self._wants)
+            elif self._stream or not worker:
+                if request.state is not None:
+                    maker.fetcher.load_state_dict(request.state)
+                start = request._replace(state=None)
+                if self._stream:
+                    pool.submit(partial(self._begin, maker, start))
+                else:
+                    self._start = start
+
+    def _begin(self, maker: Maker, start: Start) -> None:
+        self._put(maker.begin(start))
 
     def _begin_late(self) -> None:
         """Start the run of a map-style dataset, whose first state may contain a generator, after the sampler's draw."""
@@ -333,42 +277,60 @@ class ThreadExecutor(Executor):
         if start is not None:
             first = self._makers[0].fetcher.begin(start.epoch)
             for worker in range(self.workers):
-                self._news.put(Began(start.run, worker, None if worker else first))
+                self._put(Began(start.run, worker, None if worker else first))
+
+    def _wants(self, run: int) -> bool:
+        return run == self._run
+
+    def _put(self, event: Began | BatchResult | None) -> None:
+        """Report an event, unless its run is over. None only wakes the consumer."""
+        if event is not None and event.run == self._run:
+            self._events.append(event)
+        self._bell.put(None)
 
     def wait(self, run: int, deadline: float | None) -> list[Event]:
-        """See `Executor`."""
+        """See `Executor`.
+
+        A signal may arrive anywhere, so waiting takes no event out, and no lock implemented in Python is held.
+        """
         self.waiting = True
-        self._news.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if not self._events:
+            with suppress(queue.Empty):
+                self._bell.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         self.waiting = False
         with self.lock:
             if run != self.run:
                 # The bell may have been for the other run.
-                self._news.put(None)
+                self._bell.put(None)
                 return []
-            return [event for event in self._news.take() if event.run == run]
+            with suppress(queue.Empty):
+                while True:
+                    self._bell.get_nowait()
+            events: list[Event] = []
+            while self._events:
+                event = self._events.popleft()
+                if event.run == run:
+                    events.append(event)
+            return events
 
     def resize(self, workers: int) -> None:
         """See `Executor`. The threads of a stream cannot become more."""
-        self._makers += self._makers[:1] * (workers - len(self._makers))
-        self._pool.resize(workers)
-        self.workers = workers
+        if not self._stream:
+            self._pools[0].resize(workers)
+            self.workers = workers
 
     def close(self, patience: float) -> None:
         """Ask the threads to end; they end by themselves."""
         self.closed = True
         self.run = 0
-        self._pool.close()
-        self._news.put(None)
+        for pool in self._pools:
+            pool.close()
 
     def where(self, worker: int) -> list[tuple[int, int]]:
         """See `Executor`. Threads that share a dataset work on the same batches."""
         shown = self._boards[: 2 * self.workers].tolist()
         pairs = list(zip(shown[::2], shown[1::2], strict=True))
-        return [pair for pair in (pairs[worker : worker + 1] if self._lanes else pairs) if pair[1]]
-
-
-_MOST = 1 << 10
-"""Maximum number of threads that show what they load."""
+        return [pair for pair in (pairs[worker : worker + 1] if self._stream else pairs) if pair[1]]
 
 
 def _begin_worker(
@@ -380,13 +342,4 @@ def _begin_worker(
         try:
             init(number)
         except BaseException as error:
-            makers[number].fail(error)
-
-
-def _begin_lane(maker: Maker, start: Start, news: _News) -> None:
-    news.put(maker.begin(start))
-
-
-def _is(run: list[int]) -> Callable[[int], bool]:
-    """Return whether a number is that of the present run."""
-    return lambda number: number == run[0]
+            makers[number % len(makers)].fail(error)

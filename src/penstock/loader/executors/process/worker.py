@@ -169,7 +169,7 @@ class _Worker:
         elif start.threads > 1:
             # SystemExit in user code ends the worker, not just a thread.
             crash = partial(os._exit, 1)
-            self._pool = ThreadPool(start.threads, lanes=False, boards=self._board[3:], crash=crash)
+            self._pool = ThreadPool(start.threads, boards=self._board[3:], crash=crash)
         began = self.maker.begin(start)
         if not self.maker.fetcher.has_states:
             return

@@ -80,7 +80,7 @@ class Worker:
         if threads > 1:
             boards = memoryview(array("Q", [0] * 2 * threads))
             # SystemExit in user code ends the worker, not just a thread.
-            self._pool = ThreadPool(threads, lanes=False, boards=boards, crash=partial(os._exit, 1))
+            self._pool = ThreadPool(threads, boards=boards, crash=partial(os._exit, 1))
         node = ray.get_runtime_context().get_node_id()[:6]
         self._node = f"{ray.util.get_node_ip_address()} ({node})"
         self._where = f"in DataLoader Ray worker {number} (pid {os.getpid()} on node {self._node})"
