@@ -20,7 +20,7 @@ import pytest
 from penstock.errors import ConfigError, PenstockError, TooManyErrors
 from penstock.loader.on_error import Failure, FailureLog, OnError
 
-WHERE: dict[str, Any] = {"epoch": 2, "rank": 1, "number": 7}
+WHERE: dict[str, Any] = {"epoch": 2, "rank": 1, "batch": 7}
 
 
 def failed(index: int, error: type[Exception] = KeyError, action: str = "skip", attempt: int = 0) -> Failure:
@@ -47,7 +47,7 @@ def write_many(path: str, rank: int) -> None:
     mine = log(report=path)
     with silent():
         for number in range(100):
-            mine.add([failed(rank * 1000 + number)], 8, epoch=0, rank=rank, number=number)
+            mine.add([failed(rank * 1000 + number)], 8, epoch=0, rank=rank, batch=number)
 
 
 class TestCounts:
@@ -103,7 +103,7 @@ class TestCounts:
         mine = log(max_rate=0.5)
         begin = time.thread_time()
         for _ in range(10_000):
-            mine.add([], 64, epoch=0, rank=0, number=0)
+            mine.add([], 64, epoch=0, rank=0, batch=0)
         assert (time.thread_time() - begin) / 10_000 < 20e-6  # 0.4e-6 on an idle machine
 
 
@@ -115,7 +115,7 @@ class TestLimits:
         with pytest.raises(TooManyErrors) as caught:
             mine.add([failed(3, ValueError)], 8, **WHERE)
         said = str(caught.value)
-        assert "3 of the first 16 samples of this pass cannot be loaded" in said
+        assert "3 of the first 16 samples of this epoch cannot be loaded" in said
         assert "(max_failures=2)" in said
         for part in ("sample 1 (KeyError: 'sample 1 is bad')", "sample 3 (ValueError: sample 3 is bad)"):
             assert part in said
@@ -214,7 +214,7 @@ class TestReport:
         with silent():
             mine.add(failures[:2], 8, **WHERE)
             assert len(lines(path)) == 2, "it is there at once"
-            mine.add(failures[2:], 8, epoch=None, rank=0, number=8)
+            mine.add(failures[2:], 8, epoch=None, rank=0, batch=8)
         written = lines(path)
         assert all(begin - 1 < line.pop("time") < time.time() + 1 for line in written)
         context = [{"epoch": 2, "rank": 1, "batch": 7}] * 2 + [{"epoch": None, "rank": 0, "batch": 8}]

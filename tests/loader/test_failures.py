@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import gc
 import inspect
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from failures_support import KEY, all_but, loads, notes, run
-from full_run import full_only
 
 import penstock as ps
 from penstock.errors import (
@@ -27,20 +25,6 @@ from penstock.random import sample_scope
 
 def skip_key_errors(failure: Failure) -> str:
     return "skip" if failure.error == "KeyError" else "raise"
-
-
-class TestSkip:
-    def test_there_is_one(self) -> None:
-        assert copy.copy(SKIP) is SKIP
-        assert copy.deepcopy([SKIP])[0] is SKIP
-        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-            assert pickle.loads(pickle.dumps(SKIP, protocol)) is SKIP
-        assert repr(SKIP) == "SKIP"
-
-    @full_only("spawns workers that import everything anew")
-    def test_there_is_one_in_other_processes(self) -> None:
-        with multiprocessing.get_context("forkserver").Pool(1) as pool:
-            assert pool.apply(copy.copy, (SKIP,)) is SKIP
 
 
 class TestActions:

@@ -121,7 +121,7 @@ class TestFilling:
         for index, key in zip(indices, keys, strict=True):
             assert rule.load(load_one, index, key, length, metrics) is SKIP
         self.failures = metrics.failures
-        return rule.fill(load_one, indices[0], KEY, length, metrics, indices[1:])
+        return rule.fill(load_one, indices, KEY, length, metrics)
 
     def test_gets_one_sample(self) -> None:
         sample = self.fill("skip", loads(*range(8)), list(range(8)))

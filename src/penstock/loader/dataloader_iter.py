@@ -273,7 +273,7 @@ class DataLoaderIter:
         progress, log = self.progress, self._log
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
-            log.add(result.metrics.failures, result.metrics.samples, epoch=epoch, rank=self._rank, number=result.number)
+            log.add(result.metrics.failures, result.metrics.samples, epoch=epoch, rank=self._rank, batch=result.number)
         claimed, delivered = self._claimed_length, progress.num_delivered + 1
         if claimed is not None and delivered > claimed:
             text = (

@@ -309,9 +309,8 @@ class Fetch:
             with sample_scope(key) as scope:
                 if not samples and request.indices and self.on_error is not None:
                     # All were skipped, and the number of batches must not change.
-                    load, (first, *others) = self._load_one(request, scope.move), request.indices
-                    length = _length(self.dataset)
-                    samples = [self.on_error.fill(load, first, request.first_key, length, metrics, others)]
+                    load, length = self._load_one(request, scope.move), _length(self.dataset)
+                    samples = [self.on_error.fill(load, request.indices, request.first_key, length, metrics)]
                     scope.move(key)
                 if request.indices:
                     for seed in self._seeds:

@@ -69,20 +69,11 @@ _REPLACEMENT, _FILLING = 0x7265706C, 0x66696C6C
 _LONGEST = 8192
 
 
-class _Skip:
-    """The type of `SKIP`. Each process has one instance, also after pickling and copying."""
+SKIP: Final = object()
+"""Marks a skipped sample in a list of samples. It never leaves its process."""
 
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "SKIP"
-
-    def __reduce__(self) -> str:
-        return "SKIP"
-
-
-SKIP: Final = _Skip()
-"""Marks a skipped sample in a list of samples."""
+_counting = threading.Lock()
+"""Held while a log changes. One for all, since loaders with their logs are pickled."""
 
 
 @dataclass(frozen=True)
@@ -213,37 +204,31 @@ class OnError:
         """
         return self._load(load_one, [index], 1, _REPLACEMENT, key, length, metrics)
 
-    def fill(
-        self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any, others: Sequence[Any] = ()
-    ) -> Any:
+    def fill(self, load_one: LoadOne, indices: Sequence[Any], key: int, length: int | None, metrics: Any) -> Any:
         """Return a replacement for the first sample of a batch whose samples were all skipped.
 
         Args:
-            load_one: as in `load`.
-            index: index of the batch's first sample.
+            load_one, length: as in `load`.
+            indices: the batch's indices, which are not drawn.
             key: key of the batch's first sample.
-            length: as in `load`.
             metrics: metrics of the whole batch; the first sample's record changes to "replace".
-            others: the batch's other indices, which are not drawn.
 
         Raises:
             TooManyErrors: there is no other sample.
             Exception: the error of the last replacement.
         """
-        tried = [index, *others]
-        following = _draw(tried, len(tried), _FILLING, key, length)
+        failures, following = metrics.failures, _draw(indices, len(indices), _FILLING, key, length)
         if following is None:
-            said = "; ".join(map(str, metrics.failures[-3:]))
+            said = "; ".join(map(str, failures[-3:]))
             raise TooManyErrors(
                 f"no sample of a batch can be loaded, and no other index is left to replace one "
-                f"(only integer indices can be replaced): {said or tried}"
+                f"(only integer indices can be replaced): {said or indices}"
             )
-        failures = metrics.failures
         for place in reversed(range(len(failures))):
             if failures[place].key == key and failures[place].action == "skip":
                 failures[place] = replace(failures[place], action="replace", replacement=following)
                 break
-        return self._load(load_one, [*tried, following], len(tried), _FILLING, key, length, metrics)
+        return self._load(load_one, [*indices, following], len(indices), _FILLING, key, length, metrics)
 
     def _load(
         self, load_one: LoadOne, tried: list[Any], wanted: int, stream: int, key: int, length: int | None, metrics: Any
@@ -265,11 +250,10 @@ class OnError:
                 if action == "skip" and stream != _FILLING:
                     metrics.failures.append(replace(failure, action=action))
                     return SKIP
-                following = None
-                if action != "raise" and attempt < self.attempts:
-                    following = _draw(tried, wanted, stream, key, length)
+                replaces = action != "raise" and attempt < self.attempts
+                following = _draw(tried, wanted, stream, key, length) if replaces else None
                 if following is None:
-                    if len(tried) > wanted:
+                    if attempt:
                         first, others = ", ".join(map(repr, tried[:wanted])), ", ".join(map(repr, tried[wanted:]))
                         error.add_note(f"in place of {first}, on_error tried {others}: none of them can be loaded")
                     elif action != "raise":
@@ -290,7 +274,6 @@ class FailureLog:
 
     def __init__(self, on_error: OnError) -> None:
         self.on_error = on_error
-        self._lock = threading.Lock()
         self._report = None if on_error.report is None else os.path.abspath(on_error.report)
         self._unwritten = 0
         self._samples = 0
@@ -299,40 +282,31 @@ class FailureLog:
         self.begin()
         if self._report is not None:
             try:
-                _append(self._report, b"")
+                _append(self._report, "")
             except OSError as error:
                 raise ConfigError(
                     f"the report {self._report} of on_error cannot be written ({error.strerror}): use a file in a "
                     "folder that exists and is writable"
                 ) from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
-
     def begin(self) -> None:
         """Reset the limits' counts at the start of an epoch iterator, also after a resume."""
-        with self._lock:
+        with _counting:
             self._pass_samples = self._pass_failed = 0
             self._last: deque[Failure] = deque(maxlen=5)
 
-    def add(self, failures: Sequence[Failure], samples: int, *, epoch: int | None, rank: int, number: int) -> None:
+    def add(self, failures: Sequence[Failure], samples: int, **where: int | None) -> None:
         """Record one batch; takes less than 1 µs if nothing failed.
 
         Args:
             failures: failures of its samples.
             samples: number of samples requested.
-            epoch: epoch of the batch, for the report.
-            rank: rank of the batch, for the report.
-            number: number of the batch in its epoch, for the report.
+            where: epoch, rank, and the number of the batch in its epoch, for the report.
 
         Raises:
             TooManyErrors: a limit is exceeded. The failures are recorded all the same.
         """
-        with self._lock:
+        with _counting:
             self._samples += samples
             self._pass_samples += samples
             if not failures:
@@ -343,7 +317,7 @@ class FailureLog:
                 self._actions[failure.action] += failure.attempt == 0
                 self._pass_failed += failure.attempt == 0
             self._last.extend(failures)
-            self._write(failures, {"time": round(time.time(), 3), "epoch": epoch, "rank": rank, "batch": number})
+            self._write(failures, where)
             self._check_limits()
         if fresh:
             done = {"skip": "was left out", "replace": "was replaced"}[failures[0].action]
@@ -359,7 +333,7 @@ class FailureLog:
         ``samples`` is the number delivered, ``failed`` the number ``skipped`` or ``replaced``. ``types`` counts all
         failures, including failed replacements, by exception type.
         """
-        with self._lock:
+        with _counting:
             skipped, replaced = self._actions["skip"], self._actions["replace"]
             counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
             return {**counts, "types": dict(self._types), "unwritten": self._unwritten}
@@ -374,16 +348,16 @@ class FailureLog:
             return
         where = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
         raise TooManyErrors(
-            f"{failed} of the first {samples} samples of this pass cannot be loaded, which is more than on_error "
+            f"{failed} of the first {samples} samples of this epoch cannot be loaded, which is more than on_error "
             f"allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {where}"
         )
 
-    def _write(self, failures: Sequence[Failure], context: dict[str, Any]) -> None:
+    def _write(self, failures: Sequence[Failure], where: dict[str, int | None]) -> None:
         if self._report is None:
             return
-        lines = "".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures)
+        context = {"time": round(time.time(), 3), **where}
         try:
-            _append(self._report, lines.encode())
+            _append(self._report, "".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures))
         # A failed report must not end a training run.
         except OSError as error:
             if not self._unwritten:
@@ -398,7 +372,7 @@ def is_tolerable(error: BaseException) -> bool:
     return not (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 
 
-def _draw(tried: list[Any], wanted: int, stream: int, key: int, length: int | None) -> int | None:
+def _draw(tried: Sequence[Any], wanted: int, stream: int, key: int, length: int | None) -> int | None:
     """Return a replacement, drawn uniformly from the untried indices of ``range(length)``.
 
     None if indices are not integers or none is left.
@@ -432,11 +406,9 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise ConfigError(f"{name} must be an integer of {least} or more, got {value!r}")
 
 
-def _append(path: str, data: bytes) -> None:
+def _append(path: str, text: str) -> None:
     """Append to a file with a single write, so that lines of several processes do not mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        if os.write(descriptor, data) < len(data):
+    data = text.encode()
+    with open(path, "ab", buffering=0) as file:
+        if file.write(data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(descriptor)
