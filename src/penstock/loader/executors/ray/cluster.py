@@ -42,13 +42,28 @@ def attach(address: str | None) -> None:
     """
     ray = load_ray()
     if ray.is_initialized():
-        _check_same(ray, address)
+        connected = ray.get_runtime_context().gcs_address
+        named = None if address in (None, "auto", "local") or "://" in str(address) else str(address)
+        if named is not None and not _same(named, connected):
+            raise ClusterError(
+                f"this program is connected to the Ray cluster at {connected}, and RayOptions names {address}: leave "
+                "address out, or call ray.shutdown() first"
+            )
         return
     if address == "local":
         ray.init(address="local", configure_logging=False)
         return
     named = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else str(address)
-    _check_reachable(named)
+    host, _, port = named.rpartition(":")
+    # Ray would retry for minutes if nobody answers there. It knows other forms of addresses.
+    if "://" not in named and host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise ClusterError(
+                f"no Ray cluster answers at {named} ({error}): start one with `ray start --head --port={port}`, or "
+                "leave address (and RAY_ADDRESS) out to take the one that runs on this machine"
+            ) from error
     try:
         ray.init(address=address or "auto", configure_logging=False)
     except (ConnectionError, TimeoutError) as error:
@@ -59,45 +74,17 @@ def attach(address: str | None) -> None:
         ) from error
 
 
-def _check_same(ray: Any, address: str | None) -> None:
-    """Raise ClusterError if the program is connected to another cluster."""
-    if address in (None, "auto", "local") or "://" in str(address):
-        return
-    connected = ray.get_runtime_context().gcs_address
-    host, _, port = str(address).rpartition(":")
-    theirs, _, their_port = connected.rpartition(":")
-    if port != their_port or not _same_host(host, theirs):
-        raise ClusterError(
-            f"this program is connected to the Ray cluster at {connected}, and RayOptions names {address}: leave "
-            "address out, or call ray.shutdown() first"
-        )
-
-
-def _same_host(one: str, other: str) -> bool:
-    if one == other or {one, other} & {"localhost", "127.0.0.1"}:
+def _same(one: str, other: str) -> bool:
+    """Return whether two addresses, as host:port, are the same. A name of this machine is that of any host."""
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    if port != other_port:
+        return False
+    if host == other_host or {host, other_host} & {"localhost", "127.0.0.1"}:
         return True
     try:
-        return socket.gethostbyname(one) == socket.gethostbyname(other)
+        return socket.gethostbyname(host) == socket.gethostbyname(other_host)
     except OSError:
         return False
-
-
-def _check_reachable(address: str) -> None:
-    """Check that the address answers, since Ray would retry for minutes.
-
-    Raises:
-        ClusterError: it does not answer.
-    """
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
-        return  # another form of address, left to Ray
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise ClusterError(
-            f"no Ray cluster answers at {address} ({error}): start one with `ray start --head --port={port}`, or "
-            "leave address (and RAY_ADDRESS) out to take the one that runs on this machine"
-        ) from error
 
 
 def session() -> str:

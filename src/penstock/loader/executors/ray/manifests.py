@@ -63,17 +63,16 @@ class RemoteRows:
     def records(self, indices: Iterable[Any]) -> list[Record]:
         """Return records, as `Manifest.records`."""
         rows = np.asarray(indices, dtype=np.int64).tolist()
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             try:
                 found: list[Record] = ray.get(self._reader.records.remote(rows))
                 return found
-            except (ActorDiedError, ActorUnavailableError):
+            except (ActorDiedError, ActorUnavailableError) as error:
                 # It ends with the worker that has started it. The next attempt starts another one.
-                if attempt == _ATTEMPTS - 1:
-                    raise
+                failure = error
                 del self._reader
                 time.sleep(_PAUSE_S)
-        raise AssertionError
+        raise failure
 
     @cached_property
     def _reader(self) -> Any:

@@ -16,7 +16,6 @@ _LIKE = {
     "label_selector": '{"role": "loader"}',
     "runtime_env": '{"env_vars": {"A": "b"}}',
 }
-_NUMBER = "the number of workers is constant: pass num_workers= to the DataLoader"
 
 
 @dataclass(frozen=True)
@@ -66,28 +65,23 @@ class RayOptions:
     def __post_init__(self, hedge: None, min_workers: None, max_workers: None) -> None:
         if hedge is not None:
             raise ConfigError("RayOptions takes no hedge=: pass deadline=, after which another worker makes a batch")
-        if min_workers is not None:
-            raise ConfigError(f"RayOptions takes no min_workers=: {_NUMBER}")
-        if max_workers is not None:
-            raise ConfigError(f"RayOptions takes no max_workers=: {_NUMBER}")
+        for name, value in (("min_workers", min_workers), ("max_workers", max_workers)):
+            if value is not None:
+                raise ConfigError(
+                    f"RayOptions takes no {name}=: the number of workers is constant, "
+                    "so pass num_workers= to the DataLoader"
+                )
         if self.address not in (None, "auto", "local") and not (isinstance(self.address, str) and ":" in self.address):
             raise ConfigError(f"address must be 'host:port', 'auto', 'local' or None, got {self.address!r}")
-        self._check_kinds()
         for name in ("threads_per_worker", "memory"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of 1 or more, or None, got {value!r}")
-        if not 0 <= self.num_cpus < math.inf:
-            raise ConfigError(f"num_cpus must not be negative, got {self.num_cpus}")
-        if not ((self.deadline is None or self.deadline > 0) and self.start_timeout > 0):
-            raise ConfigError(f"deadline and start_timeout are positive, got {self.deadline}, {self.start_timeout}")
-
-    def _check_kinds(self) -> None:
-        """Check types that Ray would reject or misinterpret when it starts workers."""
-        for name in ("num_cpus", "deadline", "start_timeout"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) and (name != "deadline" or value is not None):
-                raise ConfigError(f"{name} must be a number, got {value!r}")
+        if not isinstance(self.num_cpus, int | float) or not 0 <= self.num_cpus < math.inf:
+            raise ConfigError(f"num_cpus must be a number of 0 or more, got {self.num_cpus!r}")
+        for name, value in (("deadline", self.deadline), ("start_timeout", self.start_timeout)):
+            if not (name == "deadline" and value is None) and not (isinstance(value, int | float) and value > 0):
+                raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
         for name, kind in (("resources", (int, float)), ("label_selector", str), ("runtime_env", object)):
             value = getattr(self, name)
             if value is None:
@@ -117,14 +111,7 @@ class RayOptions:
 
     def of_actors(self) -> dict[str, Any]:
         """Return the options as Ray's arguments for an actor."""
-        given = {
-            "memory": self.memory,
-            "resources": dict(self.resources) if self.resources else None,
-            "label_selector": dict(self.label_selector) if self.label_selector else None,
-            "runtime_env": dict(self.runtime_env) if self.runtime_env else None,
-        }
-        return {
-            "num_cpus": self.num_cpus,
-            "scheduling_strategy": self.scheduling,
-            **{name: value for name, value in given.items() if value is not None},
-        }
+        names = ("memory", "resources", "label_selector", "runtime_env")
+        given = {name: value for name in names if (value := getattr(self, name))}
+        given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+        return {"num_cpus": self.num_cpus, "scheduling_strategy": self.scheduling, **given}
