@@ -62,7 +62,7 @@ def test_a_worker_that_exits_is_replaced(cluster: Any, tmp_path: Path) -> None:
 def test_an_object_that_is_lost_and_a_worker_that_ran_out_of_memory(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """As Ray tells of them: the worker of the first one is kept, that of the other one replaced."""
+    """As Ray tells of them: the worker is replaced."""
     import ray
     from ray.exceptions import ObjectLostError, OutOfMemoryError
 
@@ -80,7 +80,7 @@ def test_an_object_that_is_lost_and_a_worker_that_ran_out_of_memory(
         monkeypatch.setattr(ray, "get", get)
         assert rows(loader) == truth(Numbers(40))
         assert len(raised) == 1
-        assert loader.stats()["lost_workers"] == (kind == "memory")
+        assert loader.stats()["lost_workers"] == 1
 
 
 def test_a_batch_that_has_lost_three_workers_is_named(cluster: Any, tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def test_errors_keep_their_type_and_tell_where(cluster: Any) -> None:
             assert len(rows(seen)) == 16
 
 
-def test_a_batch_that_ends_three_calls_is_named(cluster: Any) -> None:
+def test_a_batch_that_ends_three_workers_is_named(cluster: Any) -> None:
     with make(Failing(20, 7, "final")) as loader:
-        with pytest.raises(WorkerError, match=r"was interrupted \(.*GeneratorExit.*while it made .*batch \d, samples"):
+        with pytest.raises(WorkerError, match=r"was lost \(.*while it made .*batch \d, samples"):
             list(loader)
-        assert loader.stats()["lost_workers"] == 0
+        assert loader.stats()["lost_workers"] == 3
 
 
 def test_a_worker_that_does_not_answer_is_given_up(cluster: Any) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 import weakref
 from array import array
 from collections import deque
@@ -155,6 +156,7 @@ def _run(
             job()
         except BaseException:
             if crash is not None:
+                traceback.print_exc()
                 crash()
             raise
         del job  # it holds a batch; do not keep it while waiting for more

@@ -1,4 +1,4 @@
-"""The workers of one loader in the cluster, as the program sees them, and checks of their start."""
+"""The workers of one loader in the cluster, as the program sees them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import ray
 
 from penstock.loader.executors.ray.options import RayOptions
-from penstock.loader.executors.ray.worker import versions
 from penstock.loader.messages import BatchRequest
 
-__all__ = ["Call", "RayWorker", "differing", "resources_of"]
+__all__ = ["Call", "RayWorker", "resources_of"]
 
 
 @dataclass(eq=False)
@@ -55,7 +54,7 @@ class Call:
     """A request for batches, whose answers have the same order.
 
     Attributes:
-        requests: the batches.
+        requests: the batches; none if it starts a run.
         number: the number of the worker that they were submitted to.
         worker: the worker that makes them: another one, while that one has not started.
         ref: Ray's reference to the answers.
@@ -67,15 +66,6 @@ class Call:
     worker: RayWorker
     ref: Any
     sent: float = field(default_factory=time.monotonic)
-
-
-def differing(theirs: dict[str, str]) -> list[str]:
-    """Return the versions that differ, in words."""
-    return [
-        f"{name} {theirs.get(name, 'none')} (here {ours})"
-        for name, ours in versions().items()
-        if theirs.get(name) != ours
-    ]
 
 
 def resources_of(options: RayOptions) -> str:

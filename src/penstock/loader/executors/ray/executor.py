@@ -20,23 +20,23 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import RayError
 
 from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
-from penstock.loader.executors.ray.actors import Call, RayWorker, differing, resources_of
+from penstock.loader.executors.ray.actors import Call, RayWorker, resources_of
 from penstock.loader.executors.ray.cluster import attach, check_attached, session, store_bytes
 from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
-from penstock.loader.executors.ray.worker import Worker
+from penstock.loader.executors.ray.worker import Worker, versions
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
@@ -61,13 +61,6 @@ _PENDING_S = 30.0  # seconds after which workers that do not start are reported
 _FETCH_S = 30.0  # seconds to fetch an object that is reported as local
 _STARTS = 3  # consecutive workers that may fail to start
 _AT_EXIT_S = 5.0  # seconds to wait for the lock, which a user's sampler may hold
-
-
-class _Starting(NamedTuple):
-    """A run that a worker starts."""
-
-    run: int
-    number: int
 
 
 class RayExecutor(Executor):
@@ -107,8 +100,8 @@ class RayExecutor(Executor):
         self._backlog: list[tuple[int, list[BatchRequest]]] = []
         """Requests, by worker, for which no worker is ready."""
         self._events: list[Event] = []  # that no worker reports
-        self._pending: dict[Any, RayWorker | _Starting | Call] = {}
-        """What Ray's references are about: a worker that starts, a run that starts in a worker, a call."""
+        self._pending: dict[Any, RayWorker | Call] = {}
+        """What Ray's references are about: a worker that starts, or a call."""
         self._asked = 0.0  # when the consumer asked for a batch
         self._nodes: dict[str, dict[str, Any]] = {}
         """The counts of each node."""
@@ -179,17 +172,20 @@ class RayExecutor(Executor):
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
-        batches: list[BatchRequest] = []
         for request in requests:
-            if isinstance(request, BatchRequest):
-                batches.append(request)
-                continue
-            self._starts[worker] = request
-            if self._actors[worker].ready:
-                self._begin(self._actors[worker])
-        if batches:
-            self._backlog.append((worker, batches))
-            self._send_backlog()
+            if isinstance(request, Start):
+                self._starts[worker] = request
+                if self._actors[worker].ready:
+                    self._begin(self._actors[worker])
+        self._backlog.append((worker, [request for request in requests if isinstance(request, BatchRequest)]))
+        self._send_backlog()
+
+    def _begin(self, worker: RayWorker) -> None:
+        setup = None if worker.setup == self._setups else self._setup
+        worker.setup = self._setups
+        ref = worker.actor.begin.remote(self._starts[worker.number], setup, self._base_seed)
+        if self._turns:
+            self._pending[ref] = Call([], worker.number, worker, ref)
 
     def _send_backlog(self) -> None:
         """Send the requests for which a worker is ready."""
@@ -199,33 +195,22 @@ class RayExecutor(Executor):
             if not worker.ready and not self._turns:
                 ready = (other for other in self._actors if other.ready)
                 worker = min(ready, key=lambda other: other.owed, default=worker)
-            if worker.ready:
-                self._send(requests, number, worker)
-            else:
+            if not worker.ready:
                 self._backlog.append((number, requests))
-
-    def _send(self, requests: list[BatchRequest], number: int, worker: RayWorker) -> None:
-        sent: list[BatchRequest] = []
-        packed: list[bytes] = []
-        for request in requests:
-            try:
-                packed.append(cloudpickle.dumps((request.number, request.indices, request.packed, request.place)))
-                sent.append(request)
-            except Exception as error:
-                result = BatchResult(None, BatchMetrics(), request.number, number, error=error, run=request.run)
-                self._events.append(result)
-        if sent:
-            call = Call(sent, number, worker, worker.actor.make.remote(self._run, packed))
-            self._pending[call.ref] = call
-            worker.calls.append(call)
-
-    def _begin(self, worker: RayWorker) -> None:
-        start = self._starts[worker.number]
-        setup = None if worker.setup == self._setups else self._setup
-        worker.setup = self._setups
-        ref = worker.actor.begin.remote(start, setup, self._base_seed)
-        if self._turns:
-            self._pending[ref] = _Starting(start.run, worker.number)
+                continue
+            sent: list[BatchRequest] = []
+            packed: list[bytes] = []
+            for request in requests:
+                try:
+                    packed.append(cloudpickle.dumps((request.number, request.indices, request.packed, request.place)))
+                    sent.append(request)
+                except Exception as error:
+                    result = BatchResult(None, BatchMetrics(), request.number, number, error=error, run=request.run)
+                    self._events.append(result)
+            if sent:
+                call = Call(sent, number, worker, worker.actor.make.remote(self._run, packed))
+                self._pending[call.ref] = call
+                worker.calls.append(call)
 
     # Answers.
 
@@ -239,12 +224,19 @@ class RayExecutor(Executor):
             if self._ended or run != self._run:
                 return []
             check_attached(self._session)
-            now = time.monotonic()
+            now, limit = time.monotonic(), self._options.deadline or math.inf
             if deadline is not None and deadline <= now:
                 # While the consumer is busy, answers are not read, and no worker is silent.
                 self._asked = now
+            until = min(math.inf if deadline is None else deadline, self._check_starts(now))
+            for worker in self._actors:
+                if not worker.calls:
+                    continue
+                silent = max(worker.calls[0].sent, worker.last, self._asked) + limit
+                if now >= silent:
+                    self._events += self._lose(worker, f"no answer for {limit} s, which is RayOptions(deadline=)")
+                until = min(until, silent)
             refs = [] if self._events else list(self._pending)
-            until = min([math.inf if deadline is None else deadline, self._start_limit(), *self._silent_from()])
         self.waiting = True
         found = _wait(refs, None if until == math.inf else max(0.0, until - now))
         self.waiting = False
@@ -253,91 +245,61 @@ class RayExecutor(Executor):
                 return []
             events, self._events = self._events, []
             for ref in found:
-                # Not of a worker that was just lost.
-                if (about := self._pending.pop(ref, None)) is not None:
-                    events += self._take(ref, about)
-            self._check_starts()
-            now, limit = time.monotonic(), self._options.deadline
-            for worker, silent in zip(list(self._actors), self._silent_from(), strict=True):
-                if now >= silent:
-                    events += self._lose(worker, f"no answer for {limit} s, which is RayOptions(deadline=)")
+                # None if it is of a worker that was just lost.
+                about = self._pending.pop(ref, None)
+                if isinstance(about, RayWorker):
+                    self._greet(ref, about)
+                elif about is not None:
+                    events += self._take(about)
             self._send_backlog()
             return events
 
-    def _silent_from(self) -> list[float]:
-        """Return when each worker counts as lost if it does not answer."""
-        limit = math.inf if self._options.deadline is None else self._options.deadline
-        return [
-            max(worker.calls[0].sent, worker.last, self._asked) + limit if worker.calls else math.inf
-            for worker in self._actors
-        ]
-
-    def _take(self, ref: Any, about: RayWorker | _Starting | Call) -> Iterable[Event]:
-        """Return the events of an answer."""
-        if isinstance(about, RayWorker):
-            self._greet(ref, about)
-            return []
-        if isinstance(about, _Starting):
-            try:
-                return [Began(about.run, about.number, ray.get(ref, timeout=_FETCH_S))]
-            except RayError:  # its loss is noticed when a batch is requested
-                return [Began(about.run, about.number, None)]
-        worker = about.worker
+    def _take(self, call: Call) -> list[Event]:
+        """Return the events of an answer, see `Worker.begin` and `Worker.make`."""
+        worker = call.worker
         try:
-            packed, *arrays = ray.get(ref, timeout=_FETCH_S)
-        except (ObjectLostError, GetTimeoutError, RayTaskError) as error:
-            return self._drop(worker, {about.number}, "interrupted", error)
+            answer = ray.get(call.ref, timeout=_FETCH_S)
         except RayError as error:
             return self._lose(worker, error)
-        worker.calls.remove(about)
+        if not call.requests:
+            return [Began(self._run, call.number, answer)]
+        worker.calls.remove(call)
         worker.last = time.monotonic()
-        return self._results(about, cloudpickle.loads(packed), arrays)
-
-    def _results(self, call: Call, answers: list[tuple[BatchResult, list[int]]], arrays: list[Any]) -> list[Event]:
-        """Return the batches of a call, see `Worker.make`. Their copies in the object store are dropped."""
-        events: list[Event] = []
+        assert worker.node is not None
+        counts, events = self._nodes[worker.node], list[Event]()
+        packed, *arrays = answer
         arrays.reverse()
-        for result, offsets in answers:
-            begin = time.perf_counter()
+        result: BatchResult
+        for result, offsets in cloudpickle.loads(packed):
+            begin, metrics = time.perf_counter(), result.metrics
             large = [arrays.pop() for _ in offsets]
-            batch, way, error, nbytes = None, "message", result.error, 0
-            if error is not None:
-                error = rebuild(cast(RemoteError, error))
+            batch, way, failure, nbytes = None, "message", result.error, 0
+            if failure is not None:
+                failure = rebuild(cast(RemoteError, failure))
             elif not result.ended:
                 nbytes = len(result.batch) + sum(array.nbytes for array in large)
                 try:
                     batch, way = self._memory.land(result.batch, offsets, large)
                 except Exception as failed:  # too little memory, or an object that cannot be unpickled
-                    error = failed
-                self._count(call.worker, result.metrics, nbytes)
-            result.metrics.hand_over += time.perf_counter() - begin
-            worker = call.number if self._turns else 0
-            events.append(result._replace(batch=batch, way=way, error=error, nbytes=nbytes, worker=worker))
+                    failure = failed
+                counts["batches"] += 1
+                counts["samples"] += metrics.samples
+                counts["bytes"] += nbytes
+                counts["seconds"] += metrics.fetch + metrics.collate
+            metrics.hand_over += time.perf_counter() - begin
+            number = call.number if self._turns else 0
+            events.append(result._replace(batch=batch, way=way, error=failure, nbytes=nbytes, worker=number))
         return events
 
-    def _count(self, worker: RayWorker, metrics: BatchMetrics, nbytes: int) -> None:
-        assert worker.node is not None
-        counts = self._nodes[worker.node]
-        counts["batches"] += 1
-        counts["samples"] += metrics.samples
-        counts["bytes"] += nbytes
-        counts["seconds"] += metrics.fetch + metrics.collate
-
-    # Lost workers.
-
     def _lose(self, worker: RayWorker, error: object) -> list[Event]:
-        """Give a worker up; return the events of those whose requests it had."""
+        """Give a worker up. Return the events that say so, one for each worker whose requests it had."""
         worker.dead = True
         self._lost += 1
         if worker.node is not None:
             self._nodes[worker.node]["workers"] -= 1
             self._nodes[worker.node]["lost"] += 1
         ray.kill(worker.actor, no_restart=True)
-        return self._drop(worker, {call.number for call in worker.calls} or {worker.number}, "lost", error)
-
-    def _drop(self, worker: RayWorker, numbers: set[int], how: str, error: object) -> list[Event]:
-        """Drop all requests that were submitted to some workers; return the events that say so."""
-        why = f"worker {worker.number} on node {worker.node} was {how} ({' '.join(str(error).split())})"
+        why = f"worker {worker.number} on node {worker.node} was lost ({' '.join(str(error).split())})"
         begun = [request for call in worker.calls[:_AT_WORK] for request in call.requests]
         if self._turns:
             why += (
@@ -346,6 +308,7 @@ class RayExecutor(Executor):
             )
         elif begun:
             why += " while it made " + " or ".join(f"batch {one.number}, samples {one.indices}" for one in begun)
+        numbers = {call.number for call in worker.calls} or {worker.number}
         for other in self._actors:
             for call in [call for call in other.calls if call.number in numbers]:
                 other.calls.remove(call)
@@ -391,10 +354,13 @@ class RayExecutor(Executor):
             self._lost += 1
             self._start(worker.number)
             return
-        if others := differing(said["versions"]):
+        ours, theirs = versions(), said["versions"]
+        if theirs != ours:
+            differing = [name for name in ours if theirs.get(name) != ours[name]]
+            others = ", ".join(f"{name} {theirs.get(name)} (here {ours[name]})" for name in differing)
             self.close(0.0)
             raise ClusterError(
-                f"the worker on node {said['node']} runs {', '.join(others)}: batches would not be the same. "
+                f"the worker on node {said['node']} runs {others}: batches would not be the same. "
                 "Install the same versions there, or name them by RayOptions(runtime_env=)"
             )
         worker.node = said["node"]
@@ -403,43 +369,35 @@ class RayExecutor(Executor):
         if worker.number in self._starts:
             self._begin(worker)
 
-    def _starting(self) -> list[RayWorker]:
-        return [worker for worker in self._actors if worker.node is None]
-
-    def _start_limit(self) -> float:
-        """Return when it is an error that workers have not started; never if the others go on."""
-        starting = self._starting()
-        if not starting or (not self._turns and any(worker.ready for worker in self._actors)):
-            return math.inf
-        return min(worker.started for worker in starting) + self._options.start_timeout
-
-    def _check_starts(self) -> None:
-        """Report workers that do not start.
+    def _check_starts(self, now: float) -> float:
+        """Return when it is an error that workers have not started; never if the others go on without them.
 
         Raises:
-            ClusterError: the loader cannot go on without them.
+            ClusterError: it is now.
         """
-        starting = self._starting()
+        starting = [worker for worker in self._actors if worker.node is None]
         if not starting:
-            return
-        now, limit = time.monotonic(), self._start_limit()
-        waited = now - min(worker.started for worker in starting)
-        count = f"{len(starting)} of {self.workers} workers"
-        if now >= limit:
-            resources = resources_of(self._options)
-            self.close(0.0)
-            raise ClusterError(
-                f"{count} could not be started in {waited:.0f} s: {resources}. Add nodes, ask for less by "
-                "RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout. "
-                "With num_cpus=0, workers share the CPUs of other loaders' workers"
-            )
-        if limit == math.inf and waited >= _PENDING_S and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{count} of this DataLoader are still waiting for room in the Ray cluster after {waited:.0f} s; the "
-                f"others go on without them: {resources_of(self._options)}",
-                stacklevel=2,
-            )
+            return math.inf
+        since = min(worker.started for worker in starting)
+        count, waited = f"{len(starting)} of {self.workers} workers", now - since
+        if not self._turns and any(worker.ready for worker in self._actors):
+            if waited >= _PENDING_S and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{count} of this DataLoader are still waiting for room in the Ray cluster after {waited:.0f} s; "
+                    f"the others go on without them: {resources_of(self._options)}",
+                    stacklevel=2,
+                )
+            return math.inf
+        if waited < self._options.start_timeout:
+            return since + self._options.start_timeout
+        resources = resources_of(self._options)
+        self.close(0.0)
+        raise ClusterError(
+            f"{count} could not be started in {waited:.0f} s: {resources}. Add nodes, ask for less by "
+            "RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout. "
+            "With num_cpus=0, workers share the CPUs of other loaders' workers"
+        )
 
     def stats(self) -> dict[str, Any]:
         """Return counts by node, and the number of lost workers."""

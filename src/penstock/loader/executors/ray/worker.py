@@ -3,8 +3,8 @@
     control  hello, begin, stop        one thread, so that a run can be cancelled while batches are made
     make     two calls at a time       one is made while the result of the other is written to the object store
 
-Errors of user code are answers, as text; SystemExit ends the actor, as in a worker process. A call of an earlier run is
-answered without work.
+User code runs in the threads of a pool, also if there is only one. Its errors are answers, as text; SystemExit ends the
+actor, as in a worker process. A call of an earlier run is answered without work.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import queue
 import threading
 import time
 from array import array
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import ray
@@ -37,13 +36,6 @@ from penstock.loader.snapshots import Snapshot
 from penstock.loader.workerinfo import process_worker, seed_worker
 
 __all__ = ["Worker", "versions"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _in_group(name: str) -> Callable[[F], F]:
-    """Return a decorator that assigns a method to a concurrency group of the actor."""
-    return cast(Callable[[F], F], ray.method(concurrency_group=name))
 
 
 def versions() -> dict[str, str]:
@@ -75,22 +67,19 @@ class Worker:
         """Why there is no maker: the dataset could not be unpickled here."""
         self._wanted = self._begun = 0  # numbers of the requested and the started run
         self._news = threading.Condition()
-        self._turn = threading.Lock()  # held while user code runs in the calling thread
-        self._pool: ThreadPool | None = None
-        if threads > 1:
-            boards = memoryview(array("Q", [0] * 2 * threads))
-            # SystemExit in user code ends the worker, not just a thread.
-            self._pool = ThreadPool(threads, boards=boards, crash=partial(os._exit, 1))
+        boards = memoryview(array("Q", [0] * 2 * threads))
+        # SystemExit in user code ends the worker, not just a thread.
+        self._pool = ThreadPool(threads, boards=boards, crash=partial(os._exit, 1))
         node = ray.get_runtime_context().get_node_id()[:6]
         self._node = f"{ray.util.get_node_ip_address()} ({node})"
         self._where = f"in DataLoader Ray worker {number} (pid {os.getpid()} on node {self._node})"
 
-    @_in_group("control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def hello(self) -> dict[str, Any]:
         """Return the versions and the node of this worker."""
         return {"node": self._node, "versions": versions()}
 
-    @_in_group("control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def begin(self, start: Start, setup: bytes | None, base_seed: int) -> Snapshot | None:
         """Start a run, drop earlier requests, and return the first snapshot.
 
@@ -99,39 +88,39 @@ class Worker:
             setup: a new pickled fetcher and ``worker_init_fn``; None keeps the present ones.
             base_seed: the base seed of new ones.
         """
-        self._wanted, first = start.run, None
-        with self._turn:
-            if setup is not None:
-                self._set_up(setup, base_seed)
-            if self._maker is not None:
-                first = self._maker.begin(start).snapshot
+        self._wanted = start.run
+        box: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
+        self._pool.submit(lambda: box.put(self._begin(start, setup, base_seed)))
+        first = box.get()
         with self._news:
             self._begun = start.run
             self._news.notify_all()
         return first
 
-    @_in_group("control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def stop(self) -> None:
         """Drop all requests."""
         self._wanted = 0
 
-    def _set_up(self, setup: bytes, base_seed: int) -> None:
-        self._maker = self._broken = None
-        try:
-            fetcher, init = pickle.loads(setup)
-        except Exception as error:
-            self._broken = error
-            return
-        seed_worker(base_seed, self._number)
-        process_worker(self._number, self._total, base_seed + self._number, fetcher.dataset)
-        self._maker = Maker(fetcher, self._number)
-        try:
-            if init is not None:
-                init(self._number)
-        except Exception as error:
-            self._maker.fail(error)
+    def _begin(self, start: Start, setup: bytes | None, base_seed: int) -> Snapshot | None:
+        if setup is not None:
+            self._maker = self._broken = None
+            try:
+                fetcher, init = pickle.loads(setup)
+            except Exception as error:
+                self._broken = error
+                return None
+            seed_worker(base_seed, self._number)
+            process_worker(self._number, self._total, base_seed + self._number, fetcher.dataset)
+            self._maker = Maker(fetcher, self._number)
+            try:
+                if init is not None:
+                    init(self._number)
+            except Exception as error:
+                self._maker.fail(error)
+        return None if self._maker is None else self._maker.begin(start).snapshot
 
-    @_in_group("make")
+    @ray.method(concurrency_group="make")  # type: ignore[untyped-decorator]
     def make(self, run: int, requests: list[bytes]) -> list[Any]:
         """Make one batch, or several small ones, since each write to the object store costs a millisecond.
 
@@ -145,32 +134,24 @@ class Worker:
         """
         with self._news:
             self._news.wait_for(lambda: self._begun >= run)
+        boxes: list[queue.SimpleQueue[BatchResult | None]] = []
+        for data in requests:
+            number, *values = pickle.loads(data)
+            request, box = BatchRequest(*values), queue.SimpleQueue[BatchResult | None]()
+            request.run, request.number = run, number
+            boxes.append(box)
+            if self._maker is None:
+                box.put(BatchResult(None, BatchMetrics(), number, error=self._broken, run=run))
+            else:
+                self._pool.make(self._maker, request, box.put, wanted=self._is_wanted)
         answers: list[tuple[BatchResult, list[int]]] = []
         arrays: list[Any] = []
-        for take in [self._made(run, *pickle.loads(request)) for request in requests]:
-            if (result := take()) is not None:
+        for box in boxes:
+            if (result := box.get()) is not None:
                 packed, buffers = self._packed(result)
                 answers.append((packed, buffers.offsets))
                 arrays += buffers.arrays
         return [cloudpickle.dumps(answers), *arrays]
-
-    def _made(self, run: int, number: int, *values: Any) -> Callable[[], BatchResult | None]:
-        """Return a function that returns a batch, made by the threads meanwhile; None if it is not wanted any more."""
-        request = BatchRequest(*values)
-        request.run, request.number = run, number
-        if self._pool is None or self._maker is None:
-            return partial(self._make_here, request)
-        box: queue.SimpleQueue[BatchResult | None] = queue.SimpleQueue()
-        self._pool.make(self._maker, request, box.put, wanted=self._is_wanted)
-        return box.get
-
-    def _make_here(self, request: BatchRequest) -> BatchResult | None:
-        with self._turn:
-            if not self._is_wanted(request.run):
-                return None
-            if self._maker is None:
-                return BatchResult(None, BatchMetrics(), request.number, error=self._broken)
-            return self._maker.make(request)
 
     def _is_wanted(self, run: int) -> bool:
         return run == self._wanted
