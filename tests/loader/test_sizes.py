@@ -1,43 +1,22 @@
-"""How large batches are: what is usual, and what has to be reckoned with for a while."""
+"""Which size of batches is usual: free slots keep as much memory."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.loader.sizes import RecentSizes
+from penstock.loader.executors.process.ring import usual
 
 
-def of(*sizes: int) -> RecentSizes:
-    recent = RecentSizes()
-    for nbytes in sizes:
-        recent.add(nbytes)
-    return recent
-
-
-def test_nothing_is_known_at_first() -> None:
-    assert (RecentSizes().usual, RecentSizes().largest) == (0, 0)
-
-
-@pytest.mark.parametrize("at", [0, 5, 40])
-def test_one_batch_unlike_the_others_is_forgotten(at: int) -> None:
-    recent = RecentSizes()
-    for number in range(60):
-        recent.add(240 if number == at else 4)
-        assert recent.largest == (240 if at <= number < at + 8 else 4)
-        assert recent.usual == (240 if number == at == 0 else 4)
+@pytest.mark.parametrize("at", range(16))
+def test_one_batch_unlike_the_others_is_not_usual(at: int) -> None:
+    assert usual([240 if number == at else 4 for number in range(16)]) == 4
 
 
 def test_what_is_large_often_is_usual() -> None:
-    assert of(*[4, 4, 9] * 20).usual == 9
-    assert of(*[4, 4, 4, 4, 9] * 20).usual == 4
-    assert of(*[9] * 20, *[4] * 16).usual == 4
-    assert of(*[4] * 20, *[9] * 8).usual == 9
+    assert usual([4, 4, 9] * 5) == 9
+    assert usual([4, 4, 4, 4, 9] * 3) == 4
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=60))
-def test_the_largest_is_that_of_the_last_eight(sizes: list[int]) -> None:
-    recent = of(*sizes)
-    assert recent.largest == max(sizes[-8:])
-    assert min(sizes[-20:]) <= recent.usual <= max(sizes[-20:])
+@pytest.mark.parametrize(("sizes", "expected"), [([7], 7), ([4, 240], 4), ([4, 240, 4], 4)])
+def test_of_few_batches(sizes: list[int], expected: int) -> None:
+    assert usual(sizes) == expected

@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 from penstock.cores import cores
 from penstock.errors import ConfigError
 from penstock.loader.on_error import Failure, OnError, check_count
+from penstock.loader.sizes import LIGHT_FACTOR
 from penstock.plan.user_states import has_state
 from penstock.sources.batched import StreamDataset
 
@@ -50,8 +51,6 @@ PROCESSES = hasattr(select, "poll")
 
 AUTO = "auto"
 EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
-# Small, quickly made batches are prefetched this many times deeper, unless the user chose a depth.
-_LIGHT = 8
 
 
 class AutoWorkers(int):
@@ -174,7 +173,7 @@ class LoaderConfig:
     def small_batch_depth(self) -> int:
         """Maximum number of small, quickly made batches in flight, where the hand-over costs more than the work."""
         chosen = self.prefetch_factor is not None or self.exact_depth or self.kind == "thread"
-        return self.depth if chosen else self.depth * _LIGHT
+        return self.depth if chosen else self.depth * LIGHT_FACTOR
 
     @cached_property
     def to_device(self) -> bool:

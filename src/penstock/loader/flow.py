@@ -11,12 +11,17 @@ This is the only place that decides it, for all executors. `Window` asks.
 
 from __future__ import annotations
 
+from collections import deque
+
 from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchResult
-from penstock.loader.sizes import AHEAD, LIGHT, RecentSizes
+from penstock.loader.sizes import AHEAD, LIGHT
 from penstock.loader.statistics import size_of
 
 __all__ = ["Flow"]
+
+_LAST = 8
+"""Number of batches after which a large one is forgotten."""
 
 _QUICK, _RAY_QUICK = 1e-3, 10e-3
 """A batch that takes fewer seconds is quick. Ray needs three milliseconds of CPU time to send one."""
@@ -44,7 +49,7 @@ class Flow:
         self._limit = config.max_bytes_in_flight
         self._ray = config.kind == "ray"
         self._quick, self._group = (_RAY_QUICK, _RAY_GROUP) if self._ray else (_QUICK, _GROUP)
-        self._sizes = RecentSizes()
+        self._sizes: deque[int] = deque(maxlen=_LAST)
         self._sample_seconds = 0.0  # time to load one sample, smoothed
         self._batch_seconds = 0.0
         self._extra = 0  # batches beyond the usual ones, because one is late
@@ -63,8 +68,8 @@ class Flow:
     def depth(self) -> int:
         """How many batches may be in flight now; 0 if each is made on demand."""
         config, limit = self.config, self._limit
-        most, size = config.depth, max(1, self._sizes.largest)
-        if limit is not None and not self._sizes.largest:
+        most, size = config.depth, max(self._sizes, default=0)
+        if limit is not None and not size:
             # On Ray, one for each worker, since they start slowly.
             return min(config.workers if self._ray else 1, most)
         if self._ahead and not self._first:
@@ -72,10 +77,10 @@ class Flow:
             if not self._is_light:
                 more = min(most + self._extra, more)
             if limit is None:
-                more = min(more, AHEAD // size)
+                more = min(more, AHEAD // max(1, size))
             most = max(most, more)
         if limit is not None:
-            most = max(1, min(most, limit // size))
+            most = max(1, min(most, limit // max(1, size)))
         return most if self._short is None else min(most, self._short[0])
 
     @property
@@ -88,7 +93,7 @@ class Flow:
     @property
     def _is_light(self) -> bool:
         """Whether batches are quickly made, and small: on Ray the object store is the limit."""
-        return 0 < self._batch_seconds < self._quick and (self._ray or self._sizes.largest <= LIGHT)
+        return 0 < self._batch_seconds < self._quick and (self._ray or max(self._sizes, default=0) <= LIGHT)
 
     def learn(self, result: BatchResult) -> None:
         """Note what a batch cost that the consumer gets now."""
@@ -99,7 +104,7 @@ class Flow:
             self._sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
             self._batch_seconds = seconds * metrics.samples
         if result.error is None and (result.nbytes or self._limit is not None):
-            self._sizes.add(result.nbytes or size_of(result.batch))
+            self._sizes.append(result.nbytes or size_of(result.batch))
         if result.way == "refused":
             most = self.depth if self._short is None else self._short[0]
             self._short = max(1, most - 1), _RETRY

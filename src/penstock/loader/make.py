@@ -262,24 +262,24 @@ class Fetch:
                 load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
             elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
                 load = self._load_one(request, scope.move)
-            scope.key, board = Samples(request, samples), scope.board
+            scope.key = Samples(request, samples)
             add = samples.append
-            try:
+            if load is not None:
                 for index, key in zip(request.indices, request.keys, strict=True):
-                    if load is not None:
-                        add(load(index, key))
-                        continue
-                    if board is not None:
+                    add(load(index, key))
+            else:
+                board: Any = scope.board or [0]
+                try:
+                    for index, key in zip(request.indices, request.keys, strict=True):
                         # Another thread reads it to learn which sample is being loaded.
                         board[0] = key
-                    if seeds:
-                        for seed in seeds:
-                            seed(key)
-                    add(dataset[index])
-            except Exception as error:
-                if load is None:
+                        if seeds:
+                            for seed in seeds:
+                                seed(key)
+                        add(dataset[index])
+                except Exception as error:
                     _name_sample(error, index, dataset)
-                raise
+                    raise
         return samples if self.on_error is None else [sample for sample in samples if sample is not SKIP]
 
     def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> LoadOne:

@@ -53,6 +53,9 @@ SHUTDOWN_TIMEOUT_S = 5.0
 _DEATH_CLOSE_TIMEOUT_S = 0.5
 """The same when an error must be reported at once."""
 
+_LOOK_S = 1e-3
+"""While the next batch is at hand, the executor is asked for others after so many seconds: that is a system call."""
+
 _runs = itertools.count(1)
 
 
@@ -107,6 +110,7 @@ class Window:
         first_states: snapshots of users' objects right after their initialization, by worker, for workers with a state.
             Complete when a batch is delivered; its reader removes the entries.
         ready_on_request: number of finished batches at the consumer's last request.
+        depth: number of batches that may be in flight, 0 if each is made on demand.
 
     `close` and `end` may be called from any thread, even while another one waits for a batch.
     """
@@ -146,6 +150,8 @@ class Window:
         self._waits_for_first_states = executor.tells_begin
         self.first_states: dict[int, Snapshot] = {}
         self.ready_on_request = 0
+        self._looked = 0.0  # when the executor was last asked what has happened
+        self._enough = 0  # batches in flight with which no others fit
         with executor.lock:
             # Workers that have died since the last run are replaced. What was made for that run is dropped.
             executor.wait(executor.run, 0.0)
@@ -153,7 +159,8 @@ class Window:
             executor.run = self._run
             self._start_all(resume)
             flow.begin()
-            if flow.depth:
+            self.depth = flow.depth
+            if self.depth:
                 self._fill()
             # Inline and in threads, the first states are known by now.
             self._take_in(executor.wait(self._run, 0.0))
@@ -177,7 +184,7 @@ class Window:
         if (error := self._why_not()) is not None:
             raise error
         try:
-            answer = self._advance() if self._flow.depth or self._open else self._make_next()
+            answer = self._advance() if self.depth or self._open else self._make_next()
             if isinstance(answer, BatchResult):
                 return answer
         # An exception of a signal handler, or an unexpected failure.
@@ -194,20 +201,16 @@ class Window:
 
     def poll(self) -> bool:
         """Return whether `next` would return at once. False if batches are made on request."""
-        if self._why is not None or self._over or not self._flow.depth or self._why_not() is not None:
+        if self._why is not None or self._over or not self.depth or self._why_not() is not None:
             return False
         try:
             with self.executor.lock:
                 self._look()
+                self.ready_on_request = self._ready
                 return self._head() is not None
         except BaseException as broken:
             self._break_off(broken)
             raise
-
-    @property
-    def depth(self) -> int:
-        """Maximum number of batches in flight at the moment."""
-        return self._flow.depth
 
     def resize(self, config: LoaderConfig, inline: Executor | None = None) -> None:
         """Make the next batches with the number of workers of a config, for objects without states.
@@ -231,6 +234,7 @@ class Window:
                     executor.resize(before)
                     raise
             self._flow.config, self._following = config, inline
+            self.depth, self._enough = self._flow.depth, len(self._open)
             if inline is None:
                 self._start_all(lambda worker: None)
 
@@ -272,30 +276,33 @@ class Window:
     def _why_not(self) -> Exception | None:
         """Return why no more batches can be made; None if they can."""
         executor = self.executor
-        other, ended = executor.run != self._run, executor.closed and not self._policy.persistent
+        run, ended = executor.run, executor.closed and not self._policy.persistent
         # At the end of the program, nobody closes an executor, but no run is wanted.
-        if executor.pid != os.getpid() or ended or (not executor.run and not executor.closed):
+        if executor.pid != os.getpid() or ended or (not run and not executor.closed):
             return WorkerError(
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )
         # A signal handler in this thread may have closed the loader since `next` began.
         if self._why is not None:
             return WorkerError(self._why)
-        if other:
+        if run != self._run:
             return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
         return None
 
     def _advance(self) -> BatchResult | Exception:
         """Wait for the next batch. Return an exception that `next` should raise; a raised one is an interruption."""
-        executor, timeout = self.executor, self._policy.timeout
-        deadline = time.monotonic() + timeout if timeout else None
+        executor, timeout, now = self.executor, self._policy.timeout, time.monotonic()
+        deadline = now + timeout if timeout else None
         events: Sequence[Event] | None = None
         while True:
             with executor.lock:
-                if events is None:
-                    self._look()
-                else:
+                if events is not None:
                     self._take_in(events)
+                else:
+                    if now - self._looked > _LOOK_S or self._head() is None:
+                        self._looked = now
+                        self._look()
+                    self.ready_on_request = self._ready
                 if self._why is not None or executor.closed:
                     return self._end_early()
                 if executor.run != self._run and (taken_over := self._why_not()) is not None:
@@ -303,7 +310,9 @@ class Window:
                 result = self._collect_head()
                 if result is None and self._ready >= executor.workers and not all(self._load[: executor.workers]):
                     self._flow.stall()
-                self._fill()
+                    self._enough = len(self._open)
+                if len(self._open) <= self._enough:
+                    self._fill()
                 if not self._open and self._requests is None:
                     if result is None:
                         return self._finish()
@@ -341,7 +350,6 @@ class Window:
         """Take in results that arrived while the consumer was busy. After the last batch, workers may end normally."""
         if self._open or self._requests is not None:
             self._take_in(self.executor.wait(self._run, 0.0))
-        self.ready_on_request = self._ready
 
     def _end_early(self) -> WorkerError:
         """Stop delivering, because a worker has died or another thread has ended all workers."""
@@ -429,6 +437,7 @@ class Window:
     def _fill(self) -> None:
         """Submit as many batches as are allowed."""
         workers, most = self.executor.workers, self._flow.depth
+        self.depth = most
         group = max(1, min(self._flow.group, most // (2 * workers))) if self._requests is not None else 1
         # If workers take turns, each gets a group of its own batches, from several rounds.
         together = group * workers if self._policy.turns and group > 1 else group
@@ -441,6 +450,7 @@ class Window:
                 break
             for worker, requests in shares.items():
                 self.executor.submit(requests, worker)
+        self._enough = max(0, most - together)
 
     def _next_shares(self, count: int, most: int) -> dict[int, list[BatchRequest]]:
         """Return the next requests by worker, at most ``count``."""

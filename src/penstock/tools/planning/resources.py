@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.loader.executors.process.ring import paged
-from penstock.loader.sizes import AHEAD, LIGHT
+from penstock.loader.sizes import AHEAD, LIGHT, LIGHT_FACTOR
 from penstock.manifest.sidecar import Header
 from penstock.tools.planning.job import Assumptions, Job
 
-__all__ = ["LIGHT_FACTOR", "Memory", "StartUp", "memory_of", "start_up_of"]
-
-LIGHT_FACTOR = 8
-"""Factor of the prefetch for small batches, as in `penstock.loader` without an explicit ``prefetch_factor``."""
+__all__ = ["Memory", "StartUp", "memory_of", "start_up_of"]
 
 _HELD = 3
 """Batches that a consumer holds: the current, the previous, and one more."""

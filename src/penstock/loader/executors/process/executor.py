@@ -212,12 +212,12 @@ class ProcessExecutor(Executor):
         run, number, slot, extent, used, data, costs, state, remote, how = answer
         if self._lent.pop((run, number), None) is None:
             return
-        memory = None
-        if not used or how == SKIPPED or run != self.run:
-            self.ring.give_back(slot, extent)
-        else:
+        memory, wanted = None, run == self.run and how != SKIPPED
+        if wanted and used:
             memory = self.ring.lease(slot, extent, used)
-        if how == SKIPPED or run != self.run:
+        else:
+            self.ring.give_back(slot, extent)
+        if not wanted:
             return
         begin = time.perf_counter()
         batch, metrics, error = None, BatchMetrics(*costs), None

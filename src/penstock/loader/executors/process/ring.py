@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,8 @@ import numpy.typing as npt
 from penstock.errors import PartitionError, RingError
 from penstock.loader.executors.process.forks import Child, watch
 from penstock.loader.memory import SharedFile
-from penstock.loader.sizes import RecentSizes
 
-__all__ = ["BOARD", "SLOTS", "Ring", "paged", "slot_bytes"]
+__all__ = ["BOARD", "SLOTS", "Ring", "paged", "slot_bytes", "usual"]
 
 BOARD = 1 << 20
 """Bytes at the head of the file, for the words that `worker` describes."""
@@ -37,6 +37,7 @@ BOARD = 1 << 20
 SLOTS = 1 << 10
 """Number of parts of the file. The first one is the board; number 0 as a slot means none."""
 
+_LAST = 16  # batches whose sizes tell what is usual
 _SLACK = 1.25  # free slots may be this much larger than usual, since batches vary
 _SWEEP = 64  # batches between sweeps for unused slots
 _PAGE = 1 << 12
@@ -50,6 +51,16 @@ def paged(nbytes: int) -> int:
 def slot_bytes(file: SharedFile) -> int:
     """Return the bytes of address space of each slot."""
     return file.size // SLOTS
+
+
+def usual(sizes: Collection[int]) -> int:
+    """Return the bytes that three quarters of some batches do not exceed; of two or three, all but the largest.
+
+    >>> usual([4, 240, 4, 4])
+    4
+    """
+    ranked = sorted(sizes, reverse=True)
+    return ranked[max(len(ranked) // 4, min(1, len(ranked) - 1))]
 
 
 class _Lease(weakref.ref[Any]):
@@ -86,7 +97,9 @@ class Ring:
         self._least_free = 0  # minimum since the last sweep: the number of unused slots
         self._leases: dict[int, _Lease] = {}
         self._ended: deque[_Lease] = deque()  # appended to wherever an array dies, in any thread
-        self._sizes = RecentSizes()
+        self._sizes: deque[int] = deque(maxlen=_LAST)
+        self._usual = 0
+        """Bytes of memory that free slots keep."""
         self._batches = 0
         self._children: dict[int, list[Child]] = {}
         """Child processes that were forked while a slot was leased, by slot."""
@@ -124,8 +137,11 @@ class Ring:
             used: bytes that the batch uses, 1 or more.
         """
         self._extents[slot] = extent
-        self._sizes.add(used)
+        self._sizes.append(used)
         self._batches += 1
+        # Sorting takes long, so later not for each batch.
+        if self._batches <= _LAST or not self._batches % 4:
+            self._usual = paged(usual(self._sizes))
         if not self._batches % _SWEEP:
             self._sweep()
         memory = np.ndarray(used, np.uint8, self.file.map, slot * self._room)
@@ -147,9 +163,8 @@ class Ring:
             self._retired.append(slot)
             return
         self._children.pop(slot, None)
-        usual = paged(self._sizes.usual)
-        if extent is None or extent > max(usual * _SLACK, _PAGE):
-            self._trim(slot, usual)
+        if extent is None or extent > max(self._usual * _SLACK, _PAGE):
+            self._trim(slot, self._usual)
         self._free.append(slot)
 
     def _trim(self, slot: int, size: int) -> None:

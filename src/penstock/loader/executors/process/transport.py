@@ -203,9 +203,11 @@ class _Packer(pickle.Pickler):
                 order = sorted(range(len(outwards)), key=outwards.__getitem__)
             tensor = dense if order is not None else tensor.contiguous()
         kind, shape = _NAMES[tensor.dtype], tuple(tensor.shape)
-        begin = int(tensor.storage_offset()) * tensor.itemsize
-        read = partial(_bytes_of, tensor.untyped_storage(), begin, tensor.nbytes)
-        return _rebuild_tensor, (*self._place(tensor.data_ptr(), tensor.nbytes, read), kind, shape, order)
+        place = self._place(
+            *(tensor.data_ptr(), tensor.nbytes),
+            lambda: _bytes_of(tensor.untyped_storage(), int(tensor.storage_offset()) * tensor.itemsize, tensor.nbytes),
+        )
+        return _rebuild_tensor, (*place, kind, shape, order)
 
     def _reduced_storage(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
         nbytes = storage.nbytes()
