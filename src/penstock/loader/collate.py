@@ -67,12 +67,15 @@ def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torc
     """Return the batch if the tensors already are its rows, in `out` or in a common base; otherwise None."""
     first = tensors[0]
     base = first._base if out is None else out
-    if base is None or base.numel() != first.numel() * len(tensors) or base.dtype is not first.dtype:
-        return None
-    begin, step, shape = base.data_ptr(), first.nbytes, first.shape
-    if not begin or not base.is_contiguous() or base.requires_grad:
+    if base is None:
         return None
     try:
+        begin, step, shape = base.data_ptr(), first.nbytes, first.shape
+        # Usually they are elsewhere.
+        if not begin or first.data_ptr() != begin or base.numel() != first.numel() * len(tensors):
+            return None
+        if base.dtype is not first.dtype or not base.is_contiguous() or base.requires_grad:
+            return None
         for number, tensor in enumerate(tensors):
             if type(tensor) is not torch.Tensor or tensor.dtype is not first.dtype:
                 return None

@@ -10,13 +10,16 @@ import numpy.typing as npt
 __all__ = ["BatchMetrics", "BatchRequest", "BatchResult"]
 
 
+Numbers = list[Any] | npt.NDArray[Any] | bytes
+"""Numbers of the samples of a batch: a list, or 64-bit integers in an array or bytes, which are cheap to send."""
+
+
 class BatchRequest:
     """A request for one batch. The requests of a stream are empty: its worker makes the next batch.
 
     Args:
-        indices: indices of the samples.
-        keys: keys of the samples' generators, as a list, or packed as 64-bit unsigned numbers in an array or bytes,
-            which is cheap to send.
+        indices: indices of the samples; signed if they are packed.
+        keys: keys of the samples' generators; unsigned.
         place: position of the dataset when the epoch started; None for datasets without one. It is part of the request,
             so that a dataset whose position has changed since still yields the batches of this epoch.
 
@@ -25,43 +28,50 @@ class BatchRequest:
         number: number of the batch in its run.
     """
 
-    __slots__ = ("_keys", "_packed", "indices", "number", "place", "run")
+    __slots__ = ("_indices", "_keys", "number", "place", "run")
 
-    def __init__(self, indices: list[Any], keys: list[int] | npt.NDArray[np.uint64] | bytes, place: Any = None) -> None:
-        self.indices = indices
+    def __init__(self, indices: Numbers, keys: Numbers, place: Any = None) -> None:
+        self._indices = indices
+        self._keys = keys
         self.place = place
         self.run = self.number = 0
-        self._keys: list[int] | None = keys if isinstance(keys, list) else None
-        self._packed: Any = None if isinstance(keys, list) else keys
+
+    @property
+    def indices(self) -> list[Any]:
+        """Indices of the samples."""
+        indices = self._indices
+        if not isinstance(indices, list):
+            self._indices = indices = np.frombuffer(indices, np.int64).tolist() if len(indices) else []
+        return indices
 
     @property
     def keys(self) -> list[int]:
         """Keys of the samples."""
-        if self._keys is None:
-            packed = self._packed
-            self._keys = np.frombuffer(packed, np.uint64).tolist() if len(packed) else []
-        return self._keys
+        keys = self._keys
+        if not isinstance(keys, list):
+            self._keys = keys = np.frombuffer(keys, np.uint64).tolist() if len(keys) else []
+        return keys
 
     @property
     def first_key(self) -> int:
         """Key of the first sample, which must exist."""
-        packed = self._packed
-        if self._keys is not None or not isinstance(packed, np.ndarray):
-            return self.keys[0]
-        return int(packed[0])
+        keys = self._keys
+        return int(keys[0]) if isinstance(keys, np.ndarray) else self.keys[0]
 
     def part(self, begin: int, end: int) -> BatchRequest:
         """Return a request for some of the samples."""
-        part = BatchRequest(self.indices[begin:end], self.packed[8 * begin : 8 * end], self.place)
+        part = BatchRequest(self.indices[begin:end], self.keys[begin:end], self.place)
         part.run, part.number = self.run, self.number
         return part
 
-    @property
-    def packed(self) -> bytes:
-        """Keys of the samples as 64-bit numbers, to be sent."""
-        if not isinstance(self._packed, bytes):
-            self._packed = np.asarray(self.keys if self._packed is None else self._packed, np.uint64).tobytes()
-        return self._packed
+    def packed(self) -> tuple[Any, ...]:
+        """Return constructor arguments for an equal request, to be sent."""
+        indices, keys = self._indices, self._keys
+        if isinstance(indices, np.ndarray):
+            indices = indices.tobytes()
+        if not isinstance(keys, bytes):
+            keys = np.asarray(keys, np.uint64).tobytes()
+        return indices, keys, self.place
 
 
 class BatchMetrics:

@@ -296,10 +296,11 @@ class Window:
         events: Sequence[Event] | None = None
         while True:
             with executor.lock:
+                asked = events is not None or not self._ready or now - self._looked > _LOOK_S
                 if events is not None:
                     self._take_in(events)
                 else:
-                    if now - self._looked > _LOOK_S or self._head() is None:
+                    if asked:
                         self._looked = now
                         self._look()
                     self.ready_on_request = self._ready
@@ -308,7 +309,8 @@ class Window:
                 if executor.run != self._run and (taken_over := self._why_not()) is not None:
                     return taken_over
                 result = self._collect_head()
-                if result is None and self._ready >= executor.workers and not all(self._load[: executor.workers]):
+                late = result is None and asked and self._ready >= executor.workers
+                if late and not all(self._load[: executor.workers]):
                     self._flow.stall()
                     self._enough = len(self._open)
                 if len(self._open) <= self._enough:

@@ -119,8 +119,7 @@ class ProcessExecutor(Executor):
                 continue
             slot, extent = self.ring.lend()
             self._lent[request.run, request.number] = member, slot
-            values = request.indices, request.packed, request.place
-            items.append((request.run, request.number, slot, extent, *values))
+            items.append((request.run, request.number, slot, extent, *request.packed()))
         try:
             data = framed(items)
         except Exception as error:

@@ -189,8 +189,8 @@ class _Worker:
         current = self._words[0]
         return current == run or bool(current and self._stream)
 
-    def _make(self, run: int, number: int, slot: int, extent: int, indices: Any, keys: bytes, place: Any) -> None:
-        request = BatchRequest(indices, keys, place)
+    def _make(self, run: int, number: int, slot: int, extent: int, *request_of: Any) -> None:
+        request = BatchRequest(*request_of)
         request.run, request.number = run, number
         memory = Slot(self._memory, slot, extent)
         if self._pool is not None and self._quick < _ENOUGH:

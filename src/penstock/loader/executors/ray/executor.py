@@ -202,7 +202,7 @@ class RayExecutor(Executor):
             packed: list[bytes] = []
             for request in requests:
                 try:
-                    packed.append(cloudpickle.dumps((request.number, request.indices, request.packed, request.place)))
+                    packed.append(cloudpickle.dumps((request.number, *request.packed())))
                     sent.append(request)
                 except Exception as error:
                     result = BatchResult(None, BatchMetrics(), request.number, number, error=error, run=request.run)
