@@ -56,7 +56,7 @@ def test_map_style_data_inline(data: str, sampler: str, collate: str, epochs: tu
 
 PROCESSES: list[tuple[str, str, dict[str, Any]]] = [
     ("Counting", "none", {"num_workers": 2, "persistent_workers": True}),
-    ("CountingNoisy", "counting", {"num_workers": 3}),
+    ("Noisy", "counting", {"num_workers": 3}),
     ("PlainStream", "counting", {"num_workers": 2, "persistent_workers": True}),
     ("Breaking", "none", {"num_workers": 2}),
     ("LargeFailing", "none", {"num_workers": 1, "persistent_workers": True}),
@@ -67,7 +67,7 @@ PROCESSES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@full_only("workers for each of many examples", but=["CountingNoisy-counting", "Breaking-none", "DrawingMap-none"])
+@full_only("workers for each of many examples", but=["Noisy-counting", "Breaking-none", "DrawingMap-none"])
 @pytest.mark.parametrize(("data", "collate", "how"), PROCESSES, ids=lambda value: str(value))
 def test_processes(data: str, collate: str, how: dict[str, Any]) -> None:
     program = Program(data, collate=collate)
@@ -83,7 +83,7 @@ def test_processes(data: str, collate: str, how: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("data", "sampler", "collate"),
     [
-        ("CountingNoisy", "none", "none"),
+        ("Noisy", "none", "none"),
         ("StatefulStream", "none", "counting"),
         ("PlainStream", "none", "counting"),
         ("CountingMap", "iterator", "counting"),

@@ -19,8 +19,8 @@ from window_support import threads as in_threads
 
 from penstock.loader.executors.threads import ThreadExecutor
 from penstock.loader.messages import BatchMetrics, BatchRequest
-from penstock.loader.stateful import WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
+from penstock.loader.user_state import UserStates, WorkerState
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -312,14 +312,12 @@ def test_going_on_from_any_batch(kind: type[Parts], counts: list[int]) -> None:
     """With states of the iterators, or by making again what was had: the same batches come, in the same order."""
     workers = len(counts)
 
-    def begin(states: WorkerStates) -> Each:
-        data = kind(counts)
-        batches = threads(data, workers, resume=states.resume, first=states.next)
-        states.begin(fresh=True)
-        return batches
+    def begin(states: UserStates) -> Each:
+        data, begun = kind(counts), states.begin(fresh=True)
+        return threads(data, workers, resume=begun.resumed.get, first=begun.next)
 
-    def fresh() -> WorkerStates:
-        return WorkerStates(workers, stream=True)
+    def fresh() -> UserStates:
+        return UserStates(workers, stream=True)
 
     whole = [one.batch for one in begin(fresh())]
     assert len(whole) == sum(-(-n // 2) for n in counts)
@@ -327,9 +325,9 @@ def test_going_on_from_any_batch(kind: type[Parts], counts: list[int]) -> None:
         states = fresh()
         batches = begin(states)
         for _ in range(stop):
-            states.delivered(next(batches))
-        again = fresh()
-        again.load(states.state())
+            made = next(batches)
+            states.delivered(made.worker, made.state)
+        again = fresh().load(states.state())
         assert [one.batch for one in begin(again)] == whole[stop:], f"stopped after batch {stop}"
 
 
@@ -337,7 +335,7 @@ def test_going_on_in_a_later_epoch() -> None:
     """What was had is made again in the epoch that runs, also where the snapshot is of the one before."""
     data = Parts([5])
     fetcher = fetch(data)
-    fetcher.load_state_dict(WorkerState(None, [1]))
+    fetcher.load_state_dict(WorkerState(None, 1))
     assert outcomes(inline(endless(), fetcher, epoch=3)) == [[30_002, 30_003], [30_004]]
     seen: list[int] = []
 
@@ -347,7 +345,7 @@ def test_going_on_in_a_later_epoch() -> None:
             super().set_epoch(epoch)
 
     fetcher = fetch(Telling([5]))
-    fetcher.load_state_dict(WorkerState(None, [3, 1]))
+    fetcher.load_state_dict(WorkerState(None, 5, ended=1))
     assert outcomes(inline(endless(), fetcher, epoch=3)) == [[30_002, 30_003], [30_004]]
     assert seen == [2, 3]
 

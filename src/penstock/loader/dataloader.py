@@ -331,9 +331,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def _renew_states(self, config: LoaderConfig) -> None:
         """Create worker states for a new config and carry a loaded state over."""
         pipeline = self.pipeline
-        states = pipeline.worker_states(config, stream=pipeline.stream)
-        states.follow(pipeline.position.states)
-        pipeline.position.states = states
+        states = pipeline.user_states(config, stream=pipeline.stream)
+        pipeline.position.states = states.follow(pipeline.position.states)
 
     def _tune(self, window: Window, result: BatchResult, asked: float, had: float) -> None:
         """Show a batch to auto-tuning, and follow it."""
@@ -401,7 +400,8 @@ class DataLoader(TorchDataLoader[T_co]):
         # The copy has its own workers and statistics.
         other._set_up()
         other.pipeline.position.follow(self.pipeline.position)
-        other.pipeline.position.states.follow(self.pipeline.position.states)
+        position = other.pipeline.position
+        position.states = position.states.follow(self.pipeline.position.states)
         other.pipeline.is_split = self.pipeline.is_split
         return other
 
@@ -505,7 +505,8 @@ class DataLoader(TorchDataLoader[T_co]):
         unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
         epoch = epoch_of_other_world(self.sampler, state) if unseeded and own_order(self.dataset) is None else None
         if epoch is not None:
-            self.pipeline.position.states.load(state.get("workers"))
+            position = self.pipeline.position
+            position.states = position.states.load(state.get("workers"))
             self.pipeline.position.set_epoch(epoch)
         else:
             self.pipeline.position.load_state_dict(state, allow_growth=allow_growth)
@@ -546,9 +547,9 @@ class DataLoader(TorchDataLoader[T_co]):
         try:
             progress = position.start(base_seed)
             self._base_seed = progress.base_seed
-            states.begin(fresh=config.forks_workers and not kept)
+            states = position.states = position.states.begin(fresh=config.forks_workers and not kept)
             states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
-            if resumed := states.dropped:
+            if states.resumed and position.plan is None and (resumed := states.repeated):
                 warnings.warn(
                     f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
                     "dropped",
@@ -557,7 +558,7 @@ class DataLoader(TorchDataLoader[T_co]):
             if config.kind == "process" and not kept:
                 self.check_worker_number_rationality()
             requests = position.requests(progress)
-            window = workers.window(requests, position.stream_epoch, states.resume, states.next)
+            window = workers.window(requests, position.stream_epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
                 self._iterator = _PersistentIterator(workers)  # type: ignore[assignment]
             statistics.begin(config)
@@ -568,7 +569,7 @@ class DataLoader(TorchDataLoader[T_co]):
             iterator = DataLoaderIter(
                 window,
                 progress,
-                states.consumer(),
+                states,
                 statistics,
                 log,
                 self._finished,

@@ -16,8 +16,8 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from penstock.errors import WorkerError, escaped
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import FailureLog
-from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
+from penstock.loader.user_state import UserStates
 from penstock.loader.window import CLOSED, INTERRUPTED, SHUTDOWN_TIMEOUT_S, Window, is_timeout
 from penstock.plan.epoch import BatchEpochPlan
 
@@ -120,7 +120,7 @@ class DataLoaderIter:
         self,
         window: Window,
         progress: Progress,
-        states: Consumer,
+        states: UserStates,
         statistics: Statistics,
         log: FailureLog | None,
         finished: Callable[[Progress], None],
@@ -156,7 +156,8 @@ class DataLoaderIter:
         self._held: BatchResult | None = None
         self._turn = threading.Lock()
         self._closed = False
-        states.begun(window.first_states)
+        if window.first_states:
+            states.begun(window.first_states)
 
     def __iter__(self) -> DataLoaderIter:
         return self
@@ -230,7 +231,7 @@ class DataLoaderIter:
                 # The next call continues after the error.
                 self._statistics.failed(perf_counter() - start)
                 self._states.begun(window.first_states)
-                self._states.failed(result.worker, result.state)
+                self._states.delivered(result.worker, result.state, failed=True)
                 progress.delivered(result.number)
             self._in_hand = False
             try:
@@ -261,7 +262,7 @@ class DataLoaderIter:
         if self._batches.first_states:
             self._states.begun(self._batches.first_states)
         if result.state is not None or self._states.stream:
-            self._states.delivered(result)
+            self._states.delivered(result.worker, result.state)
         self.progress.delivered(result.number)
         self._in_hand = False
         if self._bar is not None:

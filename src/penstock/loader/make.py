@@ -25,15 +25,20 @@ from penstock.errors import escaped
 from penstock.loader.arena import Arena, collating_into, place, place_ahead
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.executors.base import Began, Start
-from penstock.loader.generators import WorkerGenerators
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.on_error import SKIP, LoadOne, OnError, is_tolerable
 from penstock.loader.seeding import Seed, Seeding
-from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
-from penstock.loader.stateful import WorkerState
 from penstock.loader.stream import StreamFetch
+from penstock.loader.user_state import (
+    Snapshot,
+    WorkerGenerators,
+    WorkerState,
+    load_states,
+    take_first_snapshot,
+    take_snapshot,
+)
 from penstock.plan.stream_plan import EpochStart
-from penstock.plan.user_states import has_state
+from penstock.plan.user_states import has_state, thaw
 from penstock.random import Samples, sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
@@ -144,7 +149,10 @@ class Fetch:
     def load_state_dict(self, state: WorkerState) -> None:
         """Resume from a state."""
         self._note_generators()
-        restore(state.snapshot, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
+        states = {} if state.snapshot is None else thaw(state.snapshot.states)
+        load_states(states, collate_fn=self.collate_fn, dataset=self.dataset)
+        if self._generators is not None:
+            self._generators.restore(states.get("generators", {}))
 
     def _note_generators(self) -> None:
         """Record the initial seeds of this process's generators, before a batch draws from them."""

@@ -20,9 +20,8 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.on_error import OnError
 from penstock.loader.position import Position
-from penstock.loader.snapshots import Snapshot, take_first_snapshot
-from penstock.loader.stateful import WorkerStates
 from penstock.loader.stream import StreamFetch
+from penstock.loader.user_state import Snapshot, UserStates, take_first_snapshot
 from penstock.plan.reader import Plan
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.plan.user_states import has_state
@@ -55,7 +54,7 @@ class Pipeline:
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style dataset, also inside one of our iterable ones."""
         self._last: list[Stream] = []
-        states = self.worker_states(config, stream=plan is None)
+        states = self.user_states(config, stream=plan is None)
         layout = {"batch_size": config.batch_size, "drop_last": config.drop_last}
         self.position = Position(dataset, plan, sampler, config.seed, layout, states)
 
@@ -67,20 +66,18 @@ class Pipeline:
         """Whether only the dataset can order its samples."""
         return self.position.plan is None
 
-    def worker_states(self, config: LoaderConfig, *, stream: bool) -> WorkerStates:
+    def user_states(self, config: LoaderConfig, *, stream: bool) -> UserStates:
         """Return the states of users' objects for the workers of a config."""
         shared = config.kind == "inline" or (config.kind == "thread" and not stream)
         initial: Callable[[], Snapshot | None] | None = None
         if not config.forks_workers:
-            initial = partial(take_first_snapshot, self.samples, None, config.collate_fn)
             objects = self.samples, config.collate_fn
-            if not (stream or isinstance(self.samples, ResumableDataset) or any(map(has_state, objects))):
-                # Not looked for again at every state.
-                initial = _no_snapshot
+            if stream or isinstance(self.samples, ResumableDataset) or any(map(has_state, objects)):
+                initial = partial(take_first_snapshot, self.samples, None, config.collate_fn)
         elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
             # Such a dataset counts its epochs in shared memory.
             initial = partial(take_first_snapshot, self.samples, None, None)
-        return WorkerStates(0 if shared else config.workers, stream=stream, initial=initial)
+        return UserStates(0 if shared else config.workers, stream=stream, initial=initial)
 
     def fetcher(self, config: LoaderConfig, policy: OnError | None) -> Fetcher:
         """Return a fetcher for a config. torch's default collate function is replaced by ours, which has the same
@@ -127,10 +124,6 @@ class Pipeline:
             on_error=policy,
             owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
         )
-
-
-def _no_snapshot() -> None:
-    """Return no snapshot: no object has a state."""
 
 
 def draws_as_it_is_read(plan: Plan[Any] | None) -> bool:

@@ -23,7 +23,7 @@ from penstock.hashing import mix
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.source import plan_requests
-from penstock.loader.stateful import WorkerStates
+from penstock.loader.user_state import UserStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, RemainingBatches, length_of
 from penstock.plan.reader import PlanReader
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["Position", "base_seed_after"]
 
 
-_VALUES = ("_progress", "_base_seed", "_ahead", "_skipped", "_job", "_users_epoch", "_chosen", "_epoch_delivered")
+_VALUES = (
+    *("states", "_progress", "_base_seed", "_ahead", "_skipped", "_job", "_users_epoch", "_chosen"),
+    "_epoch_delivered",
+)
 """Attributes of a `Position` that `Position.start` changes."""
 _values_of = attrgetter(*_VALUES)
 
@@ -71,7 +74,7 @@ class Position:
         sampler: Any,
         seed: int | None,
         layout: State,
-        states: WorkerStates,
+        states: UserStates,
     ) -> None:
         self.dataset = dataset
         self.plan = plan
@@ -188,7 +191,7 @@ class Position:
         """
         self._progress, self._ahead = None, frozenset()
         if self._reader is None:
-            self.states.load(None)
+            self.states = self.states.load(None)
             if self._stream is not None:
                 self._stream.choose(Cursor(epoch=self._stream.epoch))
             return
@@ -221,7 +224,7 @@ class Position:
         cursor = run.cursor(end)
         # The rest is as from a state: users' objects, and the draws of the later batches, do not change.
         if (workers := self.states.state()) is not None:
-            self.states.load(workers)
+            self.states = self.states.load(workers)
         if running:
             self._base_seed = progress.base_seed
         if self._under is not None:
@@ -275,7 +278,7 @@ class Position:
 
     def saved(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Return what `undo` needs, before a `start`."""
-        parts = (self._reader, self._under, self._stream, self.states)
+        parts = (self._reader, self._under, self._stream)
         return [(self, _values_of(self)), *[(part, part.saved()) for part in parts if part is not None]]
 
     def undo(self, saved: list[tuple[Any, tuple[Any, ...]]]) -> None:
@@ -310,7 +313,7 @@ class Position:
         if self._stream is not None:
             if self.states.resumes and not self._stream.resumes:
                 # They belong to an abandoned epoch.
-                self.states.leave()
+                self.states = self.states.leave()
             self._stream.start(advance=True)
         elif self._users_epoch is not None:
             self._users_epoch += not self._chosen
@@ -497,7 +500,7 @@ class Position:
         if self.seeded and cursor is not None and cursor.consumed:
             # The iterator drew when it started. A generator saved with this state has advanced beyond that.
             base_seed = 0
-        workers = self.states.read(state.get("workers"))
+        states = self.states.load(state.get("workers"))
         job = self._read_layouts(state) if self._counts else None
         # Everything is checked now. What follows cannot fail and leave the loader between two states.
         if self._reader is not None and cursor is not None:
@@ -508,8 +511,7 @@ class Position:
             self.set_epoch(read_int(state, "epoch", of=of))
         if self._under is not None and under is not None:
             self._under.choose(under, loaded=True)
-        self.states.load(state.get("workers"), workers)
-        self._ahead, self._skipped, self._job = ahead, 0, job
+        self.states, self._ahead, self._skipped, self._job = states, ahead, 0, job
         self._base_seed = base_seed
         self._progress = self._epoch_delivered = None
 

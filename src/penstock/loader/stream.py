@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from penstock.errors import StateError, escaped
-from penstock.loader.generators import WorkerGenerators, preserved_generators
 from penstock.loader.messages import BatchMetrics, BatchRequest
-from penstock.loader.snapshots import (
+from penstock.loader.user_state import (
     Snapshot,
-    cursor_of,
-    reopen,
-    restore,
-    state_before,
+    WorkerGenerators,
+    WorkerState,
+    load_states,
+    preserved_generators,
     take_first_snapshot,
     take_snapshot,
 )
-from penstock.loader.stateful import WorkerState
+from penstock.plan.cursor import State
 from penstock.plan.stream import Stream, is_opened
 from penstock.plan.stream_plan import EpochStart, StreamStart
-from penstock.plan.user_states import Frozen, has_state
+from penstock.plan.user_states import has_state, same_states, thaw
 from penstock.stages import collect
 from penstock.wording import counted
 
@@ -40,9 +39,6 @@ _AMORTISE = 1 << 16
 
 Saving a buffer of samples then does not cost more than loading them.
 """
-
-Unchanged = Callable[[], AbstractContextManager[None]]
-"""Returns a context that restores the trainer's generators at its end, if they are not this fetcher's own."""
 
 
 class StreamFetch:
@@ -92,7 +88,6 @@ class StreamFetch:
         self._wait = 0
         self._items: Iterator[Any] | None = None
         self._ended = False
-        self._before: Frozen | None = None
         self._resume: WorkerState | None = None
 
     def copy(self) -> StreamFetch:
@@ -113,7 +108,7 @@ class StreamFetch:
     def begin(self, epoch: EpochStart) -> Snapshot | None:
         """Start an iterator of the dataset, or resume it from a loaded state. Return its first snapshot.
 
-        None if no object has a state yet, or if the loaded state, with the batches since its snapshot, is more exact.
+        None if no object has a state yet, or after a resume: the loaded state is exact.
 
         Args:
             epoch: for a Penstock dataset its opening; otherwise passed to ``set_epoch``, if the dataset has it. None
@@ -125,125 +120,93 @@ class StreamFetch:
         """
         if self._generators == "worker" and self._own is None:
             self._own = WorkerGenerators()
-        resume, self._resume = self._resume, None
-        self._wait = 0
+        resume, self._resume, self._wait = self._resume, None, 0
         try:
             if resume is None:
                 self._open(epoch)
-            else:
-                self._go_on(resume, epoch)
-                if resume.in_iterator:
-                    return None
-            return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
+                return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own)
+            self._go_on(resume, epoch)
         except StopIteration as stop:
             raise escaped(stop) from stop
+        return None
 
     def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
         """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
-        snapshot, since = resume.snapshot, resume.since
-        again = since if resume.in_iterator else since[:-1]
-        unchanged: Unchanged = preserved_generators if self._generators == "trainer" else nullcontext
-        before, loaded = WorkerGenerators(), False
-        restore(snapshot, collate_fn=self.collate_fn)
-        # Number of the first request to this iterator.
-        first = 0
-        for number, asked in enumerate(again):
-            # This iterator is so many iterators earlier.
-            later = len(since) - 1 - number
-            failed = {question - first for question in resume.failed}
-            told: EpochStart = epoch
-            if isinstance(epoch, StreamStart):
-                told = StreamStart(epoch=max(0, epoch.epoch - later), chosen=False) if later else epoch
-            elif epoch is not None:
-                told = max(0, epoch - later)
-            self._reopen(None if number else snapshot, told, unchanged, failed=0 in failed)
-            if not number and before.drawn():
-                # The state of a user's object contains generators, so the batches draw from them as in the first run.
-                unchanged, loaded = nullcontext, True
-            with unchanged():
-                self._remake(asked, failed, over=later > 0)
-            first += asked
-        if not resume.in_iterator:
-            if loaded and self._draws_base_seed:
+        states = {} if resume.snapshot is None else thaw(resume.snapshot.states)
+        early, late = (states, {}) if resume.places else ({}, states)
+        inline, before = self._generators == "trainer", WorkerGenerators()
+        load_states(early, collate_fn=self.collate_fn, dataset=self.dataset)
+        with preserved_generators() if inline else nullcontext():
+            self._open(_earlier(epoch, resume.ended), early.get("stream"))
+        load_states(early, iterator=self._items)
+        if {"dataset", "iterator"} <= early.keys() and not same_states(self.dataset.state_dict(), early["dataset"]):
+            raise StateError(
+                f"iter() changes the state of {type(self.dataset).__name__}, whose iterator has a state too, so this "
+                "iterator is another one than in the first run: change it in set_epoch, or when the iterator ends"
+            )
+        self._load_generators(early)
+        # The state of a user's object may contain generators. The batches then draw from them as in the first run.
+        moved = before.drawn()
+        with preserved_generators() if inline and not moved else nullcontext():
+            over = self._remake(resume, epoch)
+        load_states(late, collate_fn=self.collate_fn)
+        self._load_generators(late)
+        if over:
+            if moved and self._draws_base_seed:
                 # The loader drew the base seed of the next iterator, which is in its state, after those batches.
                 torch.empty((), dtype=torch.int64).random_()
-            self._reopen(None if again else snapshot, epoch)
+            self._open(epoch)
 
-    def _reopen(
-        self,
-        snapshot: Snapshot | None,
-        epoch: EpochStart,
-        unchanged: Unchanged = nullcontext,
-        *,
-        failed: bool = False,
-    ) -> None:
-        """Start an iterator at a snapshot.
+    def _load_generators(self, states: State) -> None:
+        if states and self._own is not None:
+            self._own.restore(states.get("generators", {}))
 
-        Args:
-            snapshot: the snapshot; None starts with the dataset's current state.
-            epoch: epoch passed to the dataset.
-            unchanged: context of ``iter()``, which may draw. Loading states may set generators.
-            failed: whether the consumer received an error instead of the first batch, perhaps from ``iter()``.
-        """
-        try:
-            if isinstance(epoch, StreamStart):
-                cursor = cursor_of(snapshot)
-                self._open(epoch if cursor is None else StreamStart(epoch=int(cursor["epoch"]), stream=cursor))
-            else:
-                reopen(snapshot, self.dataset, lambda: self._open(epoch, unchanged))
-        except Exception:
-            if not failed:
-                raise
-            # The iterator had ended with that error.
-            self._items, self._ended = iter(()), True
-        restore(snapshot, self._own)
-
-    def _remake(self, count: int, failed: set[int], *, over: bool) -> None:
-        """Make already delivered batches again and drop them.
-
-        Args:
-            count: number of batches.
-            failed: numbers of the batches in whose place the consumer received an error.
-            over: whether the iterator was left or had ended. Its end is then requested again, because code after a last
-                ``yield`` has run.
+    def _remake(self, resume: WorkerState, epoch: EpochStart) -> bool:
+        """Make the requests since the snapshot again. Return whether the last one was the end of an iterator.
 
         Raises:
             StateError: the iterator has fewer batches now.
             Exception: an error that the consumer has not received.
         """
-        for number in range(count):
+        failed, ended, over = resume.failed, resume.ended, False
+        for number in range(resume.since):
+            if over:
+                self._open(_earlier(epoch, ended))
+            over = False
             try:
                 self(_NOTHING, BatchMetrics())
             except StopIteration:
-                if over or number in failed:
-                    continue
-                raise StateError(
-                    f"{type(self.dataset).__name__} had yielded {counted(count, 'batch')} when this state was saved, "
-                    f"but now it yields {number}: resume with the same dataset, which must be repeatable"
-                ) from None
+                if not ended:
+                    raise StateError(
+                        f"{type(self.dataset).__name__} had yielded {counted(resume.since, 'batch')} when this state "
+                        f"was saved, but now it yields {number}: resume with the same dataset, which must be repeatable"
+                    ) from None
+                ended, over = ended - 1, True
             except Exception:
-                if number not in failed:
+                if not failed:
                     raise
+                failed -= 1
+        return over
 
-    def _open(self, epoch: EpochStart, unchanged: Unchanged = nullcontext) -> Iterator[Any]:
+    def _open(self, epoch: EpochStart, cursor: State | None = None) -> None:
+        """Start an iterator of the dataset; for a Penstock dataset perhaps at a cursor."""
         # The old iterator is freed first, since both may need the same file.
         self._items, self._ended = None, False
-        if is_opened(self.dataset):
-            if not isinstance(epoch, StreamStart):
-                # A measurement that does not belong to a loader's epoch.
-                self._items = self.dataset.open(epoch=epoch)
-                return self._items
+        if not is_opened(self.dataset):
+            if cursor is not None:
+                self.dataset.load_state_dict(cursor)
+            if epoch is not None and hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(epoch)
+            self._items = iter(self.dataset)
+        elif isinstance(epoch, StreamStart):
+            if cursor is not None:
+                epoch = StreamStart(epoch=int(cursor["epoch"]), stream=cursor)
             stream = self.dataset.open_behind(self._last.pop() if self._last else None, epoch)
             self._last.append(stream)
             self._items = stream
-            return stream
-        if epoch is not None and hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-        self._before = state_before(self.dataset)
-        with unchanged():
-            items: Iterator[Any] = iter(self.dataset)
-        self._items = items
-        return items
+        else:
+            # A measurement that does not belong to a loader's epoch.
+            self._items = self.dataset.open(epoch=epoch)
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """Return the next batch.
@@ -301,7 +264,7 @@ class StreamFetch:
         if places and self._wait > 0:
             self._wait -= 1
             return None
-        snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own, self._before)
+        snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own)
         size = len(snapshot.states) if snapshot is not None and isinstance(snapshot.states, bytes) else 0
         self._wait = size // _AMORTISE
         return snapshot
@@ -315,3 +278,12 @@ class StreamFetch:
 
 
 _NOTHING = BatchRequest([], [])
+
+
+def _earlier(epoch: EpochStart, ended: int) -> EpochStart:
+    """Return the epoch of an iterator after which so many others have started."""
+    if epoch is None or not ended:
+        return epoch
+    if isinstance(epoch, StreamStart):
+        return StreamStart(epoch=max(0, epoch.epoch - ended), chosen=False)
+    return max(0, epoch - ended)

@@ -24,7 +24,7 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.flow import Flow
 from penstock.loader.messages import BatchRequest, BatchResult
-from penstock.loader.snapshots import Snapshot
+from penstock.loader.user_state import Snapshot
 from penstock.plan.stream_plan import EpochStart
 
 __all__ = [

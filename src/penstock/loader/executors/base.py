@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.loader.messages import BatchRequest, BatchResult
-from penstock.loader.snapshots import Snapshot
+from penstock.loader.user_state import Snapshot
 from penstock.plan.stream_plan import EpochStart
 
 __all__ = ["Began", "Event", "Executor", "Lost", "Start"]

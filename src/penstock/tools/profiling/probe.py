@@ -28,10 +28,10 @@ from torch.utils.data import IterableDataset, SequentialSampler, default_collate
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.dataloader_iter import Progress
-from penstock.loader.generators import preserved_generators
 from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.on_error import OnError
+from penstock.loader.user_state import preserved_generators
 from penstock.loader.window import Window
 from penstock.loader.workers import Workers
 from penstock.plan.user_states import has_state

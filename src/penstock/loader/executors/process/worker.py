@@ -33,8 +33,8 @@ from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetcher, Maker
 from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.loader.snapshots import Snapshot
 from penstock.loader.stream import StreamFetch
+from penstock.loader.user_state import Snapshot
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent
 from penstock.random import show_samples

@@ -32,7 +32,7 @@ from penstock.loader.executors.ray.receive_buffer import Buffers
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Maker
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.loader.snapshots import Snapshot
+from penstock.loader.user_state import Snapshot
 from penstock.loader.workerinfo import process_worker, seed_worker
 
 __all__ = ["Worker", "versions"]

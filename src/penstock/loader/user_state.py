@@ -1,0 +1,476 @@
+"""States of the user's own objects: dataset, its iterator, collate function. By worker, for the batches received.
+
+    worker:    first snapshot, before the first batch; then one with each batch   frozen, whatever is prefetched
+    consumer:  UserStates.begun(first snapshots), .delivered(worker, snapshot)     the newest snapshot of each worker
+               UserStates.state()                                  snapshot + number of requests since it, by worker
+    resume:    UserStates.load(state), .begin().resumed            each back to the worker that it came from
+
+An object takes part if it has ``state_dict()`` and ``load_state_dict(state)``, the protocol of torchdata's
+StatefulDataLoader. A Penstock dataset that opens streams has its stream's `cursor` instead.
+
+Invariants: a state depends only on batches that the *consumer* has received. No snapshot is taken at the end of an
+iterator, so a resume repeats once what an object does there. Workers never get the state of the trainer's copy.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.errors import StateError
+from penstock.plan.cursor import State, read_int
+from penstock.plan.stream import ResumableDataset, Stream, is_opened
+from penstock.plan.user_states import Frozen, freeze, has_state, same_states, states_of, thaw
+
+__all__ = [
+    "LayoutError",
+    "Snapshot",
+    "UserStates",
+    "WorkerGenerators",
+    "WorkerState",
+    "load_states",
+    "preserved_generators",
+    "take_first_snapshot",
+    "take_snapshot",
+]
+
+
+class LayoutError(StateError, AssertionError):
+    """A state for another number of workers. torchdata raises AssertionError here."""
+
+
+# Where the objects live.
+
+
+class Snapshot(NamedTuple):
+    """The states of one worker's objects.
+
+    Attributes:
+        states: states by owner: ``stream``, ``dataset``, ``iterator``, ``collate_fn``, ``generators``.
+        owners: names of the owners that have a state.
+    """
+
+    states: Frozen
+    owners: frozenset[str]
+
+    @classmethod
+    def of(cls, states: Mapping[str, Any]) -> Snapshot:
+        """Return frozen states."""
+        return cls(freeze(dict(states)), frozenset(states))
+
+    def without(self, *owners: str) -> Snapshot | None:
+        """Return a snapshot without the states of some owners; None if no other has one."""
+        if self.owners.isdisjoint(owners):
+            return self
+        states = {name: state for name, state in thaw(self.states).items() if name not in owners}
+        return Snapshot.of(states) if states else None
+
+    @property
+    def places(self) -> bool:
+        """Whether it contains a stream's position. The state of a collate function does not."""
+        return not self.owners.isdisjoint(("stream", "dataset", "iterator"))
+
+
+def take_snapshot(
+    dataset: Any, iterator: Any, collate_fn: Any, generators: WorkerGenerators | None = None
+) -> Snapshot | None:
+    """Return the current states of a worker's objects, frozen; None if no object has one. That takes 1 µs.
+
+    Args:
+        dataset, iterator, collate_fn: the worker's objects. The iterator is None for map-style datasets, and for
+            iterable ones before ``iter()``.
+        generators: generators of the worker process; those that were used become part of the snapshot. None in the
+            trainer's process, whose generators belong to the trainer.
+    """
+    if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
+        states = states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
+    else:
+        states = states_of(collate_fn=collate_fn)
+        if iterator is not None:
+            states["stream"] = iterator.cursor()
+        elif not is_opened(dataset):
+            # Otherwise the loader determines the epoch.
+            states["stream"] = dataset.state_dict()
+    if not states:
+        return None
+    drawn = {} if generators is None else generators.drawn()
+    return Snapshot.of({**states, "generators": drawn} if drawn else states)
+
+
+def take_first_snapshot(
+    dataset: Any, iterator: Any, collate_fn: Any, generators: WorkerGenerators | None = None
+) -> Snapshot | None:
+    """Return the states of objects that have yielded nothing yet.
+
+    None also if one of them has no state before its first item.
+    """
+    try:
+        return take_snapshot(dataset, iterator, collate_fn, generators)
+    except AttributeError:
+        # Attributes may be created as late as in the first next(). One that never exists raises after the first batch,
+        # where nothing catches it.
+        return None
+
+
+def load_states(states: Mapping[str, Any], **objects: Any) -> None:
+    """Load the states of the given objects, in this order, if they have one.
+
+    Raises:
+        StateError: an object with a state has no ``load_state_dict``.
+    """
+    for name, item in objects.items():
+        if name not in states:
+            continue
+        if not has_state(item):
+            raise StateError(
+                f"the state contains one of the {name.replace('_', ' ')}, but {type(item).__name__} has no "
+                "load_state_dict: resume with the same objects, or start without the state"
+            )
+        item.load_state_dict(states[name])
+
+
+class WorkerGenerators:
+    """The global generators (Python, NumPy, torch) of a worker process that nothing else draws from.
+
+    A resumed worker is seeded in the same way, so an unused generator needs no state. Create this object after seeding
+    and before the first draw.
+    """
+
+    def __init__(self) -> None:
+        self._first = _generators()
+
+    def drawn(self) -> State:
+        """Return the states of the generators that were used since, as JSON (takes 50 µs if none was)."""
+        states: State = {}
+        for name, (values, words) in _generators().items():
+            first_values, first_words = self._first[name]
+            if values != first_values or not np.array_equal(words, first_words):
+                # Half of torch's words are zero.
+                states[name] = [*values, base64.b64encode(zlib.compress(words.astype("<u4").tobytes())).decode()]
+        return states
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Set the generators that have a state, and reset the others to the worker's initial seeds.
+
+        Raises:
+            StateError: a state is damaged.
+        """
+        _set_generators(self._first)
+        try:
+            unpacked = {}
+            for name, (*values, text) in states.items():
+                words = zlib.decompress(base64.b64decode(text, validate=True))
+                unpacked[name] = values, np.frombuffer(words, "<u4").astype(np.uint32)
+            _set_generators(unpacked)
+        except (TypeError, ValueError, RuntimeError, zlib.error) as error:
+            raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and torch at the end of the block."""
+    python, legacy, own = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(own)
+
+
+_Generators = dict[str, tuple[list[Any], npt.NDArray[np.uint32]]]
+"""A few values and many words, by the generator's name."""
+
+
+def _generators() -> _Generators:
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state(legacy=True)
+    kind, keys, *numbers = legacy
+    return {
+        "python": ([version, gauss], np.array(words, np.uint32)),
+        "numpy": ([kind, *numbers], keys),
+        "torch": ([], torch.get_rng_state().numpy().view(np.uint32)),
+    }
+
+
+def _set_generators(states: _Generators) -> None:
+    if "python" in states:
+        (version, gauss), words = states["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+    if "numpy" in states:
+        (kind, *numbers), words = states["numpy"]
+        np.random.set_state((kind, words, *numbers))
+    if "torch" in states:
+        torch.set_rng_state(torch.from_numpy(states["torch"][1].view(np.uint8)))
+
+
+# Where the consumer is.
+
+
+class WorkerState(NamedTuple):
+    """The position of one worker: its newest snapshot, and how many requests it has answered since.
+
+    Attributes:
+        snapshot: snapshot of the user's objects; None if none has a state, or nothing was delivered.
+        since: for a stream, the number of answered requests since the snapshot. If the snapshot has no position, the
+            number since the start of the iterator: the snapshot is then loaded after those batches are made again.
+        failed: how many of them were answered by an error.
+        ended: how many of them were answered by the end of the iterator, after which the dataset starts another one.
+    """
+
+    snapshot: Snapshot | None = None
+    since: int = 0
+    failed: int = 0
+    ended: int = 0
+
+    @property
+    def places(self) -> bool:
+        """Whether the snapshot contains a stream's position."""
+        return self.snapshot is not None and self.snapshot.places
+
+    def after(self, snapshot: Snapshot | None, *, failed: bool) -> WorkerState:
+        """Return the position after one more answer of a stream, and perhaps a snapshot."""
+        if snapshot is not None and snapshot.places:
+            return WorkerState(snapshot)
+        return self._replace(
+            snapshot=self.snapshot if snapshot is None or self.places else snapshot,
+            since=self.since + 1,
+            failed=self.failed + failed,
+        )
+
+    def over(self) -> WorkerState:
+        """Return the position after the end of the iterator."""
+        if self.places:
+            return self._replace(since=self.since + 1, ended=self.ended + 1)
+        # The dataset's position is unknown, so it starts again.
+        return WorkerState(self.snapshot)
+
+    def left(self) -> WorkerState:
+        """Return the position after an iterator that was left: the dataset's is unknown."""
+        return WorkerState(self.snapshot and self.snapshot.without("stream", "dataset", "iterator"))
+
+    def state(self) -> State:
+        """Return the entry for a loader's state."""
+        counts = {"failed": self.failed, "ended": self.ended}
+        state: State = {} if self.snapshot is None else {"snapshot": thaw(self.snapshot.states)}
+        return {**state, "since": self.since, **{name: count for name, count in counts.items() if count}}
+
+    @classmethod
+    def read(cls, state: Any, *, of: str) -> WorkerState:
+        """Return the position from an entry made by `state`.
+
+        Raises:
+            StateError: the entry is damaged.
+        """
+        snapshot = state.get("snapshot", {}) if isinstance(state, Mapping) else None
+        if not isinstance(snapshot, Mapping):
+            raise StateError(f"the state of this {of} is damaged: resume from another one, or start without one")
+        since, failed, ended = (read_int({name: 0, **state}, name, of=of) for name in ("since", "failed", "ended"))
+        return cls(Snapshot.of(snapshot) if snapshot else None, since, failed, ended)
+
+
+class UserStates:
+    """The positions of all workers according to the batches that the consumer has received.
+
+    Each iterator has its own object, from `begin`, to which it reports. So an older one changes nothing.
+
+    Args:
+        num_workers: number of workers; 0 means inline, which counts as worker 0. A stream's share is the same for 0 and
+            1.
+        stream: whether batches come from the workers' iterators, so that the position of each worker matters.
+        initial: takes the states of objects in the trainer's process while no batch is made. None if no object has one,
+            or if workers have their own copies: only those are asked, and a worker that delivered nothing starts fresh.
+
+    Attributes:
+        next: the worker of the next batch, if a stream's workers take turns. A resumed epoch asks all workers, also
+            those that had ended; they end again.
+        base_seed: the seed of workers that outlive an iterator; None if the seed is the iterator's own.
+        resumes: whether a state was loaded, for the next iterator.
+        resumed: the states that the workers of this iterator resume from, picklable. Others start fresh.
+    """
+
+    def __init__(self, num_workers: int, *, stream: bool, initial: Callable[[], Snapshot | None] | None = None) -> None:
+        self.num_workers = num_workers
+        self.stream = stream
+        self.next = 0
+        self.base_seed: int | None = None
+        self.resumes = False
+        self.resumed: dict[int, WorkerState] = {}
+        self._initial = initial
+        self._count = max(1, num_workers)
+        # None if nothing is known but the initial states.
+        self._workers: list[WorkerState] | None = None
+        # Whether the last iterator has ended, or none has begun.
+        self._between = True
+        # Whether map-style objects are asked when a state is, after the loader's own draws for it: they may contain the
+        # generators.
+        self._asks = initial is not None and not stream
+
+    # Iteration.
+
+    def begin(self, *, fresh: bool) -> UserStates:
+        """Return the states for an iterator that starts now. A running one is left.
+
+        Args:
+            fresh: whether its workers are new. Otherwise they are the ones of the last iterator, or (inline) the same
+                objects.
+        """
+        new, workers = UserStates(self.num_workers, stream=self.stream, initial=self._initial), self._workers
+        new._between = False
+        if not fresh or self.resumes:
+            new.base_seed = self.base_seed
+        if self.resumes and workers is not None:
+            new.next, new._workers = self.next, list(workers)
+            new.resumed = {number: one for number, one in enumerate(workers) if one != WorkerState()}
+        elif workers is not None and not (fresh or self._asks):
+            new._workers = [one.left() for one in workers] if self.stream and not self._between else list(workers)
+        elif self.stream:
+            # Threads move the objects as soon as they start.
+            new._workers = self._untouched()
+        return new
+
+    @property
+    def repeated(self) -> int:
+        """Number of batches that are made again and dropped because no object has a state; for a warning."""
+        return sum(one.since for one in self.resumed.values() if not one.places)
+
+    def begun(self, first: dict[int, Snapshot]) -> None:
+        """Record snapshots of workers that have yielded nothing yet, by number, and remove them from the dict."""
+        workers = self._known()
+        while first:
+            worker, snapshot = first.popitem()
+            # A dataset that stores its own position may reset it as late as in the first next(). After an iterator that
+            # has ended, only a snapshot of the iterator itself is exact.
+            if not workers[worker].ended or not snapshot.owners.isdisjoint(("stream", "iterator")):
+                workers[worker] = WorkerState(snapshot)
+
+    def delivered(self, worker: int, snapshot: Snapshot | None, *, failed: bool = False) -> None:
+        """Record a delivered batch, or the error in its place.
+
+        Args:
+            worker: the worker that made it.
+            snapshot: snapshot right after it. None after an error of a stream, which makes the batch again instead, and
+                fails again.
+            failed: whether it was an error.
+        """
+        workers = self._known()
+        if self.stream:
+            workers[worker] = workers[worker].after(snapshot, failed=failed)
+        elif snapshot is not None:
+            workers[worker] = WorkerState(snapshot)
+        else:
+            # If no object has a state, any worker may make any batch of a map-style dataset.
+            return
+        self.next = (worker + 1) % self._count
+
+    def finish(self, *, fresh: bool) -> None:
+        """Record that the consumer has received all batches of the iterator.
+
+        Args:
+            fresh: whether the next iterator has new workers.
+        """
+        self.next, self._between = 0, True
+        if fresh or self._asks:
+            self._workers = None
+        elif self.stream and self._workers is not None:
+            self._workers = [one.over() for one in self._workers]
+        if fresh:
+            self.base_seed = None
+
+    def leave(self) -> UserStates:
+        """Return the states for an iterator that starts from the beginning, even if the loaded state is inside one."""
+        new = copy.copy(self)
+        new.next, new._workers = 0, [one.left() for one in self._known()]
+        return new
+
+    def _untouched(self) -> list[WorkerState]:
+        return [WorkerState(None if self._initial is None else self._initial())] * self._count
+
+    def _known(self) -> list[WorkerState]:
+        if self._workers is None:
+            self._workers = [WorkerState()] * self._count
+        return self._workers
+
+    # State.
+
+    def state(self, *, left: bool = False) -> State | None:
+        """Return deep copies, JSON-serialisable if the user's states are; None if there are no states.
+
+        Args:
+            left: whether the next iterator starts from the beginning, even if workers are inside an iterator.
+        """
+        known, following = self._untouched() if self._workers is None else self._workers, self.next
+        if not self.stream and all(one.snapshot is None for one in known):
+            return None
+        if left and not self._between:
+            known, following = [one.left() for one in known], 0
+        seed = {} if self.base_seed is None else {"base_seed": self.base_seed}
+        workers = {str(number): one.state() for number, one in enumerate(known)}
+        return {"num_workers": self.num_workers, "next": following, **seed, "workers": workers}
+
+    def load(self, state: Mapping[str, Any] | None) -> UserStates:
+        """Return the states for an iterator that resumes from a state; None resumes from nothing.
+
+        Raises:
+            LayoutError: the number of workers differs, and the positions depend on it.
+            StateError: the state is damaged.
+        """
+        new = copy.copy(self)
+        new.resumes, new.resumed, new._between = True, {}, False
+        new.next, new.base_seed, new._workers = 0, None, None
+        if state is None:
+            return new
+        of = "loader's workers"
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state of this {of} must be a dict, got {type(state).__name__}")
+        entries = state.get("workers")
+        count = max(1, read_int(state, "num_workers", of=of))
+        if not isinstance(entries, Mapping) or len(entries) != count or set(entries) != {str(n) for n in range(count)}:
+            raise StateError(f"the state of this {of} is damaged: it needs the workers 0 to {count - 1}")
+        if "base_seed" in state:
+            new.base_seed = read_int(state, "base_seed", of=of, below=1 << 63)
+        following = read_int(state, "next", of=of, below=count)
+        workers = [WorkerState.read(entries[str(number)], of=of) for number in range(count)]
+        if count == self._count:
+            new.next, new._workers = following, workers
+        else:
+            new._workers = self._for_other_number(workers)
+        return new
+
+    def _for_other_number(self, workers: list[WorkerState]) -> list[WorkerState]:
+        """Return the states for another number of workers. That is possible if all workers have the same one."""
+        # Generators are removed, because their seed contains the worker's number.
+        first, *others = (None if one.snapshot is None else one.snapshot.without("generators") for one in workers)
+        moved = self.stream and any(one.since or one.places for one in workers)
+        if moved or not all(_same(one, first) for one in others):
+            raise LayoutError(
+                f"this state is of {len(workers)} workers and the loader has {self._count}: the dataset is split among "
+                "workers and each has its own state. Resume with the same num_workers"
+            )
+        return [WorkerState(first)] * self._count
+
+    def follow(self, other: UserStates) -> UserStates:
+        """Return states that resume from a state that was loaded into others since their last iterator, if any.
+
+        Args:
+            other: states for the same dataset, perhaps with another number of workers.
+
+        Raises:
+            LayoutError: the state does not fit the number of workers here.
+        """
+        return self.load(other.state()) if other.resumes else self
+
+
+def _same(one: Snapshot | None, other: Snapshot | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == other or same_states(thaw(one.states), thaw(other.states))
