@@ -163,3 +163,15 @@ def test_values_of_another_type_are_refused(name: str, value: object, what: str)
     for _ in range(2):
         with pytest.raises(ConfigError, match=f"{name}={value!r} was assigned: it must be a {what}"):
             iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("skip", r"call loader\.skip\(n\)"), ("dispatch", "threads_per_worker=")]
+)
+def test_what_the_constructor_refuses_cannot_be_assigned(name: str, instead: str) -> None:
+    loader = ps.DataLoader(torch.arange(8), 2)
+    for refused in (lambda: setattr(loader, name, 2), lambda: ps.DataLoader(torch.arange(8), 2, **{name: 2})):
+        with pytest.raises(ConfigError, match=f"takes no {name}=.*{instead}"):
+            refused()
+    loader.skip(3)
+    assert rows(loader) == [[6, 7]]

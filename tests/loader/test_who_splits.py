@@ -736,10 +736,10 @@ def test_samplers_over_shares_inside_of_torchs_are_refused(tmp_path: Path, job: 
 
 @pytest.mark.parametrize("split", [True, False])
 def test_a_sampler_says_itself_what_a_rank_reads(split: bool) -> None:
-    with pytest.raises(ConfigError, match=f"split={split} and sampler= exclude each other"):
+    with pytest.raises(ConfigError, match=f"split={split} and sampler= or batch_sampler= exclude each other"):
         loader_over(Range(N), sampler=range(N), split=split)
     batches = ps.BatchSampler(ps.SequentialSampler(Range(N)), 4, False)
-    with pytest.raises(ConfigError, match=f"split={split} and batch_sampler= exclude each other"):
+    with pytest.raises(ConfigError, match=f"split={split} and sampler= or batch_sampler= exclude each other"):
         ps.DataLoader(Range(N), batch_sampler=batches, split=split)
     with pytest.raises(ConfigError, match="Stream: an iterable dataset splits itself or not"):
         loader_over(Stream(N), split=split)

@@ -37,6 +37,7 @@ __all__ = [
     "EXECUTORS",
     "FIELDS",
     "PROCESSES",
+    "REMOVED",
     "SETTINGS",
     "AutoWorkers",
     "LoaderConfig",
@@ -48,6 +49,14 @@ __all__ = [
 
 PROCESSES = hasattr(select, "poll")
 """Whether this platform supports worker processes. Windows does not: there ``"auto"`` means threads."""
+
+REMOVED = {
+    "dispatch": "DataLoader takes no dispatch=: one worker process makes each batch. To share it among threads of that "
+    "process, pass threads_per_worker=",
+    "skip": "DataLoader takes no skip=: call loader.skip(n), which leaves out the next n batches. "
+    "Ledger(loader).step is the number of the next step",
+}
+"""What to do instead of an argument that a loader does not have any more."""
 
 AUTO = "auto"
 EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
@@ -124,7 +133,7 @@ class LoaderConfig:
     @property
     def shuffles(self) -> bool:
         """Whether the user requests another order than the dataset's."""
-        return bool(self.shuffle) and self.shuffle != "none"
+        return self.shuffle not in (None, False, "none")
 
     @property
     def auto_tunes(self) -> bool:

@@ -7,9 +7,8 @@
 Invariants: the plan fixes the batches before any worker is involved. The state depends only on the batches that the
 consumer has received, never on prefetched ones.
 
-torch lets programs assign attributes (``num_workers``, ``timeout``, ``worker_init_fn``, ...). Each ``iter()`` reads
-them into a `LoaderConfig` and refuses an assigned ``seed``. They stay in ``vars(loader)``, where Lightning looks for a
-loader's arguments.
+torch lets programs assign attributes (``num_workers``, ``timeout``, ``worker_init_fn``, ...). The next ``iter()`` reads
+them into a new `LoaderConfig`. They stay in ``vars(loader)``, where Lightning looks for a loader's arguments.
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from penstock import distributed
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
 from penstock.loader.config import (
     FIELDS,
+    REMOVED,
     SETTINGS,
     LoaderConfig,
     check,
@@ -44,8 +45,6 @@ from penstock.loader.config import (
 )
 from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
 from penstock.loader.describe import describe
-from penstock.loader.executors.inline import InlineExecutor
-from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read
@@ -63,16 +62,15 @@ from penstock.loader.statistics import Statistics
 from penstock.loader.who_splits import (
     Splitter,
     check_split,
-    choose_sampler,
+    choose_data,
     epoch_of_other_world,
     has_rank,
-    in_requested_order,
-    splitter_of,
+    splits_by_rank,
 )
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S, Window
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State
-from penstock.samplers.identity import own_order
+from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.share_sampler import SequentialSamplerOfShare
 
 if TYPE_CHECKING:
@@ -87,7 +85,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 _TORCHS = tuple(name for name in inspect.signature(TorchDataLoader.__init__).parameters if name in FIELDS)
 """Settings that are arguments of torch's loader."""
-_values_of = operator.attrgetter(*SETTINGS)
 
 
 class _TorchsPrefetch(int):
@@ -201,25 +198,17 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | int | torch.device | DeviceCopier | None = None,
         progress: bool = False,
     ) -> None:
-        if dispatch is not None:
-            raise ConfigError(
-                "DataLoader takes no dispatch=: one worker process makes each batch. To share it among threads of that "
-                "process, pass threads_per_worker="
-            )
-        if skip is not None:
-            raise ConfigError(
-                "DataLoader takes no skip=: call loader.skip(n), which leaves out the next n batches. "
-                "Ledger(loader).step is the number of the next step"
-            )
+        for name, value in {"dispatch": dispatch, "skip": skip}.items():
+            if value is not None:
+                raise ConfigError(REMOVED[name])
         arguments = {name: value for name, value in locals().items() if name in FIELDS} | declarations(dataset)
         arguments["shuffle"] = bool(shuffle) if isinstance(shuffle, int | np.bool_) and shuffle in (0, 1) else shuffle
         arguments["seed"] = None if seed is None else checked_seed(seed)
         arguments["num_workers"] = resolve_num_workers(num_workers, executor)
         self._config = config = LoaderConfig(**arguments)
         check(config)
-        data: Any = dataset
-        if sampler is None and batch_sampler is None:
-            data = in_requested_order(dataset, config)
+        data, chosen = choose_data(dataset, config, batch_sampler if sampler is None else sampler)
+        self._has_chosen_sampler = chosen is not None
         self._given_dataset = dataset
         convert_positional_arguments(self, data)
         self._tuner: Autotuner | None = None
@@ -236,8 +225,6 @@ class DataLoader(TorchDataLoader[T_co]):
         torchs: dict[str, Any] = {name: getattr(config, name) for name in _TORCHS}
         # torch's errors show the shuffle that the program passed.
         torchs |= {"dataset": data, "sampler": sampler, "batch_sampler": batch_sampler, "shuffle": shuffle}
-        chosen = choose_sampler(data, config, sampler, batch_sampler)
-        self._has_chosen_sampler = chosen is not None
         if chosen is not None:
             torchs |= {"sampler": chosen, "shuffle": None}
         with drop_base_record(self):
@@ -251,12 +238,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _set_up(self) -> None:
         """Create the pipeline and the workers that the arguments describe."""
-        policy, config = OnError.of(self.on_error), self.config
+        config = self.config
         check_dataset(self.dataset, config)
         plan = plan_of_batches(self)
         self._config = config = replace(config, exact_depth=draws_as_it_is_read(plan))
-        self._values = _values_of(self)
-        self._log = FailureLog(policy) if policy.tolerant else None
+        self._log = _failure_log(config)
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
@@ -267,8 +253,17 @@ class DataLoader(TorchDataLoader[T_co]):
         self._base_seed: int | None = None
         self._passes: list[weakref.ref[DataLoaderIter]] = []
         self._starts = threading.RLock()
+        self._assigned = False
+        """Whether a setting was assigned since the last `iter()`."""
 
     # Settings.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in REMOVED:
+            raise ConfigError(REMOVED[name])
+        super().__setattr__(name, value)
+        if name in SETTINGS:
+            self._assigned = True
 
     @property
     def config(self) -> LoaderConfig:
@@ -281,17 +276,13 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def running_config(self) -> LoaderConfig:
         """`config`, but with the setting that ``num_workers="auto"`` is trying now."""
-        return self._tried(self.config)
+        config = self.config
+        return replace(config, num_workers=self._tuner.workers) if config.auto_tunes and self._tuner else config
 
     def _follow_settings(self) -> None:
-        """Apply attributes that were assigned since the last ``iter()``."""
-        if all(map(operator.is_, _values_of(self), self._values)):
-            return
+        """Apply attributes that were assigned since the last ``iter()``. The next one refuses a refused value again."""
         self.num_workers = resolve_num_workers(self.num_workers, self.executor)
         before, config = self._config, self.config
-        # "auto" compares equal to its number.
-        if config == before and config.auto_tunes == before.auto_tunes:
-            return
         if config.seed != before.seed:
             raise ConfigError(
                 f"seed={config.seed!r} was assigned, but samplers and states use seed={before.seed!r} since this "
@@ -300,17 +291,18 @@ class DataLoader(TorchDataLoader[T_co]):
         check_assigned(config)
         check(config)
         check_dataset(self.dataset, config)
-        if config.on_error != before.on_error:
-            policy = OnError.of(config.on_error)
-            self._log = FailureLog(policy) if policy.tolerant else None
-        if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
-            self._tuner = None
-        was, workers = self._workers, self._new_workers(config)
-        if (workers.config.kind, workers.config.workers) != (was.config.kind, was.config.workers):
-            self._renew_states(workers.config)
-        was.close()
-        # Last, so that a refused value is refused again at the next iter().
-        self._workers, self._config, self._values = workers, config, _values_of(self)
+        # "auto" compares equal to its number.
+        if config != before or config.auto_tunes != before.auto_tunes:
+            if config.on_error != before.on_error:
+                self._log = _failure_log(config)
+            if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
+                self._tuner = None
+            was, workers = self._workers, self._new_workers(config)
+            if (workers.config.kind, workers.config.workers) != (was.config.kind, was.config.workers):
+                self._renew_states(workers.config)
+            was.close()
+            self._workers, self._config = workers, config
+        self._assigned = False
 
     def _new_workers(self, config: LoaderConfig) -> Workers:
         """Return the workers for a config; for "auto", those of the first setting to try."""
@@ -319,14 +311,8 @@ class DataLoader(TorchDataLoader[T_co]):
             from penstock.loader.autotune import autotuner_of
 
             self._tuner = autotuner_of(self.pipeline, config)
-            config = self._tried(config)
-        return Workers(config, self._fetchers(config))
-
-    def _tried(self, config: LoaderConfig) -> LoaderConfig:
-        """Return the config with the number of workers that auto-tuning is trying, if it is still trying."""
-        if self._tuner is None or self._tuner.chosen is not None:
-            return config
-        return replace(config, num_workers=self._tuner.workers)
+            config = replace(config, num_workers=self._tuner.workers)
+        return Workers(config, partial(self.pipeline.fetcher, policy=None if self._log is None else self._log.on_error))
 
     def _renew_states(self, config: LoaderConfig) -> None:
         """Create worker states for a new config and carry a loaded state over."""
@@ -345,21 +331,12 @@ class DataLoader(TorchDataLoader[T_co]):
         if tuner is None or not self._config.auto_tunes:
             return
         config = replace(self._workers.config, num_workers=tuner.workers)
-        if window is not None:
-            try:
-                window.resize(config, None if config.num_workers else InlineExecutor(self._fetchers(config)()))
-            except Exception as error:
-                tuner.fail(error)
-                self._follow_tuner(window)
-                return
-        if config.num_workers:
-            self._workers.resize(config)
-        else:
-            before, self._workers = self._workers, self._new_workers(config)
-            self._workers.restarts, self._iterator = before.restarts, None
-            # A window with an executor of its own ends it.
-            if window is None:
-                before.close()
+        try:
+            self._workers.resize(config, window)
+        except Exception as error:
+            tuner.fail(error)
+            self._follow_tuner(window)
+            return
         self._statistics.runs(config)
         if tuner.chosen is None:
             return
@@ -369,11 +346,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if not config.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
             self.prefetch_factor = None
-        self._config, self._values = self.config, _values_of(self)
-
-    def _fetchers(self, config: LoaderConfig) -> Callable[[], Fetcher]:
-        """Return a function that returns what makes batches for a config. It does not refer to this loader."""
-        return partial(self.pipeline.fetcher, config, None if self._log is None else self._log.on_error)
+        self._config, self._assigned = self.config, False
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
@@ -441,7 +414,11 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def splits(self) -> Splitter:
         """What splits the dataset among the ranks; "nobody" if every rank reads all of it."""
-        return splitter_of(self, chosen=self._has_chosen_sampler, by_framework=self.pipeline.is_split)
+        if holds_a_share(self.dataset) or isinstance(self.dataset, IterableDataset):
+            return "the dataset"
+        if splits_by_rank(self, ranks=distributed.ranks()):
+            return "the loader" if self._has_chosen_sampler else "a sampler"
+        return "a framework" if self.pipeline.is_split else "nobody"
 
     def is_over(self, dataset: Any) -> bool:
         """Return whether this loader was created over a dataset. For ``shuffle=False`` it may read a copy of it."""
@@ -520,8 +497,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _begin(self) -> DataLoaderIter:
         """Start an epoch iterator."""
-        self._follow_settings()
-        self._follow_tuner()
+        if self._assigned:
+            self._follow_settings()
+        if self._tuner is not None:
+            self._follow_tuner()
         workers, position = self._workers, self.pipeline.position
         config, states, statistics, log = workers.config, position.states, self._statistics, self._log
         if config.split is None and not self.pipeline.is_split:
@@ -700,6 +679,12 @@ class _PersistentIterator:
 
     def _shutdown_workers(self) -> None:
         self._persistent.close()
+
+
+def _failure_log(config: LoaderConfig) -> FailureLog | None:
+    """Return where failed samples are recorded; None if they raise."""
+    policy = OnError.of(config.on_error)
+    return FailureLog(policy) if policy.tolerant else None
 
 
 def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:

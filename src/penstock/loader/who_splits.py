@@ -34,7 +34,6 @@ from torch.utils.data import IterableDataset, Sampler
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
 from penstock.loader.config import LoaderConfig
-from penstock.order import SHUFFLES
 from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
@@ -50,12 +49,10 @@ from penstock.wording import kind_text
 __all__ = [
     "Splitter",
     "check_split",
-    "choose_sampler",
+    "choose_data",
     "epoch_of_other_world",
     "has_rank",
-    "in_requested_order",
     "splits_by_rank",
-    "splitter_of",
 ]
 
 Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
@@ -64,106 +61,69 @@ _warned = False
 """Whether this process has warned that every rank reads all samples."""
 
 
-def _parts_by_kind(dataset: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
-    shares: list[Any] = []
-    whole: list[Any] = []
-    others: list[Any] = []
-    for part in parts_of(dataset):
-        if getattr(part, "splits_by_rank", False):
-            shares.append(part)
-        # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
-        elif isinstance(part, BatchedDataset | Source):
-            whole.append(part)
-        else:
-            others.append(part)
-    return shares, whole, others
+def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sampler[int] | None]:
+    """Return the dataset that a loader reads, and a sampler, by the rule of this module.
 
+    For ``shuffle=False`` the dataset is a copy of a share in order. The sampler is None if the user's one stays, or if
+    the dataset is iterable.
 
-def in_requested_order(dataset: Any, config: LoaderConfig) -> Any:
-    """Return the dataset that a loader without a user's sampler reads: for ``shuffle=False``, a share in order.
-
-    Raises:
-        ConfigError: the share has no order of rows, or is read in mini-epochs.
-    """
-    plan = _plan_inside(dataset)
-    # None is not False: it leaves a dataset its own order.
-    if config.shuffle is not False or plan is None or plan.agrees_with(False):
-        return dataset
-    # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order.
-    if plan.shuffle == "none" or plan.mini_epochs > 1 or not hasattr(dataset, "in_order"):
-        raise _other_order(dataset, config.shuffle)
-    return dataset.in_order()
-
-
-def choose_sampler(dataset: Any, config: LoaderConfig, sampler: Any, batch_sampler: Any) -> Sampler[int] | None:
-    """Return a sampler by the rule of this module; None to leave the user's sampler, or an iterable dataset without.
+    Args:
+        given: the user's sampler or batch sampler.
 
     Raises:
         ConfigError: the arguments contradict each other or the dataset.
         PartitionError: both the dataset and the sampler split the samples among ranks.
     """
+    plan = _plan_inside(dataset)
+    # None is not False: it leaves a dataset its own order.
+    if given is None and config.shuffle is False and plan is not None and not plan.agrees_with(False):
+        # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order.
+        if plan.shuffle == "none" or plan.mini_epochs > 1 or not hasattr(dataset, "in_order"):
+            raise _other_order(dataset, config.shuffle)
+        dataset = dataset.in_order()
     shares, whole, others = _parts_by_kind(dataset)
-    _check_alike(dataset, shares, [*whole, *others])
-    if sampler is not None or batch_sampler is not None:
-        _check_sampler(dataset, shares, config, sampler, batch_sampler)
-        return None
+    _refuse_mixed(dataset, shares, whole + others)
+    if given is not None:
+        _check_sampler(dataset, shares, config, given)
+        return dataset, None
+    own = own_order(dataset) is not None
+    # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
+    free = config.shuffles and not own and not isinstance(dataset, IterableDataset)
+    _check_shares(shares, replace(config, shuffle=None, seed=None) if free else config)
     if isinstance(dataset, IterableDataset):
         if config.split is not None:
             raise ConfigError(
                 f"split={config.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
                 "not. Omit split, or make it a map-style dataset"
             )
-        _check_shares(shares, config)
-        return None
-    # torch would interpret another value as True or False.
-    if config.shuffle not in (None, True, False, *SHUFFLES):
-        names = ", ".join(map(repr, SHUFFLES))
-        raise ConfigError(f"unknown shuffle {config.shuffle!r}: it takes True, False, or one of {names}")
-    if own_order(dataset) is not None:
-        _check_shares([dataset], config)
-        return SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
-    if shares:
-        # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
-        _check_shares(shares, replace(config, shuffle=None, seed=None) if config.shuffles else config)
-        _check_rows(dataset)
+        return dataset, None
+    _check_rows(dataset)
     # A share is never split again.
     split = bool(config.split) and not shares
     if config.split is None and config.shuffles and whole and _ranks() > 1:
-        _check_alike(dataset, whole, others)
+        _refuse_mixed(dataset, whole, others)
         split = True
-    if not config.shuffles:
-        if split:
-            # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
-            return DistributedSampler(dataset, shuffle=False, remainder="drop" if config.drop_last else "uneven")
-        return SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
-    name, seed = config.shuffle if isinstance(config.shuffle, str) else "global", config.seed or 0
-    if split:
+    shuffle: Any = "global" if config.shuffle is True else config.shuffle
+    seed, random = config.seed or 0, RandomSamplerOfShare if shares else RandomSampler
+    sampler: Sampler[int]
+    if split and config.shuffles:
         if config.generator is not None:
             raise ConfigError(
                 "ranks can only split an order that all of them compute alike: pass seed= instead of generator=, or "
                 "split=False to let every rank read all samples"
             )
         # Never torch's order: it needs 8 bytes per sample, and its epochs do not advance by themselves.
-        return DistributedSampler(dataset, shuffle=name, seed=seed, drop_last=config.drop_last)
-    random = RandomSamplerOfShare if shares else RandomSampler
-    if isinstance(config.shuffle, str) or config.seed is not None:
-        return random(dataset, shuffle=name, seed=seed)
-    return random(dataset, generator=config.generator)
-
-
-def splitter_of(loader: TorchDataLoader[Any], *, chosen: bool, by_framework: bool) -> Splitter:
-    """Return what splits a loader's data.
-
-    Args:
-        chosen: whether `choose_sampler` chose the loader's sampler.
-        by_framework: whether a framework distributes the batches to the ranks.
-    """
-    if holds_a_share(loader.dataset) or isinstance(loader.dataset, IterableDataset):
-        return "the dataset"
-    if splits_by_rank(loader, ranks=distributed.ranks()):
-        return "the loader" if chosen else "a sampler"
-    return "a framework" if by_framework else "nobody"
+        sampler = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=config.drop_last)
+    elif split:
+        # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
+        sampler = DistributedSampler(dataset, shuffle=False, remainder="drop" if config.drop_last else "uneven")
+    elif own or not config.shuffles:
+        sampler = SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
+    elif config.shuffle is True and config.seed is None:
+        sampler = random(dataset, generator=config.generator)
+    else:
+        sampler = random(dataset, shuffle=shuffle, seed=seed)
+    return dataset, sampler
 
 
 def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
@@ -186,7 +146,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     Args:
         loader: a loader that is about to start, without ``split=`` and without a framework that distributes batches.
         plan: plan of the loader's batches; None if only an iterable dataset knows them.
-        chosen: whether `choose_sampler` chose the loader's sampler.
+        chosen: whether `choose_data` chose the loader's sampler.
 
     Raises:
         ConfigError: the dataset contains both a share and unsplit data.
@@ -197,7 +157,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     if ranks == 1:
         return
     shares, whole, others = _parts_by_kind(loader.dataset)
-    _check_alike(loader.dataset, shares, [*whole, *others])
+    _refuse_mixed(loader.dataset, shares, whole + others)
     if plan is None or splits_by_rank(loader, ranks=ranks) or _has_world(_outermost(loader)):
         return
     should_split = chosen and bool(whole)
@@ -211,17 +171,11 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     _warned = True
     share, everything = "split=True", "split=False"
     if not chosen:
-        *_, innermost = layers(_outermost(loader))
-        if isinstance(innermost, RandomSampler) and not innermost.replacement:
-            name, order = "sampler=ps.DistributedSampler", f"shuffle={innermost.shuffle!r}, seed={innermost.seed}"
-            share, everything = f"{name}(dataset, {order})", f"{name}(dataset, num_replicas=1, rank=0, {order})"
-        else:
-            name, groups = "batch_sampler=ps.GroupedBatchSampler", "sampler, [0] * len(dataset), batch_size"
-            share, everything = f"{name}({groups})", f"{name}({groups}, world_size=1)"
+        share = "a ps.DistributedSampler (for any other order, a ps.GroupedBatchSampler) instead of its sampler"
+        everything = "one with num_replicas=1, rank=0 (world_size=1)"
     warnings.warn(
         f"each of the {ranks} ranks reads all of this {type(loader.dataset).__name__}, "
-        f"{'in order' if should_split else 'in the same order'}: "
-        f"pass {share}{'' if chosen else ' instead of its shuffle or sampler'} to the DataLoader to let each rank read "
+        f"{'in order' if should_split else 'in the same order'}: pass {share} to the DataLoader to let each rank read "
         f"a separate share, or pass {everything} to let every rank read all samples, as for an evaluation on one rank "
         "or if the data already are this rank's share",
         stacklevel=4,
@@ -229,7 +183,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
 
 
 def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
-    """Return the epoch to start for an unseeded state from one rank on several ranks, or the reverse.
+    """Return the epoch to start for an unseeded state from one rank on several ranks, or the reverse; None for others.
 
     Without a seed the loader uses torch's order on one rank, and an order that all ranks can compute on several.
     Neither can continue in the middle of the other. At the start or end of an epoch nothing has to continue.
@@ -237,9 +191,6 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     Args:
         sampler: the unseeded sampler that the loader chose.
         state: a loader's state.
-
-    Returns:
-        None if the state is not of such a loader, or is of the same order.
 
     Raises:
         StateError: the state is from the middle of an epoch.
@@ -262,31 +213,30 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     return epoch + (consumed > 0)
 
 
-def _has_world(sampler: Any) -> bool:
-    """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
-    return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
+def _parts_by_kind(dataset: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
+    kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
+    for part in parts_of(dataset):
+        # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
+        kind = 0 if getattr(part, "splits_by_rank", False) else 1 if isinstance(part, BatchedDataset | Source) else 2
+        kinds[kind].append(part)
+    return kinds
 
 
-def _outermost(loader: TorchDataLoader[Any]) -> Any:
-    """Return the sampler that the loader reads: the batch sampler, or the sampler of indices without batching."""
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
-def _ranks() -> int:
-    """Return the number of ranks known when a loader is created."""
-    try:
-        return distributed.current().world_size
-    except PartitionError:
-        # Lightning's child processes have WORLD_SIZE without RANK until the process group exists. The first iter()
-        # checks again, and raises any error that remains.
-        return 1
-
-
-def _other_order(dataset: Any, shuffle: Any) -> ConfigError:
-    """Return the error for a dataset that has another order than the requested one."""
-    return ConfigError(
-        f"this {type(dataset).__name__} determines its own order, which is not shuffle={shuffle!r}: choose the order "
-        "there (shuffle=, seed=), and omit shuffle here"
+def _refuse_mixed(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
+    """Raise if several ranks would read a share of some datasets inside a dataset, and all of others."""
+    ranks = _ranks()
+    # A share that was opened for one rank is everything.
+    split = [one for one in split if (order := own_order(one)) is None or order.ranks > 1]
+    if ranks == 1 or not split or not unsplit:
+        return
+    name, shared = type(dataset).__name__, kind_text(split[0])
+    is_share = getattr(split[0], "splits_by_rank", False)
+    first = f"replace {shared} by the data that it splits (a Manifest, a ShardSet, ...), then " if is_share else ""
+    raise ConfigError(
+        f"this {name} contains {shared}, which is split among the {ranks} ranks, and {kind_text(unsplit[0])}, which is "
+        f"not: {first}pass split=True to let each rank read a share of everything, or split=False to let every rank "
+        f"read everything, or use a Mixture instead of {name}, which splits all its parts"
     )
 
 
@@ -311,17 +261,15 @@ def _check_shares(shares: list[Any], config: LoaderConfig) -> None:
             continue
         if config.shuffle is not None and not plan.agrees_with(config.shuffle):
             raise _other_order(share, config.shuffle)
-        if plan.agrees_with(False):
-            continue
-        if config.seed is not None and config.seed != plan.seed:
+        other = None
+        if config.seed not in (None, plan.seed):
+            other = f"seed={config.seed} of the DataLoader"
+        elif config.generator is not None and config.shuffles:
+            other = "a generator"
+        if other is not None and not plan.agrees_with(False):
             raise ConfigError(
-                f"the order of this {name} follows from its own seed={plan.seed}, not from seed={config.seed} of "
-                f"the DataLoader: pass seed={config.seed} there, and omit it here"
-            )
-        if config.generator is not None and config.shuffles:
-            raise ConfigError(
-                f"the order of this {name} follows from its own seed={plan.seed}, not from a generator: pass seed= "
-                "there, and omit generator= here"
+                f"the order of this {name} follows from its own seed={plan.seed}, not from {other}: pass seed= there, "
+                "and omit it here"
             )
 
 
@@ -332,15 +280,13 @@ def _check_rows(dataset: Any) -> None:
             plan.check_reads_by_row()
 
 
-def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, sampler: Any, batch_sampler: Any) -> None:
+def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any) -> None:
     """Raise if a user's sampler contradicts ``split=``, or the share or the order of the dataset."""
     if config.split is not None:
-        argument = "batch_sampler" if sampler is None else "sampler"
         raise ConfigError(
-            f"split={config.split} and {argument}= exclude each other: the sampler determines which samples this rank "
-            f"reads. Omit split, or pass shuffle= instead of {argument}="
+            f"split={config.split} and sampler= or batch_sampler= exclude each other: the sampler determines which "
+            "samples this rank reads. Omit split, or pass shuffle= instead of the sampler"
         )
-    given = batch_sampler if sampler is None else sampler
     second = rank_splitter(given, ranks=_ranks()) if shares else None
     if second is not None:
         raise PartitionError(
@@ -362,23 +308,34 @@ def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, sample
             )
 
 
+def _other_order(dataset: Any, shuffle: Any) -> ConfigError:
+    """Return the error for a dataset that has another order than the requested one."""
+    return ConfigError(
+        f"this {type(dataset).__name__} determines its own order, which is not shuffle={shuffle!r}: choose the order "
+        "there (shuffle=, seed=), and omit shuffle here"
+    )
+
+
 def _plan_inside(dataset: Any) -> SharePlan | None:
     """Return the plan of a share, also of the samples of an iterable one."""
     return own_order(dataset.samples if isinstance(dataset, StreamDataset) else dataset)
 
 
-def _check_alike(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
-    """Raise if several ranks would read a share of some datasets inside a dataset, and all of others."""
-    ranks = _ranks()
-    # A share that was opened for one rank is everything.
-    split = [one for one in split if (order := own_order(one)) is None or order.ranks > 1]
-    if ranks == 1 or not split or not unsplit:
-        return
-    name, shared = type(dataset).__name__, kind_text(split[0])
-    is_share = getattr(split[0], "splits_by_rank", False)
-    first = f"replace {shared} by the data that it splits (a Manifest, a ShardSet, ...), then " if is_share else ""
-    raise ConfigError(
-        f"this {name} contains {shared}, which is split among the {ranks} ranks, and {kind_text(unsplit[0])}, which is "
-        f"not: {first}pass split=True to let each rank read a share of everything, or split=False to let every rank "
-        f"read everything, or use a Mixture instead of {name}, which splits all its parts"
-    )
+def _has_world(sampler: Any) -> bool:
+    """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
+    return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
+
+
+def _outermost(loader: TorchDataLoader[Any]) -> Any:
+    """Return the sampler that the loader reads: the batch sampler, or the sampler of indices without batching."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _ranks() -> int:
+    """Return the number of ranks known when a loader is created."""
+    try:
+        return distributed.current().world_size
+    except PartitionError:
+        # Lightning's child processes have WORLD_SIZE without RANK until the process group exists. The first iter()
+        # checks again, and raises any error that remains.
+        return 1

@@ -41,14 +41,14 @@ class Workers:
 
     Args:
         config: the loader's settings.
-        make_fetcher: returns what makes a batch, and is copied to each worker.
+        make_fetcher: returns what makes a batch with a config, and is copied to each worker.
 
     Attributes:
         executor: the workers that are ready for the next epoch iterator, or serve the present one and stay.
         restarts: number of workers that were replaced after their death.
     """
 
-    def __init__(self, config: LoaderConfig, make_fetcher: Callable[[], Fetcher]) -> None:
+    def __init__(self, config: LoaderConfig, make_fetcher: Callable[[LoaderConfig], Fetcher]) -> None:
         self.config = config
         self.executor: Executor | None = None
         self.restarts = 0
@@ -77,7 +77,7 @@ class Workers:
         Raises:
             ConfigError: such a setting.
         """
-        self._fetcher = fetcher = self._make_fetcher()
+        self._fetcher = fetcher = self._make_fetcher(self.config)
         self._policy, self._flow = _policy_of(self.config, fetcher), _flow_of(self.config, fetcher)
 
     def prepare(self, base_seed: int, *, anew: bool = False) -> None:
@@ -139,8 +139,19 @@ class Workers:
             executor.close(SHUTDOWN_TIMEOUT_S)
             raise
 
-    def resize(self, config: LoaderConfig) -> None:
-        """Have the number of workers of a config from the next iterator on. It may differ in nothing else."""
+    def resize(self, config: LoaderConfig, window: Window | None = None) -> None:
+        """Have the number of workers of a config, which may differ in nothing else, from the next iterator on.
+
+        Args:
+            window: the batches of a running iterator, whose workers change at once. They may become none.
+        """
+        if window is not None:
+            window.resize(config, None if config.num_workers else InlineExecutor(self._make_fetcher(config)))
+        if config.kind != self.config.kind:
+            # A running iterator ends its workers itself.
+            if window is None:
+                self.close()
+            self.executor = self._fetcher = self._flow = None
         self.config = config
         if self._flow is not None:
             self._flow.config = config

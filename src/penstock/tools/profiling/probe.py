@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +119,7 @@ class Probe:
             Exception: an error of the dataset or of starting workers.
         """
         config = self.config_of(executor, count)
-        workers = Workers(config, partial(self.fetcher, config))
+        workers = Workers(config, self.fetcher)
         batches: Window | None = None
         try:
             workers.prepare(_SEED)
