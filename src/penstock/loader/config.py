@@ -60,6 +60,7 @@ REMOVED = {
 
 AUTO = "auto"
 EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
+_CHOICES = {"executor": EXECUTORS, "on_worker_death": ("raise", "restart"), "output": ("torch", "numpy")}
 
 
 class AutoWorkers(int):
@@ -206,47 +207,18 @@ def check(config: LoaderConfig) -> None:
     Raises:
         ConfigError: an unknown name, or a combination in which one setting would be ignored.
     """
-    _check_executor(config)
-    if config.generator is not None and (config.seed is not None or isinstance(config.shuffle, str)):
-        raise ConfigError(
-            "generator= is for torch's orders, seed= and a named shuffle are for Penstock's: pass only one of them"
-        )
-    if not isinstance(config.split, bool | None):
-        raise ConfigError(f"split takes True, False or None, got {config.split!r}")
-    if config.on_worker_death not in ("raise", "restart"):
-        raise ConfigError(f"unknown on_worker_death {config.on_worker_death!r}: use 'raise' or 'restart'")
-    if config.output not in ("torch", "numpy"):
-        raise ConfigError(f"unknown output {config.output!r}: use one of 'torch', 'numpy'")
-    if config.output == "numpy" and config.pin_memory:
-        raise ConfigError(
-            "pin_memory=True copies tensors into memory that a GPU reads, and NumPy has no such arrays: leave "
-            "pin_memory=True out, or use output='torch'"
-        )
-    if isinstance(config.device, str):
-        try:
-            torch.device(config.device)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"device={config.device!r} is not a torch device: use a name such as 'cuda' or 'cuda:1'"
-            ) from error
-    if config.output == "numpy" and config.device is not None:
-        raise ConfigError(
-            f"device={config.device!r} copies tensors, and output='numpy' returns arrays on the CPU: omit device= "
-            "and copy the arrays with your library (jax.device_put), or use output='torch'"
-        )
-
-
-def _check_executor(config: LoaderConfig) -> None:
-    """Refuse an unknown executor, and settings that it does not have."""
     executor, num_workers, limit = config.executor, config.num_workers, config.max_bytes_in_flight
-    if executor not in EXECUTORS:
-        raise ConfigError(f"unknown executor {executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
+    for name, known in _CHOICES.items():
+        if (value := getattr(config, name)) not in known:
+            raise ConfigError(f"unknown {name} {value!r}: use one of {', '.join(map(repr, known))}")
     if executor in ("process", "ray") and num_workers == 0:
         raise ConfigError(f"executor={executor!r} needs num_workers of 1 or more: pass it, or omit executor for inline")
     if executor == "inline" and num_workers:
         raise ConfigError(f"executor='inline' has no workers: omit num_workers={num_workers}")
     if executor in ("thread", "ray") and config.multiprocessing_context is not None:
         raise ConfigError(f"multiprocessing_context has no effect with executor={executor!r}")
+    if executor == "process" and not PROCESSES:
+        raise ConfigError("worker processes are not supported on this platform: use executor='thread'")
     if executor == "ray":
         from penstock.loader.executors.ray.options import RayOptions
 
@@ -258,8 +230,6 @@ def _check_executor(config: LoaderConfig) -> None:
             raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")
     elif config.ray_options is not None:
         raise ConfigError(f"ray_options is for executor='ray', not {executor!r}")
-    if executor == "process" and not PROCESSES:
-        raise ConfigError("worker processes are not supported on this platform: use executor='thread'")
     check_count("threads_per_worker", config.threads_per_worker)
     if config.kind != "process":
         needed = "is for worker processes: pass num_workers, and executor 'process' or 'auto'"
@@ -271,6 +241,29 @@ def _check_executor(config: LoaderConfig) -> None:
         check_count("max_bytes_in_flight", limit)
         if num_workers == 0:
             raise ConfigError(f"max_bytes_in_flight={limit} is for loaders with workers: omit it")
+    if config.generator is not None and (config.seed is not None or isinstance(config.shuffle, str)):
+        raise ConfigError(
+            "generator= is for torch's orders, seed= and a named shuffle are for Penstock's: pass only one of them"
+        )
+    if not isinstance(config.split, bool | None):
+        raise ConfigError(f"split takes True, False or None, got {config.split!r}")
+    if isinstance(config.device, str):
+        try:
+            torch.device(config.device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"device={config.device!r} is not a torch device: use a name such as 'cuda' or 'cuda:1'"
+            ) from error
+    if config.output == "numpy" and config.pin_memory:
+        raise ConfigError(
+            "pin_memory=True copies tensors into memory that a GPU reads, and NumPy has no such arrays: leave "
+            "pin_memory=True out, or use output='torch'"
+        )
+    if config.output == "numpy" and config.device is not None:
+        raise ConfigError(
+            f"device={config.device!r} copies tensors, and output='numpy' returns arrays on the CPU: omit device= "
+            "and copy the arrays with your library (jax.device_put), or use output='torch'"
+        )
 
 
 def check_assigned(config: LoaderConfig) -> None:
@@ -286,12 +279,10 @@ def check_assigned(config: LoaderConfig) -> None:
             raise ConfigError(f"{name}={value!r} was assigned: it must be a number")
         if value is not None and value < 0:
             raise ConfigError(f"{name}={value!r} was assigned: it must be 0 or more")
-    for name, is_function in {
-        "collate_fn": callable(config.collate_fn),
-        "worker_init_fn": config.worker_init_fn is None or callable(config.worker_init_fn),
-    }.items():
-        if not is_function:
-            raise ConfigError(f"{name}={getattr(config, name)!r} was assigned: it must be a function")
+    for name in ("collate_fn", "worker_init_fn"):
+        value = getattr(config, name)
+        if not callable(value) and (value is not None or name == "collate_fn"):
+            raise ConfigError(f"{name}={value!r} was assigned: it must be a function")
 
 
 def check_dataset(dataset: Any, config: LoaderConfig) -> None:
