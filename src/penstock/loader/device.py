@@ -14,7 +14,7 @@ Invariant: a state counts only batches that the consumer has received, not one t
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -63,20 +63,22 @@ class DeviceCopier(Protocol):
 
 
 class StreamCopier:
-    """Copies to an accelerator on a separate stream.
+    """Copies to an accelerator on a separate stream; to a device without streams, in order with the consumer's work.
 
     Args:
-        device: the device with its index.
-        module: torch's module for this kind of device, such as ``torch.cuda``.
+        device: the device, with its index if it has streams.
+        module: torch's module for this kind of device, such as ``torch.cuda``; None if it has no streams.
     """
 
-    def __init__(self, device: torch.device, module: Any) -> None:
+    def __init__(self, device: torch.device, module: Any = None) -> None:
         self._device = device
         self._module = module
-        self._stream = module.Stream(device)
+        self._stream = None if module is None else module.Stream(device)
 
     def copy(self, batch: Any) -> Any:
         """See `DeviceCopier`. When this returns, pinned memory holds a copy and the slot of the ring is free."""
+        if self._stream is None:
+            return map_batch(lambda part: part.to(self._device) if _is_movable(part) else part, batch)
         with self._module.stream(self._stream):
             return map_batch(self._move, batch)
 
@@ -89,35 +91,16 @@ class StreamCopier:
 
     def record(self) -> Any:
         """See `DeviceCopier`."""
-        return self._stream.record_event()
+        return None if self._stream is None else self._stream.record_event()
 
     def wait(self, mark: Any, batch: Any) -> None:
         """See `DeviceCopier`."""
+        if mark is None:
+            return
         stream = self._module.current_stream(self._device)
         stream.wait_event(mark)
         # Otherwise the side stream, which owns the memory, could reuse it for its next copy during the consumer's work.
         map_batch(lambda part: part.record_stream(stream) if _is_movable(part) else None, batch)
-
-
-class PlainCopier:
-    """Copies to a device without streams, in order with the consumer's work.
-
-    Args:
-        device: the target device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def copy(self, batch: Any) -> Any:
-        """See `DeviceCopier`."""
-        return map_batch(lambda part: part.to(self._device) if _is_movable(part) else part, batch)
-
-    def record(self) -> None:
-        """See `DeviceCopier`. Nothing has to be awaited."""
-
-    def wait(self, mark: Any, batch: Any) -> None:
-        """See `DeviceCopier`."""
 
 
 _CPU = torch.device("cpu")
@@ -143,30 +126,18 @@ def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier |
         raise ConfigError(f"device={device!r} is not a torch device: {str(error).splitlines()[0]}") from error
     if place.type == "cpu":
         return None
+    # None for example for "meta".
     module: Any = getattr(torch, place.type, None)
-    # For example "meta".
-    if module is None:
-        return PlainCopier(place)
-    if not module.is_available():
+    if module is not None and not module.is_available():
         raise ConfigError(f"device={device!r}: torch finds no such device here; omit device= or use device='cpu'")
     if not hasattr(module, "Stream"):
-        return PlainCopier(place)
+        return StreamCopier(place)
     index = module.current_device() if place.index is None else place.index
     return StreamCopier(torch.device(place.type, index), module)
 
 
-class _Copied(NamedTuple):
-    """A batch whose copy has started.
-
-    Attributes:
-        result: the batch on the device, or an error.
-        mark: the mark to wait for.
-        seconds: time of the consumer's thread for the copy.
-    """
-
-    result: BatchResult
-    mark: Any
-    seconds: float
+_Copied = tuple[BatchResult, Any, float]
+"""A batch whose copy has started, or an error; the mark to wait for; and the seconds that this took."""
 
 
 class CopiesAhead:
@@ -201,18 +172,17 @@ class CopiesAhead:
         if isinstance(ahead, Exception):
             self._ahead = None
             raise ahead
-        return ahead.result
+        return ahead[0]
 
     def deliver(self, result: BatchResult) -> BatchResult:
         """Return a batch of `next` on the device, or its error. Start to copy the following one if it is finished."""
         window, ahead = self._window, self._ahead
         assert not isinstance(ahead, Exception)
-        copied = self._copied(result) if ahead is None else ahead
+        result, mark, seconds = self._copied(result) if ahead is None else ahead
         self._ahead, self.ready = None, window.ready_on_request
-        result = copied.result
         if result.error is None:
             try:
-                self._copier.wait(copied.mark, result.batch)
+                self._copier.wait(mark, result.batch)
             except Exception as error:
                 result = result._replace(batch=None, error=error)
         if window.poll():
@@ -224,7 +194,7 @@ class CopiesAhead:
                 # Raised when the consumer requests that batch.
                 self._ahead = error
         if result.error is None:
-            self._statistics.copied(copied.seconds, ahead=ahead is not None)
+            self._statistics.copied(seconds, ahead=ahead is not None)
         return result
 
     def drop(self) -> None:
@@ -233,7 +203,7 @@ class CopiesAhead:
 
     def _copied(self, result: BatchResult) -> _Copied:
         if result.error is not None:
-            return _Copied(result, None, 0.0)
+            return result, None, 0.0
         begin, mark = perf_counter(), None
         try:
             batch, error = self._copier.copy(result.batch), None
@@ -242,4 +212,4 @@ class CopiesAhead:
             batch, error = None, raised
         seconds = perf_counter() - begin
         result.metrics.hand_over += seconds
-        return _Copied(result._replace(batch=batch, error=error), mark, seconds)
+        return result._replace(batch=batch, error=error), mark, seconds

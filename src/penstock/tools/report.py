@@ -15,8 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from penstock.loader.setting import Setting
 from penstock.loader.throughput import ENOUGH
+from penstock.tools.setting import Setting
 from penstock.wording import counted
 
 __all__ = ["Verdict", "diagnose", "print_report", "render", "summarize"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.loader.setting import Setting
+from penstock.tools.setting import Setting
 
 __all__ = ["Moment", "Profile", "Rehearsal", "Setting", "Stage", "Trial", "Verdict"]
 
