@@ -126,6 +126,16 @@ class BatchMetrics:
             self.stages[name] = self.stages.get(name, 0.0) + seconds
         self.failures += other.failures
 
+    def by_stage(self) -> dict[str, float]:
+        """Return the seconds of work by stage, without overlap."""
+        named = dict(self.stages)
+        # The dataset's time outside of its named stages.
+        rest = max(0.0, self.fetch - sum(named.values()))
+        stages = {"fetch": rest + named.pop("fetch", 0.0), **named}
+        for name, seconds in (("collate", self.collate), ("hand-over", self.hand_over)):
+            stages[name] = stages.get(name, 0.0) + seconds
+        return stages
+
 
 class BatchResult(NamedTuple):
     """A finished batch, or the error in its place.

@@ -21,7 +21,7 @@ import torch
 
 from penstock.cores import Ticks, cores, ticks
 from penstock.loader.config import LoaderConfig
-from penstock.loader.messages import BatchResult
+from penstock.loader.messages import BatchMetrics, BatchResult
 
 __all__ = ["Statistics", "size_of"]
 
@@ -44,13 +44,12 @@ class Statistics:
     def reset(self) -> None:
         """Set all counters to zero."""
         self._config = LoaderConfig()
-        self.passes = self.batches = self.samples = self.bytes = self.failures = self.restarts = 0
+        self.passes = self.batches = self.bytes = self.failures = self.restarts = 0
         self.wait = self.start = self.train = 0.0
-        self.fetch = self.collate = self.hand_over = self.cpu = 0.0
+        self.work = BatchMetrics()
         self.ready = self.allowed = self.asked = 0
         self.copies = self.copied_ahead = 0
         self.copy = 0.0
-        self.stages: dict[str, float] = {}
         self.ways: dict[str, int] = {}
         # Ticks of the cores at the start of the first iterator.
         self._ticks: Ticks | None = None
@@ -97,16 +96,9 @@ class Statistics:
             self.asked += 1
         self.batches += 1
         self.bytes += nbytes
-        metrics = result.metrics
-        self.samples += metrics.samples
-        self.fetch += metrics.fetch
-        self.collate += metrics.collate
-        self.hand_over += metrics.hand_over
-        self.cpu += metrics.cpu
-        if metrics.stages:
-            stages = self.stages
-            for name, seconds in metrics.stages.items():
-                stages[name] = stages.get(name, 0.0) + seconds
+        self.work.add(result.metrics)
+        # They keep samples alive.
+        self.work.failures.clear()
         way = result.way
         self.ways[way] = self.ways.get(way, 0) + 1
 
@@ -150,12 +142,6 @@ class Statistics:
         if before is not None and now is not None and now[1] > before[1]:
             # The share of time since the first epoch began, with any program.
             cores_busy = min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
-        named = dict(self.stages)
-        # The dataset's time outside of its named stages.
-        rest = max(0.0, self.fetch - sum(named.values()))
-        stages = {"fetch": rest + named.pop("fetch", 0.0), **named}
-        for name, spent in (("collate", self.collate), ("hand-over", self.hand_over)):
-            stages[name] = stages.get(name, 0.0) + spent
         return {
             "executor": config.kind,
             "workers": config.num_workers,
@@ -166,19 +152,19 @@ class Statistics:
             "cores_busy": cores_busy,
             "passes": self.passes,
             "batches": self.batches,
-            "samples": self.samples,
+            "samples": self.work.samples,
             "bytes": self.bytes,
             "seconds": seconds,
             "batches_per_second": _ratio(self.batches, seconds),
-            "samples_per_second": _ratio(self.samples, seconds),
+            "samples_per_second": _ratio(self.work.samples, seconds),
             "bytes_per_second": _ratio(self.bytes, seconds),
             "wait_seconds": self.wait,
             "wait_share": _ratio(self.wait, seconds),
             "first_batch_seconds": self.start,
             "train_seconds": self.train,
             "train_share": _ratio(self.train, seconds),
-            "stages": stages,
-            "cpu_seconds": self.cpu,
+            "stages": self.work.by_stage(),
+            "cpu_seconds": self.work.cpu,
             "queue": {
                 "requests": self.asked,
                 "ready": _ratio(self.ready, self.asked),

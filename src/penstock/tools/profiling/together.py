@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
-from penstock.loader.messages import BatchMetrics, BatchRequest
+from penstock.loader.messages import BatchRequest
 from penstock.loader.throughput import ThroughputMeter
 from penstock.tools.profiling.probe import Probe
 from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
 
-__all__ = ["rehearse", "stages_of", "try_out"]
+__all__ = ["rehearse", "try_out"]
 
 _MOMENTS = 5000  # largest number of batches that a page can show
 _HARD = 3  # a measurement stops after this multiple of the planned time
@@ -41,7 +41,7 @@ def try_out(
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
     found = meter.found
-    each = {name: spent / max(1, found.samples) for name, spent in stages_of(found.metrics).items()}
+    each = {name: spent / max(1, found.samples) for name, spent in found.metrics.by_stage().items()}
     return Trial(setting, cached, found.rate, found.batches, meter.first, each)
 
 
@@ -79,10 +79,3 @@ def rehearse(
             del arrival
     settled = min(len(moments) // 2, 2 * max(1, setting.workers))
     return Rehearsal(setting, step, cached, moments, settled)
-
-
-def stages_of(metrics: BatchMetrics) -> dict[str, float]:
-    """Return the seconds of work by stage, without overlap."""
-    named = dict(metrics.stages)
-    rest = max(0.0, metrics.fetch - sum(named.values())) + named.pop("fetch", 0.0)
-    return {"fetch": rest, **named, "collate": metrics.collate, "hand-over": metrics.hand_over}
