@@ -20,10 +20,10 @@ from penstock.cores import cores
 from penstock.distributed import local_ranks
 from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, LoaderConfig
-from penstock.loader.memory import available_memory, private_memory
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import size_of
 from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter
+from penstock.memory import available_memory, private_memory
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
 from penstock.samplers.identity import parts_of

@@ -48,7 +48,7 @@ from penstock.loader.describe import describe
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read
-from penstock.loader.position import Position, base_seed_after
+from penstock.loader.position import base_seed_after
 from penstock.loader.recreate import (
     RECORD,
     AccelerateGuard,
@@ -299,9 +299,11 @@ class DataLoader(TorchDataLoader[T_co]):
                 self._tuner = None
             was, workers = self._workers, self._new_workers(config)
             if (workers.config.kind, workers.config.workers) != (was.config.kind, was.config.workers):
-                self._renew_states(workers.config)
+                states = self.pipeline.user_states(workers.config, stream=self.pipeline.stream)
+                self.pipeline.position.states = states.follow(self.pipeline.position.states)
             was.close()
             self._workers, self._config = workers, config
+            self.check_worker_number_rationality()
         self._assigned = False
 
     def _new_workers(self, config: LoaderConfig) -> Workers:
@@ -313,12 +315,6 @@ class DataLoader(TorchDataLoader[T_co]):
             self._tuner = autotuner_of(self.pipeline, config)
             config = replace(config, num_workers=self._tuner.workers)
         return Workers(config, partial(self.pipeline.fetcher, policy=None if self._log is None else self._log.on_error))
-
-    def _renew_states(self, config: LoaderConfig) -> None:
-        """Create worker states for a new config and carry a loaded state over."""
-        pipeline = self.pipeline
-        states = pipeline.user_states(config, stream=pipeline.stream)
-        pipeline.position.states = states.follow(pipeline.position.states)
 
     def _tune(self, window: Window, result: BatchResult, asked: float, had: float) -> None:
         """Show a batch to auto-tuning, and follow it."""
@@ -341,12 +337,12 @@ class DataLoader(TorchDataLoader[T_co]):
         if tuner.chosen is None:
             return
         # Programs read the number in the loader's attributes.
-        self._renew_states(config)
+        assigned = self._assigned
         self.num_workers: int = config.num_workers
         if not config.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
             self.prefetch_factor = None
-        self._config, self._assigned = self.config, False
+        self._config, self._assigned = replace(self._config, num_workers=config.num_workers), assigned
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
@@ -380,15 +376,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads, workers and a running iterator belong to this process.
-        return {
-            **self.__dict__,
-            "_workers": None,
-            "_starts": None,
-            "_iterator": None,
-            "_passes": [],
-            "_tuner": None,
-            "_base_seed": None,
-        }
+        private = dict.fromkeys(("_workers", "_starts", "_iterator", "_tuner", "_base_seed"))
+        return {**self.__dict__, **private, "_passes": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -534,8 +523,6 @@ class DataLoader(TorchDataLoader[T_co]):
                     "dropped",
                     stacklevel=2,
                 )
-            if config.kind == "process" and not kept:
-                self.check_worker_number_rationality()
             requests = position.requests(progress)
             window = workers.window(requests, position.stream_epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
@@ -543,8 +530,20 @@ class DataLoader(TorchDataLoader[T_co]):
             statistics.begin(config)
             if log is not None:
                 log.begin()
+            length = None
+            if position.plan is not None and (self.progress or self._tuner is not None):
+                length = _length(position.whole())
             if self._tuner is not None and self._tuner.chosen is None:
-                self._tuner.begin(window, began, _length(position.whole()))
+                self._tuner.begin(window, began, length)
+            bar: Bar | None = None
+            if self.progress:
+                # Imported only for progress=True.
+                from penstock.loader.bar import Bar
+
+                # The whole epoch; it starts at the iterator's first batch.
+                left = _length(progress.run)
+                done = 0 if length is None or left is None else length - left + len(progress.ahead)
+                bar = Bar(statistics, length, done)
             iterator = DataLoaderIter(
                 window,
                 progress,
@@ -557,7 +556,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 copies=None if copier is None else CopiesAhead(window, copier, statistics),
                 claimed_length=self._IterableDataset_len_called if position.plan is None else None,
                 workers=config.workers,
-                bar=_bar(statistics, position, progress) if self.progress else None,
+                bar=bar,
                 length=self.__len__,
                 tune=None if self._tuner is None else partial(self._tune, window),
             )
@@ -685,18 +684,6 @@ def _failure_log(config: LoaderConfig) -> FailureLog | None:
     """Return where failed samples are recorded; None if they raise."""
     policy = OnError.of(config.on_error)
     return FailureLog(policy) if policy.tolerant else None
-
-
-def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:
-    """Return a progress bar over the whole epoch that starts at the iterator's first batch."""
-    # Imported only for progress=True.
-    from penstock.loader.bar import Bar
-
-    left = _length(progress.run)
-    if position.plan is None or left is None:
-        return Bar(statistics, None)
-    before = max(0, (_length(position.whole()) or 0) - left)
-    return Bar(statistics, before + left, before + len(progress.ahead))
 
 
 def _length(run: Any) -> int | None:

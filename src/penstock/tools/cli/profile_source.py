@@ -163,7 +163,7 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
 
 def _check_memory(size: int, samples: int) -> None:
     """Check, before measuring, that two batches fit into memory: the current and the next one."""
-    from penstock.loader.memory import available_memory
+    from penstock.memory import available_memory
     from penstock.tools.cli.manifest_options import byte_size
 
     batch, free = samples * 3 * size * size, available_memory()

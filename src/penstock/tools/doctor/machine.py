@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.cores import cores as usable_cores
-from penstock.loader.memory import available_memory
+from penstock.memory import available_memory
 from penstock.tools.doctor.result import Advice
 
 __all__ = ["Cores", "Memory", "OpenFiles", "SharedMemory", "cores", "memory", "open_files", "shared_memory"]
