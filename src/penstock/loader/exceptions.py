@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 __all__ = ["RemoteError", "describe", "rebuild"]
@@ -57,22 +58,16 @@ def rebuild(remote: RemoteError) -> BaseException:
     its message.
     """
     message = f"Caught {remote.name} {remote.where}.\nOriginal {remote.text}"
-    error: BaseException | None = None
-    if remote.kind:
-        try:
-            made = pickle.loads(remote.kind)(_Text(message))
-            error = made if isinstance(made, BaseException) else None
-        except Exception:  # it takes other arguments, or cannot be imported here; the text contains everything
-            error = None
-    if error is None:
+    error: object = None
+    # It may take other arguments, or not be importable here; the text contains everything.
+    with suppress(Exception):
+        error = pickle.loads(remote.kind)(_Text(message))
+    if not isinstance(error, BaseException):
         error = RuntimeError(message)
-    for note in remote.notes if _says(error, message) else (message, *remote.notes):
+    try:
+        shown = message in str(error)
+    except Exception:  # it has no text
+        shown = False
+    for note in remote.notes if shown else (message, *remote.notes):
         error.add_note(note)
     return error
-
-
-def _says(error: BaseException, message: str) -> bool:
-    try:
-        return message in str(error)
-    except Exception:  # it has no text
-        return False

@@ -22,6 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,20 +38,11 @@ from penstock.threads import Daemon
 
 __all__ = ["ThreadExecutor", "ThreadPool"]
 
-_Job = Callable[[], object]
+_Job = Callable[[memoryview], object]
 _Jobs = queue.SimpleQueue[_Job | None]
 
 _MOST = 1 << 10
 """Maximum number of threads of an executor that show what they load."""
-
-
-class _Here(threading.local):
-    """Where a thread of a pool shows what it loads."""
-
-    board = memoryview(array("Q", [0, 0]))
-
-
-_here = _Here()
 
 
 class ThreadPool:
@@ -97,7 +89,7 @@ class ThreadPool:
         self._count = count
 
     def submit(self, job: _Job) -> None:
-        """Have a thread call ``job()``.
+        """Have a thread call ``job(board)``, with its two numbers.
 
         Raises:
             WorkerError: the threads have ended.
@@ -131,7 +123,7 @@ class ThreadPool:
         parts = 1
         if getattr(maker.fetcher, "divisible", False):
             parts = max(1, min(self._count, len(request.indices)))
-        batch = _Batch(maker, request, parts, done, wanted, arena)
+        batch = _Batch(maker, request, done, wanted, arena, parts)
         for part in range(parts):
             self.submit(partial(batch.make, part))
 
@@ -145,7 +137,6 @@ def _run(
     thread: Daemon,
 ) -> None:
     """Run a thread of a pool. It refers to the queue, not to the pool."""
-    _here.board = board
     show_samples(board)
     # Not kept: it refers to the first errors, whose tracebacks refer to the consumer.
     if (first := begin.pop()) is not None:
@@ -153,7 +144,7 @@ def _run(
     del first
     while not thread.stopping and (job := jobs.get()) is not None:
         try:
-            job()
+            job(board)
         except BaseException:
             if crash is not None:
                 traceback.print_exc()
@@ -167,47 +158,42 @@ def _end(jobs: _Jobs, threads: list[Daemon]) -> None:
         jobs.put(None)
 
 
+@dataclass(eq=False)
 class _Batch:
     """A batch that one thread makes; or of which several threads load the samples, and the last one collates them."""
 
-    def __init__(
-        self,
-        maker: Maker,
-        request: BatchRequest,
-        parts: int,
-        done: Callable[[BatchResult | None], object],
-        wanted: Callable[[int], bool],
-        arena: Arena | None,
-    ) -> None:
-        self._maker = maker
-        self._request = request
-        self._done = done
-        self._wanted = wanted
-        self._arena = arena
-        self._memory = Shared(len(request.indices), arena)
-        self._parts: list[Any] = [None] * parts
-        self._left = parts
+    maker: Maker
+    request: BatchRequest
+    done: Callable[[BatchResult | None], object]
+    wanted: Callable[[int], bool]
+    arena: Arena | None
+    parts: int
+
+    def __post_init__(self) -> None:
+        self._memory = Shared(len(self.request.indices), self.arena)
+        self._loaded: list[Any] = [None] * self.parts
+        self._left = self.parts
         self._lock = threading.Lock()
         self._dropped = False
 
-    def make(self, part: int) -> None:
+    def make(self, part: int, board: memoryview) -> None:
         """Load a part of the samples; the last thread to do so makes the batch."""
-        board, request, parts = _here.board, self._request, len(self._parts)
-        if not self._wanted(request.run):
+        request, parts = self.request, self.parts
+        if not self.wanted(request.run):
             self._dropped = True
         else:
             board[1] = request.number + 1
             if parts > 1:
                 begin, end = (number * len(request.indices) // parts for number in (part, part + 1))
                 with collating_into(self._memory.rows(begin, end)):
-                    self._parts[part] = self._maker.load(request.part(begin, end))
+                    self._loaded[part] = self.maker.load(request.part(begin, end))
         with self._lock:
             self._left -= 1
             last = self._left == 0
         if last:
-            loaded = self._parts if parts > 1 else None
+            loaded = self._loaded if parts > 1 else None
             # In no variable: the traceback of an error refers to this frame.
-            self._done(None if self._dropped else self._maker.make(request, self._arena, loaded))
+            self.done(None if self._dropped else self.maker.make(request, self.arena, loaded))
         board[1] = 0
 
 
@@ -270,7 +256,7 @@ class ThreadExecutor(Executor):
                 else:
                     self._start = start
 
-    def _begin(self, maker: Maker, start: Start) -> None:
+    def _begin(self, maker: Maker, start: Start, board: memoryview) -> None:
         self._put(maker.begin(start))
 
     def _begin_late(self) -> None:

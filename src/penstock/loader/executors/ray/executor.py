@@ -21,6 +21,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import ray
@@ -31,7 +32,6 @@ from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
-from penstock.loader.executors.ray.actors import Call, RayWorker, resources_of
 from penstock.loader.executors.ray.cluster import attach, check_attached, session, store_bytes
 from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
@@ -61,6 +61,60 @@ _PENDING_S = 30.0  # seconds after which workers that do not start are reported
 _FETCH_S = 30.0  # seconds to fetch an object that is reported as local
 _STARTS = 3  # consecutive workers that may fail to start
 _AT_EXIT_S = 5.0  # seconds to wait for the lock, which a user's sampler may hold
+
+
+@dataclass(eq=False)
+class RayWorker:
+    """A worker.
+
+    Attributes:
+        number: its number.
+        actor: Ray's handle.
+        node: the name of its node; None until it has started.
+        dead: whether it was lost.
+        setup: number of the dataset that it has; 0 for none.
+        calls: its unanswered calls, oldest first.
+        started: when its start was requested.
+        last: when it answered last.
+    """
+
+    number: int
+    actor: Any
+    node: str | None = None
+    dead: bool = False
+    setup: int = 0
+    calls: list[Call] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    last: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can make batches."""
+        return self.node is not None and not self.dead
+
+    @property
+    def owed(self) -> int:
+        """The number of requested batches."""
+        return sum(len(call.requests) for call in self.calls)
+
+
+@dataclass(eq=False)
+class Call:
+    """A request for batches, whose answers have the same order.
+
+    Attributes:
+        requests: the batches; none if it starts a run.
+        number: the number of the worker that they were submitted to.
+        worker: the worker that makes them: another one, while that one has not started.
+        ref: Ray's reference to the answers.
+        sent: when it was sent.
+    """
+
+    requests: list[BatchRequest]
+    number: int
+    worker: RayWorker
+    ref: Any
+    sent: float = field(default_factory=time.monotonic)
 
 
 class RayExecutor(Executor):
@@ -385,13 +439,13 @@ class RayExecutor(Executor):
                 self._warned = True
                 warnings.warn(
                     f"{count} of this DataLoader are still waiting for room in the Ray cluster after {waited:.0f} s; "
-                    f"the others go on without them: {resources_of(self._options)}",
+                    f"the others go on without them: {_resources_of(self._options)}",
                     stacklevel=2,
                 )
             return math.inf
         if waited < self._options.start_timeout:
             return since + self._options.start_timeout
-        resources = resources_of(self._options)
+        resources = _resources_of(self._options)
         self.close(0.0)
         raise ClusterError(
             f"{count} could not be started in {waited:.0f} s: {resources}. Add nodes, ask for less by "
@@ -407,6 +461,15 @@ class RayExecutor(Executor):
         """See `Executor`. The workers end at once, the cluster stays."""
         self._ended = True
         self._close()
+
+
+def _resources_of(options: RayOptions) -> str:
+    """Return which resources workers wait for, in words."""
+    actors = options.of_actors()
+    actors.pop("runtime_env", None)
+    wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
+    free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if ":" not in k)
+    return f"each asks for {wanted}, and free in the cluster are {free}"
 
 
 def _wait(refs: list[Any], timeout: float | None) -> list[Any]:

@@ -90,7 +90,7 @@ class Worker:
         """
         self._wanted = start.run
         box: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
-        self._pool.submit(lambda: box.put(self._begin(start, setup, base_seed)))
+        self._pool.submit(lambda board: box.put(self._begin(start, setup, base_seed)))
         first = box.get()
         with self._news:
             self._begun = start.run
