@@ -38,7 +38,7 @@ from penstock.loader.user_state import (
     take_snapshot,
 )
 from penstock.plan.stream_plan import EpochStart
-from penstock.plan.user_states import has_state, thaw
+from penstock.plan.user_states import has_state
 from penstock.random import Samples, sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
@@ -149,10 +149,7 @@ class Fetch:
     def load_state_dict(self, state: WorkerState) -> None:
         """Resume from a state."""
         self._note_generators()
-        states = {} if state.snapshot is None else thaw(state.snapshot.states)
-        load_states(states, collate_fn=self.collate_fn, dataset=self.dataset)
-        if self._generators is not None:
-            self._generators.restore(states.get("generators", {}))
+        load_states(state.states, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
 
     def _note_generators(self) -> None:
         """Record the initial seeds of this process's generators, before a batch draws from them."""

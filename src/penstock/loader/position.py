@@ -466,7 +466,7 @@ class Position:
             base_seed = progress.base_seed if progress is not None and self.running else self._base_seed
             if base_seed is not None:
                 state["base_seed"] = base_seed
-        if (workers := self.states.state(left=left)) is not None:
+        if (workers := (self.states.leave() if left else self.states).state()) is not None:
             state["workers"] = workers
         return state
 

@@ -28,7 +28,7 @@ from penstock.loader.user_state import (
 from penstock.plan.cursor import State
 from penstock.plan.stream import Stream, is_opened
 from penstock.plan.stream_plan import EpochStart, StreamStart
-from penstock.plan.user_states import has_state, same_states, thaw
+from penstock.plan.user_states import has_state, same_states
 from penstock.stages import collect
 from penstock.wording import counted
 
@@ -132,34 +132,27 @@ class StreamFetch:
 
     def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
         """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
-        states = {} if resume.snapshot is None else thaw(resume.snapshot.states)
-        early, late = (states, {}) if resume.places else ({}, states)
+        early, late = (resume.states, {}) if resume.places else ({}, resume.states)
         inline, before = self._generators == "trainer", WorkerGenerators()
         load_states(early, collate_fn=self.collate_fn, dataset=self.dataset)
         with preserved_generators() if inline else nullcontext():
             self._open(_earlier(epoch, resume.ended), early.get("stream"))
-        load_states(early, iterator=self._items)
+        load_states(early, self._own, iterator=self._items)
         if {"dataset", "iterator"} <= early.keys() and not same_states(self.dataset.state_dict(), early["dataset"]):
             raise StateError(
                 f"iter() changes the state of {type(self.dataset).__name__}, whose iterator has a state too, so this "
                 "iterator is another one than in the first run: change it in set_epoch, or when the iterator ends"
             )
-        self._load_generators(early)
         # The state of a user's object may contain generators. The batches then draw from them as in the first run.
         moved = before.drawn()
         with preserved_generators() if inline and not moved else nullcontext():
             over = self._remake(resume, epoch)
-        load_states(late, collate_fn=self.collate_fn)
-        self._load_generators(late)
+        load_states(late, self._own, collate_fn=self.collate_fn)
         if over:
             if moved and self._draws_base_seed:
                 # The loader drew the base seed of the next iterator, which is in its state, after those batches.
                 torch.empty((), dtype=torch.int64).random_()
             self._open(epoch)
-
-    def _load_generators(self, states: State) -> None:
-        if states and self._own is not None:
-            self._own.restore(states.get("generators", {}))
 
     def _remake(self, resume: WorkerState, epoch: EpochStart) -> bool:
         """Make the requests since the snapshot again. Return whether the last one was the end of an iterator.
@@ -265,8 +258,7 @@ class StreamFetch:
             self._wait -= 1
             return None
         snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own)
-        size = len(snapshot.states) if snapshot is not None and isinstance(snapshot.states, bytes) else 0
-        self._wait = size // _AMORTISE
+        self._wait = sum(len(state) for state in (snapshot or {}).values() if isinstance(state, bytes)) // _AMORTISE
         return snapshot
 
     def state_after_error(self) -> None:

@@ -51,33 +51,11 @@ class LayoutError(StateError, AssertionError):
 # Where the objects live.
 
 
-class Snapshot(NamedTuple):
-    """The states of one worker's objects.
+Snapshot = dict[str, Frozen]
+"""The states of one worker's objects, frozen, by owner: stream, dataset, iterator, collate_fn, generators."""
 
-    Attributes:
-        states: states by owner: ``stream``, ``dataset``, ``iterator``, ``collate_fn``, ``generators``.
-        owners: names of the owners that have a state.
-    """
-
-    states: Frozen
-    owners: frozenset[str]
-
-    @classmethod
-    def of(cls, states: Mapping[str, Any]) -> Snapshot:
-        """Return frozen states."""
-        return cls(freeze(dict(states)), frozenset(states))
-
-    def without(self, *owners: str) -> Snapshot | None:
-        """Return a snapshot without the states of some owners; None if no other has one."""
-        if self.owners.isdisjoint(owners):
-            return self
-        states = {name: state for name, state in thaw(self.states).items() if name not in owners}
-        return Snapshot.of(states) if states else None
-
-    @property
-    def places(self) -> bool:
-        """Whether it contains a stream's position. The state of a collate function does not."""
-        return not self.owners.isdisjoint(("stream", "dataset", "iterator"))
+_PLACES = frozenset(("stream", "dataset", "iterator"))
+"""Owners whose states contain a stream's position."""
 
 
 def take_snapshot(
@@ -102,8 +80,9 @@ def take_snapshot(
             states["stream"] = dataset.state_dict()
     if not states:
         return None
-    drawn = {} if generators is None else generators.drawn()
-    return Snapshot.of({**states, "generators": drawn} if drawn else states)
+    if generators is not None and (drawn := generators.drawn()):
+        states["generators"] = drawn
+    return _frozen(states)
 
 
 def take_first_snapshot(
@@ -121,11 +100,15 @@ def take_first_snapshot(
         return None
 
 
-def load_states(states: Mapping[str, Any], **objects: Any) -> None:
-    """Load the states of the given objects, in this order, if they have one.
+def _frozen(states: Mapping[str, Any]) -> Snapshot:
+    return {name: freeze(state) for name, state in states.items()}
+
+
+def load_states(states: Mapping[str, Any], generators: WorkerGenerators | None = None, **objects: Any) -> None:
+    """Load the states of the given objects, in this order, if they have one, and then those of a worker's generators.
 
     Raises:
-        StateError: an object with a state has no ``load_state_dict``.
+        StateError: an object with a state has no ``load_state_dict``, or the state of a generator is damaged.
     """
     for name, item in objects.items():
         if name not in states:
@@ -136,6 +119,8 @@ def load_states(states: Mapping[str, Any], **objects: Any) -> None:
                 "load_state_dict: resume with the same objects, or start without the state"
             )
         item.load_state_dict(states[name])
+    if states and generators is not None:
+        generators.restore(states.get("generators", {}))
 
 
 class WorkerGenerators:
@@ -220,26 +205,31 @@ class WorkerState(NamedTuple):
     """The position of one worker: its newest snapshot, and how many requests it has answered since.
 
     Attributes:
-        snapshot: snapshot of the user's objects; None if none has a state, or nothing was delivered.
+        snapshot: snapshot of the user's objects; empty if none has a state, or nothing was delivered.
         since: for a stream, the number of answered requests since the snapshot. If the snapshot has no position, the
             number since the start of the iterator: the snapshot is then loaded after those batches are made again.
         failed: how many of them were answered by an error.
         ended: how many of them were answered by the end of the iterator, after which the dataset starts another one.
     """
 
-    snapshot: Snapshot | None = None
+    snapshot: Snapshot = {}
     since: int = 0
     failed: int = 0
     ended: int = 0
 
     @property
+    def states(self) -> State:
+        """A new copy of the states of the snapshot."""
+        return {name: thaw(state) for name, state in self.snapshot.items()}
+
+    @property
     def places(self) -> bool:
-        """Whether the snapshot contains a stream's position."""
-        return self.snapshot is not None and self.snapshot.places
+        """Whether the snapshot contains a stream's position. The state of a collate function does not."""
+        return not _PLACES.isdisjoint(self.snapshot)
 
     def after(self, snapshot: Snapshot | None, *, failed: bool) -> WorkerState:
         """Return the position after one more answer of a stream, and perhaps a snapshot."""
-        if snapshot is not None and snapshot.places:
+        if snapshot is not None and not _PLACES.isdisjoint(snapshot):
             return WorkerState(snapshot)
         return self._replace(
             snapshot=self.snapshot if snapshot is None or self.places else snapshot,
@@ -256,12 +246,15 @@ class WorkerState(NamedTuple):
 
     def left(self) -> WorkerState:
         """Return the position after an iterator that was left: the dataset's is unknown."""
-        return WorkerState(self.snapshot and self.snapshot.without("stream", "dataset", "iterator"))
+        return self._without(*_PLACES)
+
+    def _without(self, *owners: str) -> WorkerState:
+        return WorkerState({name: state for name, state in self.snapshot.items() if name not in owners})
 
     def state(self) -> State:
         """Return the entry for a loader's state."""
         counts = {"failed": self.failed, "ended": self.ended}
-        state: State = {} if self.snapshot is None else {"snapshot": thaw(self.snapshot.states)}
+        state: State = {"snapshot": self.states} if self.snapshot else {}
         return {**state, "since": self.since, **{name: count for name, count in counts.items() if count}}
 
     @classmethod
@@ -274,8 +267,8 @@ class WorkerState(NamedTuple):
         snapshot = state.get("snapshot", {}) if isinstance(state, Mapping) else None
         if not isinstance(snapshot, Mapping):
             raise StateError(f"the state of this {of} is damaged: resume from another one, or start without one")
-        since, failed, ended = (read_int({name: 0, **state}, name, of=of) for name in ("since", "failed", "ended"))
-        return cls(Snapshot.of(snapshot) if snapshot else None, since, failed, ended)
+        counts = (read_int({name: 0, **state}, name, of=of) for name in ("since", "failed", "ended"))
+        return cls(_frozen(snapshot), *counts)
 
 
 class UserStates:
@@ -350,7 +343,7 @@ class UserStates:
             worker, snapshot = first.popitem()
             # A dataset that stores its own position may reset it as late as in the first next(). After an iterator that
             # has ended, only a snapshot of the iterator itself is exact.
-            if not workers[worker].ended or not snapshot.owners.isdisjoint(("stream", "iterator")):
+            if not workers[worker].ended or "stream" in snapshot or "iterator" in snapshot:
                 workers[worker] = WorkerState(snapshot)
 
     def delivered(self, worker: int, snapshot: Snapshot | None, *, failed: bool = False) -> None:
@@ -387,13 +380,16 @@ class UserStates:
             self.base_seed = None
 
     def leave(self) -> UserStates:
-        """Return the states for an iterator that starts from the beginning, even if the loaded state is inside one."""
+        """Return the states for an iterator that starts from the beginning, even if workers are inside one."""
+        if self._between or self._workers is None:
+            return self
         new = copy.copy(self)
-        new.next, new._workers = 0, [one.left() for one in self._known()]
+        new.next, new._workers = 0, [one.left() for one in self._workers]
         return new
 
     def _untouched(self) -> list[WorkerState]:
-        return [WorkerState(None if self._initial is None else self._initial())] * self._count
+        initial = None if self._initial is None else self._initial()
+        return [WorkerState(initial or {})] * self._count
 
     def _known(self) -> list[WorkerState]:
         if self._workers is None:
@@ -402,20 +398,14 @@ class UserStates:
 
     # State.
 
-    def state(self, *, left: bool = False) -> State | None:
-        """Return deep copies, JSON-serialisable if the user's states are; None if there are no states.
-
-        Args:
-            left: whether the next iterator starts from the beginning, even if workers are inside an iterator.
-        """
-        known, following = self._untouched() if self._workers is None else self._workers, self.next
-        if not self.stream and all(one.snapshot is None for one in known):
+    def state(self) -> State | None:
+        """Return deep copies, JSON-serialisable if the user's states are; None if there are no states."""
+        workers = self._untouched() if self._workers is None else self._workers
+        if not self.stream and not any(one.snapshot for one in workers):
             return None
-        if left and not self._between:
-            known, following = [one.left() for one in known], 0
         seed = {} if self.base_seed is None else {"base_seed": self.base_seed}
-        workers = {str(number): one.state() for number, one in enumerate(known)}
-        return {"num_workers": self.num_workers, "next": following, **seed, "workers": workers}
+        entries = {str(number): one.state() for number, one in enumerate(workers)}
+        return {"num_workers": self.num_workers, "next": self.next, **seed, "workers": entries}
 
     def load(self, state: Mapping[str, Any] | None) -> UserStates:
         """Return the states for an iterator that resumes from a state; None resumes from nothing.
@@ -449,14 +439,14 @@ class UserStates:
     def _for_other_number(self, workers: list[WorkerState]) -> list[WorkerState]:
         """Return the states for another number of workers. That is possible if all workers have the same one."""
         # Generators are removed, because their seed contains the worker's number.
-        first, *others = (None if one.snapshot is None else one.snapshot.without("generators") for one in workers)
+        first, *others = (one._without("generators") for one in workers)
         moved = self.stream and any(one.since or one.places for one in workers)
-        if moved or not all(_same(one, first) for one in others):
+        if moved or not all(one == first or same_states(one.states, first.states) for one in others):
             raise LayoutError(
                 f"this state is of {len(workers)} workers and the loader has {self._count}: the dataset is split among "
                 "workers and each has its own state. Resume with the same num_workers"
             )
-        return [WorkerState(first)] * self._count
+        return [first] * self._count
 
     def follow(self, other: UserStates) -> UserStates:
         """Return states that resume from a state that was loaded into others since their last iterator, if any.
@@ -468,9 +458,3 @@ class UserStates:
             LayoutError: the state does not fit the number of workers here.
         """
         return self.load(other.state()) if other.resumes else self
-
-
-def _same(one: Snapshot | None, other: Snapshot | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one == other or same_states(thaw(one.states), thaw(other.states))

@@ -123,7 +123,7 @@ def _peak_memory() -> int:
 
 def _check_sendable(snapshot: Snapshot) -> None:
     """Raise if a snapshot, which is a deep copy of states that cannot be pickled, cannot leave this process."""
-    if not isinstance(snapshot.states, bytes):
+    if not all(isinstance(state, bytes) for state in snapshot.values()):
         pickle.dumps(snapshot)
 
 
