@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import ConfigError, OrderError
+from penstock.hashing import sample_key, sample_keys
 from penstock.random import (
     call_in_scope,
     current_key,
     generator_from_key,
     in_sample,
     load_each,
-    sample_key,
-    sample_keys,
     sample_scope,
 )
 

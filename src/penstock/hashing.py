@@ -15,7 +15,17 @@ import xxhash
 
 from penstock.errors import OrderError
 
-__all__ = ["MASK64", "checked_seed", "derive_key", "mix", "mix_array", "splitmix64"]
+__all__ = [
+    "MASK64",
+    "checked_seed",
+    "derive_key",
+    "mix",
+    "mix_array",
+    "packed_sample_keys",
+    "sample_key",
+    "sample_keys",
+    "splitmix64",
+]
 
 MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -86,3 +96,19 @@ def derive_key(seed: int, epoch: int = 0, stream: str = "order") -> int:
     if epoch < 0:
         raise OrderError(f"epoch must be 0 or more, got {epoch}")
     return mix(seed, epoch, xxhash.xxh3_64_intdigest(stream.encode()))
+
+
+def packed_sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return the 64-bit keys of the samples at these global positions of an epoch, as a uint64 array."""
+    return mix_array(derive_key(seed, epoch, "sample"), positions.astype(np.uint64))
+
+
+def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+    """Return the keys of `packed_sample_keys` as a list of integers."""
+    keys: list[int] = packed_sample_keys(seed, epoch, positions).tolist()
+    return keys
+
+
+def sample_key(seed: int, epoch: int, position: int) -> int:
+    """Return the key of one sample, as `sample_keys` does."""
+    return splitmix64(derive_key(seed, epoch, "sample") ^ position)

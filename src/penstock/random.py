@@ -27,7 +27,7 @@ import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from penstock.errors import ConfigError
-from penstock.hashing import derive_key, mix, mix_array, splitmix64
+from penstock.hashing import mix, splitmix64
 
 __all__ = [
     "Samples",
@@ -37,9 +37,6 @@ __all__ = [
     "generator_from_key",
     "in_sample",
     "load_each",
-    "packed_sample_keys",
-    "sample_key",
-    "sample_keys",
     "sample_scope",
     "show_samples",
     "shown_record",
@@ -140,22 +137,6 @@ class _Words(ISpawnableSeedSequence):
         begin, self._children = self._children, self._children + n_children
         key = int(self.words[0])
         return [_Words(mix(key, number)) for number in range(begin, self._children)]
-
-
-def packed_sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return the 64-bit keys of the samples at these global positions of an epoch, as a uint64 array."""
-    return mix_array(derive_key(seed, epoch, "sample"), positions.astype(np.uint64))
-
-
-def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
-    """Return the keys of `packed_sample_keys` as a list of integers."""
-    keys: list[int] = packed_sample_keys(seed, epoch, positions).tolist()
-    return keys
-
-
-def sample_key(seed: int, epoch: int, position: int) -> int:
-    """Return the key of one sample, as `sample_keys` does."""
-    return splitmix64(derive_key(seed, epoch, "sample") ^ position)
 
 
 def generator_from_key(key: int) -> np.random.Generator:

@@ -17,8 +17,9 @@ from pairwise import pairwise
 
 from penstock import DataLoader, Manifest, RankDataset
 from penstock.errors import ConfigError, TooManyErrors
+from penstock.hashing import sample_key
 from penstock.loader.on_error import OnError
-from penstock.random import sample_key, sample_scope
+from penstock.random import sample_scope
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be loaded and was")
 

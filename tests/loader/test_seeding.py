@@ -15,10 +15,10 @@ from loader_support import plain
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
+from penstock.hashing import sample_keys
 from penstock.loader.collate import Collate
 from penstock.loader.make import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
-from penstock.random import sample_keys
 
 N, BATCH, SEED = 240, 8, 11
 

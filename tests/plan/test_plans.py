@@ -193,7 +193,8 @@ def test_blocks_and_lists_are_those_of_the_iteration(make: Maker) -> None:
     entropy = plan.draw(cursor, None, None)
     whole = items(plan.bind(cursor, entropy))
     found: list[Any] = []
-    for lists, positions in plan.bind(cursor, entropy).blocks():
+    for rows, positions in plan.bind(cursor, entropy).blocks():
+        lists = rows if isinstance(rows, list) else rows.tolist()
         assert positions.dtype == np.int64
         assert positions.shape == (len(lists), len(lists[0]))
         assert len(lists) == 1 or found, "the first batch comes at once"

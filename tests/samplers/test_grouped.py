@@ -44,7 +44,7 @@ class Given(EpochSampler):
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         partition = Partition(len(self.indices), remainder="uneven", consumed=cursor.consumed)
         return PartitionedOrder(
-            lambda: self.indices, partition, {"order": "given"}, seed=None, epoch=cursor.epoch, rounds=None
+            lambda: self.indices, partition, lambda: {"order": "given"}, seed=None, epoch=cursor.epoch, rounds=None
         )
 
     def read(self, state: Any) -> Cursor:

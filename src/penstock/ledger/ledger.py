@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch
 from penstock.ledger.positions import (
     DataPositions,
@@ -29,7 +30,6 @@ from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
 from penstock.plan.epoch import RankPartition
 from penstock.plan.share import ShareCursor
-from penstock.random import sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import has_own_order, sampler_of, why_not_computable
 from penstock.wording import kind_text

@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
+from penstock.hashing import packed_sample_keys
 from penstock.loader.messages import BatchRequest
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
-from penstock.random import packed_sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
 from penstock.samplers.sequential import SequentialSampler
@@ -54,8 +54,8 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
     # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
     epoch = run.epoch % _EPOCHS
     # Computed in blocks, because keys of several batches cost little more than keys of one.
-    for lists, positions in run.blocks():
+    for rows, positions in run.blocks():
         # The position to send to workers. It may still change for batches that are not planned yet.
         place = run.place if under is None else under.place
-        for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
+        for indices, keys in zip(rows, packed_sample_keys(seed, epoch, positions), strict=True):
             yield BatchRequest(indices, keys, place)

@@ -196,7 +196,8 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
         StateError: the state is from the middle of an epoch.
     """
     several = isinstance(sampler, DistributedSampler)
-    data = data_identity(sampler.dataset if several else sampler.data_source)
+    owned = sampler.dataset if several else sampler.data_source
+    data = data_identity(owned, len(owned))
     saved = state.get("sampler") if isinstance(state, Mapping) and state.get("seed") is None else None
     other = {"shuffle": "randperm" if several else "global", **data}
     if not isinstance(saved, Mapping) or any(saved.get(name) != value for name, value in other.items()):

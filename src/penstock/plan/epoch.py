@@ -3,7 +3,7 @@
     plan.bind(cursor)  ->  epoch plan  ->  block(a, b)      indices and positions of any part of it, in any order
                                            cursor(count)    the position after ``count`` samples
                                |
-                               batched(epoch plan, size, drop_last)  ->  blocks()    lists of indices, and positions
+                               batched(epoch plan, size, drop_last)  ->  blocks()    indices, positions of batches
 
 A loader that prefetches takes the cursor after the last sample that its *consumer* has received, so no sample is
 counted twice or replayed.
@@ -26,6 +26,7 @@ from penstock.plan.cursor import Cursor, State
 __all__ = [
     "Batch",
     "BatchEpochPlan",
+    "Block",
     "EpochPlan",
     "ForwardEpoch",
     "PartitionedOrder",
@@ -47,6 +48,10 @@ _MOST_BATCHES = 256
 
 Batch = tuple[list[Any], Indices]
 """The sample indices of a batch, and the int64 array of their positions in the epoch."""
+
+Block = tuple[list[list[Any]] | Indices, Indices]
+"""The sample indices of several batches of one size, as lists or as an int64 array of shape (batches, size), and the
+array of their positions."""
 
 
 class RankPartition(NamedTuple):
@@ -169,8 +174,8 @@ class BatchEpochPlan(_OneEpoch):
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches."""
 
-    def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
-        """Yield blocks of batches of one size, with their positions: int64 of shape (batches, size).
+    def blocks(self) -> Iterator[Block]:
+        """Yield blocks of batches of one size.
 
         The first block has one batch, so that it is ready soon. With ``one_by_one`` every block has one batch.
         """
@@ -215,10 +220,11 @@ class _Batches(BatchEpochPlan):
         return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        return itertools.chain.from_iterable(itertools.starmap(zip, self.blocks()))
+        for indices, positions in self.blocks():
+            yield from zip(indices.tolist(), positions, strict=True)
 
-    def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
-        """Yield blocks of batches, with their positions.
+    def blocks(self) -> Iterator[tuple[Indices, Indices]]:
+        """Yield blocks of batches, as arrays.
 
         Computing the keys of samples from the positions is cheapest for a whole block. A last batch that is not full is
         a separate block.
@@ -227,7 +233,7 @@ class _Batches(BatchEpochPlan):
         if isinstance(run, ForwardEpoch):
             for indices, positions in run.read(width):
                 if len(indices) == width or not self._drop_last:
-                    yield [indices.tolist()], positions[None]
+                    yield indices[None], positions[None]
             return
         samples = length_of(run)
         full = samples - samples % width
@@ -238,13 +244,13 @@ class _Batches(BatchEpochPlan):
             stop = min(begin + size, full)
             indices, positions = (part.reshape(-1, width) for part in run.block(begin, stop))
             for first in range(0, len(indices), step):
-                yield indices[first : first + step].tolist(), positions[first : first + step]
+                yield indices[first : first + step], positions[first : first + step]
             begin, size = stop, min(size * 4, largest)
         # Like torch's sampler, which reaches the end of its indices while it fills the last batch.
         run.exhaust()
         if full < samples and not self._drop_last:
             indices, positions = run.block(full, samples)
-            yield [indices.tolist()], positions[None]
+            yield indices[None], positions[None]
 
     @property
     def rank_partition(self) -> RankPartition | None:
@@ -271,7 +277,8 @@ class PartitionedOrder(EpochPlan):
     Args:
         make: returns the order; called at the first index, because torch's order costs O(N).
         partition: this rank's positions.
-        identity: entries that a state must match, see `Cursor.plan`.
+        identity: returns the entries that a state must match, see `Cursor.plan`; called for the first cursor, because
+            an epoch needs no fingerprint of the data.
         seed, epoch, per_rank: see `EpochPlan`.
         rounds: how often the order yields each sample; None if that differs between samples.
         entropy: returns the random draw at the start of the epoch; called for each cursor.
@@ -282,7 +289,7 @@ class PartitionedOrder(EpochPlan):
         self,
         make: Callable[[], Order],
         partition: Partition,
-        identity: State,
+        identity: Callable[[], State],
         *,
         seed: int | None,
         epoch: int,
@@ -293,7 +300,7 @@ class PartitionedOrder(EpochPlan):
     ) -> None:
         self._make = make
         self.partition = partition
-        self._identity = identity
+        self._make_identity = identity
         self.seed = seed
         self.epoch = epoch
         self.per_rank = per_rank
@@ -305,6 +312,10 @@ class PartitionedOrder(EpochPlan):
     def order(self) -> Order:
         """The order of the whole epoch, of all ranks together."""
         return self._make()
+
+    @cached_property
+    def _identity(self) -> State:
+        return self._make_identity()
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -338,7 +349,7 @@ class PartitionedOrder(EpochPlan):
         return PartitionedOrder(
             lambda: self.order,
             partition,
-            self._identity,
+            lambda: self._identity,
             seed=self.seed,
             epoch=self.epoch,
             per_rank=self.per_rank,

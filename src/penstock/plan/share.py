@@ -22,7 +22,7 @@ from torch.utils.data import StackDataset, Subset
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.hashing import checked_seed
+from penstock.hashing import checked_seed, sample_key, sample_keys
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices, normalise
@@ -31,7 +31,6 @@ from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, chec
 from penstock.plan.epoch import EpochPlan, RankPartition
 from penstock.plan.reader import Bookmark, Plan
 from penstock.plan.shared import SharedIntegers
-from penstock.random import sample_key, sample_keys
 from penstock.wording import counted
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
         if isinstance(self.inner, ExternalSampler):
             return super()._iterate(run)
-        return CountedIterator(lists for lists, _ in run.blocks())
+        return CountedIterator(rows if isinstance(rows, list) else rows.tolist() for rows, _ in run.blocks())
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:

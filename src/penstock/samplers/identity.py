@@ -45,12 +45,12 @@ def fingerprint_of(data: Any) -> str | None:
     return None
 
 
-def data_identity(data: Sized) -> State:
-    """Return the entries of a state about the data: the number of samples and the fingerprint.
+def data_identity(data: Any, samples: int) -> State:
+    """Return the entries of a state about the data: the number of samples, which is given, and the fingerprint.
 
     For torch's datasets also a hash of the datasets inside: their fingerprints, and how shares are split and ordered.
     """
-    identity = {"samples": len(data), **fingerprint_identity(data)}
+    identity = {"samples": samples, **fingerprint_identity(data)}
     if isinstance(data, _TORCHS):
         parts = json.dumps([_part_identity(part) for part in parts_of(data)], sort_keys=True)
         identity["parts"] = xxhash.xxh3_64_hexdigest(parts.encode())

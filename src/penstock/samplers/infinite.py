@@ -106,7 +106,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
             "order": "infinite",
             "shuffle": self._kind,
             **self._block,
-            **data_identity(self.dataset),
+            **data_identity(self.dataset, len(self.dataset)),
             "seed": self.seed,
         }
 

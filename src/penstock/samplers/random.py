@@ -109,13 +109,13 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         kind = "randperm" if self._kind == "torch" else self._kind
         return kind if count == n else f"{kind}[:{count}]"
 
-    def _identity(self) -> State:
-        n = len(self.data_source)
+    def _identity(self, n: int) -> State:
+        """Return the entries that a state must match, for data with ``n`` samples when the epoch began."""
         return {
             "order_version": ORDER_VERSION,
             "shuffle": self._name(n),
             **self._block,
-            **data_identity(self.data_source),
+            **data_identity(self.data_source, n),
             **({} if self._kind == "torch" else {"seed": self.seed}),
         }
 
@@ -135,15 +135,16 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             raise SamplerError("the data source is empty: it has no samples to draw")
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
         rounds = None if self.replacement or count % n else count // n
+        identity = partial(self._identity, n)
         if self._kind != "torch":
             make = partial(self._order, n, count, epoch)
-            return PartitionedOrder(make, partition, self._identity(), seed=self.seed, epoch=epoch, rounds=rounds)
+            return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
         draw: Draw = entropy
         replacement = self.replacement
         run = PartitionedOrder(
             lambda: cast(Order, draw.stream(n, count, replacement)),
             partition,
-            self._identity(),
+            identity,
             seed=None,
             epoch=epoch,
             rounds=rounds,
@@ -156,7 +157,8 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        cursor = Cursor.read(state, of="RandomSampler", plan=self._identity(), most=self.num_samples)
+        identity = self._identity(len(self.data_source))
+        cursor = Cursor.read(state, of="RandomSampler", plan=identity, most=self.num_samples)
         return self._check_draw(cursor) if self._kind == "torch" else cursor
 
     def _order(self, n: int, count: int, epoch: int) -> Order:

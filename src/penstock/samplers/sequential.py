@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from functools import partial
 from typing import Any
 
 import torch.utils.data
@@ -95,15 +96,15 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
             return run
         n = len(self.data_source)
         partition = Partition(n, remainder="uneven", consumed=cursor.consumed)
-        return PartitionedOrder(
-            lambda: make_order("none", n), partition, self._identity(), seed=None, epoch=cursor.epoch
-        )
+        make, identity = partial(make_order, "none", n), partial(self._identity, n)
+        return PartitionedOrder(make, partition, identity, seed=None, epoch=cursor.epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
         if self.inner is not None:
             return self.inner.read(state)
-        return Cursor.read(state, of="SequentialSampler", plan=self._identity(), most=len(self.data_source))
+        n = len(self.data_source)
+        return Cursor.read(state, of="SequentialSampler", plan=self._identity(n), most=n)
 
-    def _identity(self) -> State:
-        return {"order_version": ORDER_VERSION, "shuffle": "none", **data_identity(self.data_source)}
+    def _identity(self, n: int) -> State:
+        return {"order_version": ORDER_VERSION, "shuffle": "none", **data_identity(self.data_source, n)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sized
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -161,7 +162,7 @@ class TorchDistributed(EpochSampler):
         def make() -> Order:
             return TorchOrder(n, seed, epoch) if shuffle else make_order("none", n)
 
-        return PartitionedOrder(make, partition, self._identity(), seed=None, epoch=epoch)
+        return PartitionedOrder(make, partition, partial(dict, self._identity()), seed=None, epoch=epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
@@ -175,7 +176,7 @@ class TorchDistributed(EpochSampler):
         return {
             "order_version": ORDER_VERSION,
             "shuffle": "torch" if self._sampler.shuffle else "none",
-            **data_identity(cast(Any, self._sampler.dataset)),
+            **data_identity(self._sampler.dataset, self._samples),
             "seed": int(self._sampler.seed),
         }
 
@@ -231,7 +232,7 @@ class _DrawnAtOnce(EpochSampler):
         return PartitionedOrder(
             lambda: cast(Order, draw.values(make)),
             partition,
-            self._identity(),
+            partial(dict, self._identity()),
             seed=None,
             epoch=cursor.epoch,
             per_rank=True,

@@ -120,15 +120,16 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         """Return the draws of the cursor's epoch, from the cursor on."""
         partition = Partition(self.num_samples, remainder="uneven", consumed=cursor.consumed)
         epoch = cursor.epoch
+        identity: partial[State] = partial(dict, self._identity())
         if self.seed is not None:
             key = derive_key(self.seed, epoch, "weighted")
             make = partial(self._order, key)
-            return PartitionedOrder(make, partition, self._identity(), seed=self.seed, epoch=epoch, rounds=None)
+            return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=None)
         draw: Draw = entropy
         return PartitionedOrder(
             lambda: self._order(derive_key(draw.key(), 0, "weighted")),
             partition,
-            self._identity(),
+            identity,
             seed=None,
             epoch=epoch,
             rounds=None,

@@ -19,11 +19,11 @@ import xxhash
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, ShardError, StorageError, escaped
-from penstock.hashing import derive_key, mix
+from penstock.hashing import derive_key, mix, sample_key
 from penstock.order import ORDER_VERSION, make_order
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.plan.stream import ResumableDataset, Stream
-from penstock.random import call_in_scope, sample_key
+from penstock.random import call_in_scope
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
