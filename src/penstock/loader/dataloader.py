@@ -255,6 +255,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self._starts = threading.RLock()
         self._assigned = False
         """Whether a setting was assigned since the last `iter()`."""
+        self._world = distributed.World(0, 1)
+        """The ranks among which the splitting was checked."""
 
     # Settings.
 
@@ -492,8 +494,9 @@ class DataLoader(TorchDataLoader[T_co]):
             self._follow_tuner()
         workers, position = self._workers, self.pipeline.position
         config, states, statistics, log = workers.config, position.states, self._statistics, self._log
-        if config.split is None and not self.pipeline.is_split:
+        if config.split is None and not self.pipeline.is_split and (world := distributed.current()) != self._world:
             check_split(self, position.plan, chosen=self._has_chosen_sampler)
+            self._world = world
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")

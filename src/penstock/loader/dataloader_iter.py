@@ -71,7 +71,8 @@ class Progress:
         self.delivered_before = ahead
         self._skipped = sorted(ahead)
         self._advance = advance
-        self._close_gap()
+        if ahead:
+            self._close_gap()
 
     def is_held(self) -> bool:
         """Return whether the iterator still exists, so that its consumer may continue."""

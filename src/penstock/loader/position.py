@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -41,14 +40,6 @@ if TYPE_CHECKING:
     from penstock.ledger.layouts import Layouts
 
 __all__ = ["Position", "base_seed_after"]
-
-
-_VALUES = (
-    *("states", "_progress", "_base_seed", "_ahead", "_skipped", "_job", "_users_epoch", "_chosen"),
-    "_epoch_delivered",
-)
-"""Attributes of a `Position` that `Position.start` changes."""
-_values_of = attrgetter(*_VALUES)
 
 
 # Distinguishes seeds of workers from keys of samples.
@@ -91,6 +82,8 @@ class Position:
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
         self._ahead: frozenset[int] = frozenset()
+        self._rank: tuple[distributed.World | None, Any, int] = None, None, 0
+        """The rank, in a world, by a sampler."""
         # Number of batches that the next iterator leaves out.
         self._skipped = 0
         # Epoch of a user's stream, once it was set.
@@ -133,9 +126,11 @@ class Position:
         rank = getattr(self.samples, "rank", None)
         if isinstance(rank, int):
             return rank
-        world = distributed.current()
-        rank = None if self.plan is None else rank_of(self.plan.source, ranks=world.world_size)
-        return world.rank if rank is None else rank
+        world, read = distributed.current(), getattr(self.plan, "inner", self.plan)
+        if self._rank[0] != world or self._rank[1] is not read:
+            rank = None if self.plan is None else rank_of(self.plan.source, ranks=world.world_size)
+            self._rank = world, read, world.rank if rank is None else rank
+        return self._rank[2]
 
     @property
     def seeded(self) -> bool:
@@ -276,18 +271,20 @@ class Position:
         assert seed is not None
         return mix(_WORKERS, seed, self.rank, start.epoch, start.consumed) >> 1
 
-    def saved(self) -> list[tuple[Any, tuple[Any, ...]]]:
+    def saved(self) -> list[dict[str, Any]]:
         """Return what `undo` needs, before a `start`."""
-        parts = (self._reader, self._under, self._stream)
-        return [(self, _values_of(self)), *[(part, part.saved()) for part in parts if part is not None]]
+        readers = [reader for reader in (self._reader, self._under, self._stream) if reader is not None]
+        for reader in readers:
+            reader.follow()  # a start uses up a loaded state of the bookmark
+        return [dict(vars(part)) for part in (self, *readers)]
 
-    def undo(self, saved: list[tuple[Any, tuple[Any, ...]]]) -> None:
+    def undo(self, saved: list[dict[str, Any]]) -> None:
         """Undo a `start`, because its iterator could not begin."""
-        (_, own), *parts = saved
-        for name, value in zip(_VALUES, own, strict=True):
-            setattr(self, name, value)
-        for part, values in parts:
-            part.undo(values)
+        own, *parts = saved
+        vars(self).update(own)
+        readers = [reader for reader in (self._reader, self._under, self._stream) if reader is not None]
+        for reader, values in zip(readers, parts, strict=True):
+            reader.undo(values)
 
     def start(self, base_seed: int) -> Progress:
         """Start an epoch iterator and return its progress.
@@ -305,7 +302,8 @@ class Position:
             if self._under is not None:
                 self._under.start(advance=self.seeded)
             run = self._reader.start(advance=self._advances, delivered=_delivered(self._progress))
-            self._warn_of_same_epoch(run)
+            if run.epoch == self._epoch_delivered and not self._warned:
+                self._warn_of_same_epoch()
             self._progress, self._job = self._beginning(run, base_seed)
             self._progress.reader = self._reader
             self._chosen, self._skipped, self._ahead = False, 0, frozenset()
@@ -390,18 +388,18 @@ class Position:
         assert self.plan is not None
         return self.seeded and self.plan.advances
 
-    def _warn_of_same_epoch(self, run: BatchEpochPlan) -> None:
+    def _warn_of_same_epoch(self) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
         assert self.plan is not None
-        if self._warned or self._seed is None or self.plan.advances or run.epoch != self._epoch_delivered:
+        if self._seed is None or self.plan.advances:
             return
         samplers = list(layers(self.plan.source))
         if all(getattr(sampler, "shuffle", True) for sampler in samplers):
             self._warned = True
             name = type(samplers[-1]).__name__
             warnings.warn(
-                f"epoch {run.epoch} of this {name} starts a second time, with the same order and the same draws: call "
-                f"its set_epoch(epoch) before each epoch, as without seed=",
+                f"epoch {self._epoch_delivered} of this {name} starts a second time, with the same order and the same "
+                "draws: call its set_epoch(epoch) before each epoch, as without seed=",
                 stacklevel=5,
             )
 

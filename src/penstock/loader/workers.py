@@ -56,6 +56,7 @@ class Workers:
         self._fetcher: Fetcher | None = None
         self._flow: Flow | None = None
         self._policy: DispatchPolicy | None = None
+        self._context: Any = None  # of multiprocessing
         self._stats: dict[str, Any] = {"nodes": {}, "lost_workers": 0} if config.kind == "ray" else {}
         self._started: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._rings: list[Ring] = []
@@ -79,6 +80,8 @@ class Workers:
         """
         self._fetcher = fetcher = self._make_fetcher(self.config)
         self._policy, self._flow = _policy_of(self.config, fetcher), _flow_of(self.config, fetcher)
+        if self.config.kind == "process":
+            self._context = _start_method(self.config.multiprocessing_context, fetcher.dataset)
 
     def prepare(self, base_seed: int, *, anew: bool = False) -> None:
         """Start the workers of the next epoch iterator, if there are none.
@@ -110,7 +113,7 @@ class Workers:
             # Workers on a cluster start slowly, so they stay.
             cast("RayExecutor", self.executor).renew(fetcher, base_seed)
         else:
-            self.executor = _start_executor(self.config, fetcher, base_seed, self._rings)
+            self.executor = _start_executor(self.config, fetcher, self._context, base_seed, self._rings)
             if self.config.kind != "inline":
                 self._started.add(self.executor)
         assert self.executor is not None
@@ -193,7 +196,9 @@ def _count_restart(workers: weakref.ref[Workers]) -> None:
         found.restarts += 1
 
 
-def _start_executor(config: LoaderConfig, fetcher: Fetcher, base_seed: int, rings: list[Ring]) -> Executor:
+def _start_executor(
+    config: LoaderConfig, fetcher: Fetcher, context: Any, base_seed: int, rings: list[Ring]
+) -> Executor:
     """Return an executor whose workers have started."""
     if config.kind == "inline":
         return InlineExecutor(fetcher)
@@ -207,7 +212,6 @@ def _start_executor(config: LoaderConfig, fetcher: Fetcher, base_seed: int, ring
         return RayExecutor(fetcher, config, base_seed)
     from penstock.loader.executors.process.executor import ProcessExecutor
 
-    context = _start_method(config.multiprocessing_context, fetcher.dataset)
     return ProcessExecutor(fetcher, config, context, base_seed, rings)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.errors import SamplerError
@@ -172,11 +171,6 @@ class OuterPlan(Plan[E]):
         self.inner.chosen(cursor)
 
 
-_VALUES = ("run", "_run_entropy", "attached", "_next", "_loaded", "_requested", "_entropy")
-"""Attributes of a `PlanReader` that `PlanReader.start` changes."""
-_values_of = attrgetter(*_VALUES)
-
-
 class PlanReader(Generic[E]):
     """One reader of a plan, with its position.
 
@@ -209,7 +203,7 @@ class PlanReader(Generic[E]):
     @property
     def current(self) -> bool:
         """Whether ``run`` is being read and no other start has been chosen since."""
-        self._follow_request()
+        self.follow()
         return self.attached
 
     @property
@@ -220,7 +214,7 @@ class PlanReader(Generic[E]):
     @property
     def resumes(self) -> bool:
         """Whether the next run begins at a loaded state."""
-        self._follow_request()
+        self.follow()
         return self._loaded
 
     @property
@@ -235,7 +229,7 @@ class PlanReader(Generic[E]):
             SamplerError: the epoch is not an integer from 0 to 2**62 - 1.
         """
         epoch = checked_epoch(epoch, SamplerError)
-        self._follow_request()
+        self.follow()
         if self._next is not None and self._loaded and self._next.epoch == epoch:
             return
         self.choose(Cursor(epoch=epoch))
@@ -249,7 +243,7 @@ class PlanReader(Generic[E]):
 
     def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
         """Return where `start` would begin."""
-        self._follow_request()
+        self.follow()
         if self._next is not None:
             return self._next
         assert self.run is not None
@@ -270,18 +264,11 @@ class PlanReader(Generic[E]):
         self.plan.bookmark.show(cursor, loaded=False, running=True)
         return run
 
-    def saved(self) -> tuple[Any, ...]:
-        """Return what `undo` needs, before a `start`."""
-        self._follow_request()
-        return _values_of(self)
-
-    def undo(self, saved: tuple[Any, ...]) -> None:
-        """Undo a `start`, because nothing could be read."""
+    def undo(self, before: dict[str, Any]) -> None:
+        """Undo a `start`, because nothing could be read. ``before`` is a copy of the attributes before it."""
         # Its random draw is not made again.
-        drawn = self._entropy if self.run is saved[0] else self._run_entropy
-        for name, value in zip(_VALUES, saved, strict=True):
-            setattr(self, name, value)
-        self._entropy = drawn
+        drawn = self._entropy if self.run is before["run"] else self._run_entropy
+        vars(self).update(before, _entropy=drawn)
         # If the bookmark had a loaded state, the start has used it up there.
         self._requested = self._requested and not self._loaded
         if self._next is not None:
@@ -338,13 +325,13 @@ class PlanReader(Generic[E]):
         return self.peek().cursor(count if self.current else 0)
 
     def _upcoming(self) -> Cursor:
-        self._follow_request()
+        self.follow()
         if self._next is not None:
             return self._next
         assert self.run is not None
         return self.run.start
 
-    def _follow_request(self) -> None:
+    def follow(self) -> None:
         """Follow the plan's bookmark, if it was written."""
         mark = self.plan.bookmark
         if mark.version == self._followed:

@@ -25,7 +25,7 @@ from penstock.loader.executors.process.pipes import framed
 from penstock.loader.executors.process.pool import WorkerProcess, end
 from penstock.loader.executors.process.ring import BOARD, Ring
 from penstock.loader.executors.process.transport import unpack
-from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup, board_width
+from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
@@ -64,8 +64,8 @@ class ProcessExecutor(Executor):
         self._config = config
         self._context = context or multiprocessing.get_context()
         self._base_seed = base_seed
-        # The threads of a single process may become more.
-        self._width = board_width(max(config.threads, MOST_THREADS * config.single_process))
+        # Numbers (u64) of a worker on the board. The threads of a single process may become more.
+        self._width = 3 + 2 * max(config.threads, MOST_THREADS * config.single_process)
         self._rings = rings
         # A forked process shares rings with its parent.
         usable = [ring for ring in rings if ring.pid == self.pid]

@@ -39,7 +39,7 @@ from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent
 from penstock.random import show_samples
 
-__all__ = ["ENDED", "MOST_THREADS", "REFUSED", "SKIPPED", "Setup", "board_width", "main"]
+__all__ = ["ENDED", "MOST_THREADS", "REFUSED", "SKIPPED", "Setup", "main"]
 
 ENDED, SKIPPED, REFUSED = 1, 2, 3
 """How an answer is special: the stream has ended; the run is not wanted; the slot got no more memory."""
@@ -75,11 +75,6 @@ class Setup(NamedTuple):
     parent: int
     held_back: bool
     """Whether SIGINT is blocked until the worker has a handler."""
-
-
-def board_width(threads: int) -> int:
-    """Return how many numbers (u64) each worker has on the board."""
-    return 3 + 2 * threads
 
 
 def main(setup: Setup) -> None:
