@@ -13,7 +13,6 @@ them into a new `LoaderConfig`. They stay in ``vars(loader)``, where Lightning l
 
 from __future__ import annotations
 
-import copy
 import inspect
 import operator
 import threading
@@ -55,7 +54,6 @@ from penstock.loader.recreate import (
     Assignments,
     convert_positional_arguments,
     drop_base_record,
-    replacement_sampler,
 )
 from penstock.loader.source import plan_of_batches
 from penstock.loader.statistics import Statistics
@@ -351,19 +349,6 @@ class DataLoader(TorchDataLoader[T_co]):
         config = self._config
         if config.executor not in ("thread", "ray") and not config.single_process and self._tuner is None:
             super().check_worker_number_rationality()
-
-    def _take_place_of(self, other: DataLoader[Any]) -> None:
-        """Take over order and share of the loader from which Lightning made this one."""
-        sampler = replacement_sampler(self, other)
-        if sampler is None:
-            return
-        # torch refuses assignments to these two.
-        vars(self)["sampler"] = sampler
-        if self.batch_sampler is not None:
-            batches: Any = copy.copy(self.batch_sampler)
-            batches.sampler = sampler
-            vars(self)["batch_sampler"] = batches
-        self._set_up()
 
     def __copy__(self) -> Self:
         other: Self = object.__new__(type(self))
@@ -665,7 +650,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
 
 # Inside the class body Python would mangle the name.
-setattr(DataLoader, RECORD, Assignments(DataLoader._take_place_of))
+setattr(DataLoader, RECORD, Assignments())
 
 
 class _PersistentIterator:

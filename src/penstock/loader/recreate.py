@@ -17,20 +17,11 @@ our samplers of a share belong to that class, see `penstock.samplers.share_sampl
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch.utils.data
-
-from penstock import distributed
-from penstock.errors import ConfigError, PartitionError
-from penstock.loader.who_splits import splits_by_rank
-from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.random import RandomSampler
-
-if TYPE_CHECKING:
-    from penstock.loader.dataloader import DataLoader
+from penstock.errors import ConfigError
 
 __all__ = [
     "RECORD",
@@ -38,7 +29,6 @@ __all__ = [
     "Assignments",
     "convert_positional_arguments",
     "drop_base_record",
-    "replacement_sampler",
 ]
 
 RECORD = "__pl_attrs_record"
@@ -108,15 +98,10 @@ class Assignments:
     The first one makes the new loader read the old one's order. The others are the assignments that Lightning recorded
     on the old loader. Private attributes are left out, since the new loader starts fresh.
 
-    Args:
-        take_place: called with the new and the old loader.
     """
 
-    def __init__(self, take_place: Callable[[Any, Any], None]) -> None:
-        self._take_place = take_place
-
     def __get__(self, loader: Any, owner: type) -> Any:
-        return self if loader is None else [((loader,), self._take_place), *vars(loader).get(RECORD, ())]
+        return self if loader is None else [((loader,), _take_place), *vars(loader).get(RECORD, ())]
 
     def __set__(self, loader: Any, record: list[tuple[tuple[Any, ...], Any]]) -> None:
         vars(loader)[RECORD] = kept = []
@@ -126,40 +111,8 @@ class Assignments:
                 kept.append((args, function))
 
 
-def replacement_sampler(made: DataLoader[Any], other: DataLoader[Any]) -> Any:
-    """Return the sampler that keeps the old loader's order and share in a loader that Lightning created from it.
+def _take_place(made: Any, other: Any) -> None:
+    # Imported only when Lightning recreates a loader.
+    from penstock.integrations.recreated import take_place
 
-    None keeps Lightning's sampler, for data without one of our orders that is not split yet.
-
-    Args:
-        made: the new loader with Lightning's sampler.
-        other: the old loader.
-
-    Raises:
-        PartitionError: the old sampler already splits by rank, and Lightning's batches would split again.
-    """
-    batches = made.batch_sampler
-    given: Any = getattr(batches, "sampler", made.sampler)
-    own: Any = getattr(other.batch_sampler, "sampler", other.sampler)
-    if not isinstance(given, torch.utils.data.DistributedSampler) or own is given:
-        return None
-    if splits_by_rank(other, ranks=distributed.ranks()):
-        if batches is not None and type(batches).__iter__ is not torch.utils.data.BatchSampler.__iter__:
-            raise PartitionError(
-                f"this {type(own).__name__} already splits by rank, and Lightning would split its share again to "
-                "predict: pass use_distributed_sampler=False to the Trainer"
-            )
-        return own
-    if type(given) is not torch.utils.data.DistributedSampler:
-        return None
-    options: dict[str, Any] = {"num_replicas": given.num_replicas, "rank": given.rank, "drop_last": given.drop_last}
-    dataset: Any = other.dataset
-    if other.config.shuffle == "none":
-        # Lightning treats the name of an order as True.
-        return DistributedSampler(dataset, shuffle=False, **options)
-    permutes = isinstance(own, RandomSampler) and not own.replacement and own.num_samples == len(own.data_source)
-    if not given.shuffle or not permutes or own.seed is None:
-        return None
-    return DistributedSampler(
-        dataset, shuffle=own.shuffle, seed=own.seed, block_size=own.block_size, window=own.window, **options
-    )
+    take_place(made, other)
