@@ -236,7 +236,7 @@ class TestNoCopies:
         request = BatchRequest(list(range(8)), list(range(8)))
         expected = fetch(request, BatchMetrics())
         slot = Slot(Memory(SharedFile()), 1, 0)
-        pool = ThreadPool(3, lanes=False, boards=memoryview(array("Q", [0] * 6)))
+        pool = ThreadPool(3, boards=memoryview(array("Q", [0] * 6)))
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stack = torch.stack
         torch.stack = None  # type: ignore[assignment]

@@ -127,7 +127,7 @@ class Stateful(Numbers):
 def test_a_loaded_state_that_cannot_be_sent_is_its_own_error() -> None:
     loader = DataLoader(Stateful(), 4, num_workers=1)
     state = DataLoader(Numbers(), 4, num_workers=1).state_dict()
-    workers = {"0": {"snapshot": {"dataset": {"at": lambda: 0}}, "since": [0]}}
+    workers = {"0": {"snapshot": {"dataset": {"at": lambda: 0}}, "since": 0}}
     loader.load_state_dict({**state, "workers": {"num_workers": 1, "next": 0, "workers": workers}})
     with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
         iter(loader)

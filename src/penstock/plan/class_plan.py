@@ -210,6 +210,7 @@ class ClassBatchPlan(BatchEpochPlan):
 
     @property
     def rank_partition(self) -> RankPartition:
+        """The partition of the batches among the ranks."""
         mark = None if self._excluded is None else self._excluded.mark
         excluded = None if mark is None else mark[1]
         return RankPartition(self.epoch, self._partition, base=self._partition.consumed, excluded=excluded)

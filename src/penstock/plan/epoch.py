@@ -100,7 +100,6 @@ class _OneEpoch(abc.ABC):
         one_by_one: whether reading the plan runs the user's code, so that it must not be read ahead further than
             needed.
         place: the position of the dataset, for datasets whose workers need it; of what was read last.
-        rank_partition: the partition of the epoch among the ranks; None if it cannot be computed.
     """
 
     seed: int | None = None
@@ -133,6 +132,7 @@ class _OneEpoch(abc.ABC):
 
     @property
     def rank_partition(self) -> RankPartition | None:
+        """The partition of the epoch among the ranks; None if it cannot be computed."""
         return None
 
 

@@ -93,7 +93,6 @@ class Plan(abc.ABC, Generic[E]):
 
     Attributes:
         bookmark: where readers begin next.
-        key_seed: seed of the samples' generators; None if order and generators follow torch's rules.
         advances: whether a loader with a seed advances the epoch by itself. False if another library counts the epochs.
     """
 
@@ -102,6 +101,7 @@ class Plan(abc.ABC, Generic[E]):
 
     @property
     def key_seed(self) -> int | None:
+        """Seed of the samples' generators; None if order and generators follow torch's rules."""
         return None
 
     @abc.abstractmethod
