@@ -73,18 +73,6 @@ class Bookmark:
         keeps = self.loaded and self.cursor.epoch == epoch
         self.write(self.cursor if keeps else Cursor(epoch=epoch), loaded=keeps)
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, to be shown to programs. A loaded state is used once.
-
-        Args:
-            cursor: where the reader is, or where it begins next.
-            loaded: whether the cursor is of a loaded state.
-            running: whether the reader is reading.
-        """
-        self.epoch = cursor.epoch
-        if running and self.loaded and cursor is self.cursor:
-            self.cursor, self.loaded = cursor.whole(), False
-
 
 class Plan(abc.ABC, Generic[E]):
     """The order of the samples of every epoch, for one rank.
@@ -134,6 +122,19 @@ class Plan(abc.ABC, Generic[E]):
     def chosen(self, cursor: Cursor) -> None:
         """Handle a cursor that the user of a reader chose: sets the epoch of another library's sampler."""
 
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, to be shown to programs. A loaded state is used once.
+
+        Args:
+            cursor: where the reader is, or where it begins next.
+            loaded: whether the cursor is of a loaded state.
+            running: whether the reader is reading.
+        """
+        mark = self.bookmark
+        mark.epoch = cursor.epoch
+        if running and mark.loaded and cursor is mark.cursor:
+            mark.cursor, mark.loaded = cursor.whole(), False
+
 
 class OuterPlan(Plan[E]):
     """A plan over the epochs, cursors and random draws of an inner plan. Subclasses implement `inner` and `bind`."""
@@ -169,6 +170,10 @@ class OuterPlan(Plan[E]):
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
         self.inner.chosen(cursor)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader with the inner plan."""
+        self.inner.show(cursor, loaded=loaded, running=running)
 
 
 class PlanReader(Generic[E]):
@@ -238,7 +243,7 @@ class PlanReader(Generic[E]):
         """Begin the next run at a cursor. This replaces what the bookmark says."""
         self._choose(cursor, loaded=loaded)
         self.plan.chosen(cursor)
-        self.plan.bookmark.show(cursor, loaded=loaded, running=False)
+        self.plan.show(cursor, loaded=loaded, running=False)
         self._followed = self.plan.bookmark.version
 
     def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
@@ -261,7 +266,7 @@ class PlanReader(Generic[E]):
         run = self.plan.bind(cursor, entropy)
         self.run, self._run_entropy, self.attached = run, entropy, True
         self._next, self._loaded, self._requested, self._entropy = None, False, False, None
-        self.plan.bookmark.show(cursor, loaded=False, running=True)
+        self.plan.show(cursor, loaded=False, running=True)
         return run
 
     def undo(self, before: dict[str, Any]) -> None:
@@ -272,7 +277,7 @@ class PlanReader(Generic[E]):
         # If the bookmark had a loaded state, the start has used it up there.
         self._requested = self._requested and not self._loaded
         if self._next is not None:
-            self.plan.bookmark.show(self._next, loaded=self._loaded, running=False)
+            self.plan.show(self._next, loaded=self._loaded, running=False)
 
     def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
@@ -296,7 +301,7 @@ class PlanReader(Generic[E]):
         assert self.run is not None
         if self._next is None:
             self._choose(self.run.after(delivered) if advance else self.run.start)
-            self.plan.bookmark.show(self._upcoming(), loaded=False, running=False)
+            self.plan.show(self._upcoming(), loaded=False, running=False)
         self.run, self._run_entropy, self.attached = None, None, False
 
     def peek(self) -> E:

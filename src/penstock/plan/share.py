@@ -288,18 +288,6 @@ class ShareEpoch(EpochPlan):
         )
 
 
-class ShareBookmark(Bookmark):
-    """Where readers of a share begin next. The position that programs see is in shared memory, for workers."""
-
-    def __init__(self, plan: SharePlan) -> None:
-        super().__init__()
-        self._plan = plan
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader in `SharePlan.shown`."""
-        self._plan.show_reader(cursor, loaded=loaded, running=running)
-
-
 class SharePlan(Plan[ShareEpoch]):
     """The order of a source's rows, split into mini-epochs and among ranks.
 
@@ -376,7 +364,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Epoch plans of readers in this process."""
         self.running = False
         """Whether a reader is reading the place in `shown`."""
-        self.bookmark = ShareBookmark(self)
+        self.bookmark = Bookmark()
         # Whether a state was loaded and no reader has begun since.
         self._loaded = False
 
@@ -640,8 +628,8 @@ class SharePlan(Plan[ShareEpoch]):
         _ = self.world
         return ShareEpoch(self, self.view(self._place(cursor)))
 
-    def show_reader(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader in `shown`."""
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader in `shown`, in shared memory for workers."""
         place = cursor.place if loaded and isinstance(cursor, ShareCursor) else self._place(cursor)
         self._show(place, loaded=loaded, running=running)
 

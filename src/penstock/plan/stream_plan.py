@@ -74,11 +74,10 @@ class StreamBookmark(Bookmark):
         if self.loaded:
             self.cursor, self.loaded = StreamStart(epoch=self.cursor.epoch), False
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+    def begin(self, epoch: int) -> None:
         """Show the epoch that a loader begins, which uses up a loaded state."""
-        if running:
-            self.leave()
-            self._epochs.show(cursor.epoch)
+        self.leave()
+        self._epochs.show(epoch)
 
 
 class StreamPlan(Plan[StreamStart]):
@@ -95,6 +94,11 @@ class StreamPlan(Plan[StreamStart]):
     def bind(self, cursor: Cursor, entropy: Any) -> StreamStart:
         """Return the opening of the cursor's epoch."""
         return cursor if isinstance(cursor, StreamStart) else StreamStart(epoch=cursor.epoch)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Show the epoch that a loader begins, which uses up a loaded state."""
+        if running:
+            self.bookmark.begin(cursor.epoch)
 
     def read(self, state: Mapping[str, Any]) -> StreamStart:
         """Return the opening in a state.

@@ -206,6 +206,11 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, also with the inner sampler."""
+        super().show(cursor, loaded=loaded, running=running)
+        self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
+
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
         """Return the random draw of the inner sampler's epoch."""
         return self.inner.draw(self._inner_cursor(cursor), held, seed)
@@ -333,12 +338,6 @@ class _GroupedBookmark(Bookmark):
     def ignore(self) -> None:
         """Leave out what was written inside, because it came from here."""
         self._followed = self._inner.bookmark.version
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, also in the bookmark inside."""
-        super().show(cursor, loaded=loaded, running=running)
-        inside = Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
-        self._inner.bookmark.show(inside, loaded=loaded, running=running)
 
 
 class _Grouped(BatchEpochPlan):
