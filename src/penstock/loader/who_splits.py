@@ -77,12 +77,11 @@ def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sa
     plan = _plan_inside(dataset)
     # None is not False: it leaves a dataset its own order.
     if given is None and config.shuffle is False and plan is not None and not plan.agrees_with(False):
-        # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order.
-        if plan.shuffle == "none" or plan.mini_epochs > 1 or not hasattr(dataset, "in_order"):
-            raise _other_order(dataset, config.shuffle)
-        dataset = dataset.in_order()
+        # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order. What
+        # cannot be read in order is refused below.
+        if plan.shuffle != "none" and plan.mini_epochs == 1 and hasattr(dataset, "in_order"):
+            dataset = dataset.in_order()
     shares, whole, others = _parts_by_kind(dataset)
-    _refuse_mixed(dataset, shares, whole + others)
     if given is not None:
         _check_sampler(dataset, shares, config, given)
         return dataset, None
@@ -133,7 +132,8 @@ def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
 
 def has_rank(sampler: Any) -> bool:
     """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
-    return _has_world(sampler) or rank_splitter(sampler, ranks=2) is not None
+    penstocks = any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
+    return penstocks or rank_splitter(sampler, ranks=2) is not None
 
 
 def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
@@ -156,9 +156,8 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     ranks = distributed.current().world_size
     if ranks == 1:
         return
-    shares, whole, others = _parts_by_kind(loader.dataset)
-    _refuse_mixed(loader.dataset, shares, whole + others)
-    if plan is None or splits_by_rank(loader, ranks=ranks) or _has_world(_outermost(loader)):
+    shares, whole, _ = _parts_by_kind(loader.dataset)
+    if plan is None or shares or has_rank(_outermost(loader)):
         return
     should_split = chosen and bool(whole)
     if should_split and isinstance(loader.sampler, RandomSampler):
@@ -215,12 +214,18 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
 
 
 def _parts_by_kind(dataset: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others."""
+    """Return the datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others.
+
+    Raises:
+        ConfigError: several ranks would read a share of some, and all of others.
+    """
     kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
     for part in parts_of(dataset):
         # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
         kind = 0 if getattr(part, "splits_by_rank", False) else 1 if isinstance(part, BatchedDataset | Source) else 2
         kinds[kind].append(part)
+    shares, whole, others = kinds
+    _refuse_mixed(dataset, shares, whole + others)
     return kinds
 
 
@@ -261,7 +266,10 @@ def _check_shares(shares: list[Any], config: LoaderConfig) -> None:
         if plan is None:
             continue
         if config.shuffle is not None and not plan.agrees_with(config.shuffle):
-            raise _other_order(share, config.shuffle)
+            raise ConfigError(
+                f"this {name} determines its own order, which is not shuffle={config.shuffle!r}: choose the order "
+                "there (shuffle=, seed=), and omit shuffle here"
+            )
         other = None
         if config.seed not in (None, plan.seed):
             other = f"seed={config.seed} of the DataLoader"
@@ -309,22 +317,9 @@ def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, given:
             )
 
 
-def _other_order(dataset: Any, shuffle: Any) -> ConfigError:
-    """Return the error for a dataset that has another order than the requested one."""
-    return ConfigError(
-        f"this {type(dataset).__name__} determines its own order, which is not shuffle={shuffle!r}: choose the order "
-        "there (shuffle=, seed=), and omit shuffle here"
-    )
-
-
 def _plan_inside(dataset: Any) -> SharePlan | None:
     """Return the plan of a share, also of the samples of an iterable one."""
     return own_order(dataset.samples if isinstance(dataset, StreamDataset) else dataset)
-
-
-def _has_world(sampler: Any) -> bool:
-    """Return whether a sampler is a Penstock sampler that splits by rank, even with a single rank."""
-    return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
 
 
 def _outermost(loader: TorchDataLoader[Any]) -> Any:
