@@ -74,13 +74,11 @@ def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sa
         ConfigError: the arguments contradict each other or the dataset.
         PartitionError: both the dataset and the sampler split the samples among ranks.
     """
-    plan = _plan_inside(dataset)
     # None is not False: it leaves a dataset its own order.
-    if given is None and config.shuffle is False and plan is not None and not plan.agrees_with(False):
-        # A mixture's and a pack's own order is not one of rows, so they leave the rows of their plan in order. What
-        # cannot be read in order is refused below.
-        if plan.shuffle != "none" and plan.mini_epochs == 1 and hasattr(dataset, "in_order"):
-            dataset = dataset.in_order()
+    plan = _plan_inside(dataset) if given is None and config.shuffle is False else None
+    # What cannot be read in order is refused below, such as a mixture or packs, whose order is not one of rows.
+    if plan is not None and plan.shuffle != "none" and plan.mini_epochs == 1 and hasattr(dataset, "in_order"):
+        dataset = dataset.in_order()
     shares, whole, others = _parts_by_kind(dataset)
     if given is not None:
         _check_sampler(dataset, shares, config, given)
