@@ -27,16 +27,7 @@ from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.user_state import Snapshot
 from penstock.plan.stream_plan import EpochStart
 
-__all__ = [
-    "ATTEMPTS",
-    "CLOSED",
-    "INTERRUPTED",
-    "SHUTDOWN_TIMEOUT_S",
-    "DispatchPolicy",
-    "Window",
-    "is_timeout",
-    "timed_out",
-]
+__all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "SHUTDOWN_TIMEOUT_S", "DispatchPolicy", "Window", "is_timeout"]
 
 CLOSED = "this iterator ended early because its DataLoader was closed: start a new one with iter(loader)"
 """Message of the `WorkerError` for a consumer whose loader was closed."""
@@ -246,7 +237,17 @@ class Window:
     def close(self) -> None:
         """Stop making batches. Idempotent."""
         with self.executor.lock:
-            self._close()
+            if self._over:
+                return
+            self._over = True
+            self._requests = None
+            self._open.clear()
+            self._ready = 0
+            executor, policy = self.executor, self._policy
+            if executor.run == self._run and executor.pid == os.getpid() and not (policy.persistent and policy.stream):
+                executor.run = 0
+            if not policy.persistent:
+                executor.close(SHUTDOWN_TIMEOUT_S)
 
     def end(self, patience: float) -> None:
         """End the workers within ``patience`` seconds: the loader is closed. A waiting consumer gets `WorkerError`."""
@@ -257,7 +258,7 @@ class Window:
         lock = self.executor.lock
         if lock.acquire(blocking=False):
             try:
-                self._close()
+                self.close()
             finally:
                 lock.release()
 
@@ -356,7 +357,7 @@ class Window:
     def _end_early(self) -> WorkerError:
         """Stop delivering, because a worker has died or another thread has ended all workers."""
         self._why = self._why or CLOSED
-        self._close()
+        self.close()
         return WorkerError(self._why)
 
     def _finish(self) -> Exception:
@@ -364,11 +365,11 @@ class Window:
         if self._why is not None or self.executor.closed:
             return self._end_early()
         error, self._error = self._error, None
-        self._close()
+        self.close()
         return StopIteration() if error is None else error
 
     def _late(self) -> WorkerError:
-        text = timed_out(self._policy.timeout)
+        text = f"{_TIMED_OUT} {self._policy.timeout} seconds"
         for pending in self._open.values():
             if pending.result is None:
                 worker, processes = pending.worker, self.processes
@@ -407,19 +408,6 @@ class Window:
         if closed:
             raise WorkerError(self._why) from error
 
-    def _close(self) -> None:
-        if self._over:
-            return
-        self._over = True
-        self._requests = None
-        self._open.clear()
-        self._ready = 0
-        executor, policy = self.executor, self._policy
-        if executor.run == self._run and executor.pid == os.getpid() and not (policy.persistent and policy.stream):
-            executor.run = 0
-        if not policy.persistent:
-            executor.close(SHUTDOWN_TIMEOUT_S)
-
     # Submitting.
 
     def _next_request(self) -> BatchRequest | None:
@@ -447,25 +435,20 @@ class Window:
             if group > 1 and self._open and len(self._open) + together > most:
                 # Wait until a whole group fits.
                 break
-            shares = self._next_shares(together, most)
+            shares: dict[int, list[BatchRequest]] = {}
+            worker, left = self._choose(most), together
+            while worker is not None and left and (request := self._next_request()) is not None:
+                self._open[request.number] = _Pending(request, worker)
+                self._load[worker] += 1
+                shares.setdefault(worker, []).append(request)
+                left -= 1
+                if self._policy.turns and left:
+                    worker = self._choose(most)
             if not shares:
                 break
             for worker, requests in shares.items():
                 self.executor.submit(requests, worker)
         self._enough = max(0, most - together)
-
-    def _next_shares(self, count: int, most: int) -> dict[int, list[BatchRequest]]:
-        """Return the next requests by worker, at most ``count``."""
-        shares: dict[int, list[BatchRequest]] = {}
-        worker = self._choose(most)
-        while worker is not None and count and (request := self._next_request()) is not None:
-            self._open[request.number] = _Pending(request, worker)
-            self._load[worker] += 1
-            shares.setdefault(worker, []).append(request)
-            count -= 1
-            if self._policy.turns and count:
-                worker = self._choose(most)
-        return shares
 
     def _choose(self, most: int) -> int | None:
         """Return the worker for the next batch; None if no worker should get more."""
@@ -496,28 +479,21 @@ class Window:
     def _take_in(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, BatchResult):
-                self._note_done(event)
+                pending = self._open[event.number]
+                self._load[pending.worker] -= 1
+                if event.ended and self._policy.stream:
+                    del self._open[event.number]
+                    self._ended.add(pending.worker)
+                    if len(self._ended) == self.executor.workers:
+                        self._requests = None
+                else:
+                    pending.result = event
+                    self._ready += 1
             elif isinstance(event, Began):
                 self._begun[event.worker] = event.snapshot
             # After one that ended the iterator, others are not replaced.
             elif self._why is None:
                 self._lose(event)
-
-    def _note_done(self, result: BatchResult) -> None:
-        pending = self._open[result.number]
-        self._load[pending.worker] -= 1
-        if result.ended and self._policy.stream:
-            del self._open[result.number]
-            self._end_worker(pending.worker)
-        else:
-            pending.result = result
-            self._ready += 1
-
-    def _end_worker(self, worker: int) -> None:
-        """Submit nothing more to a worker whose stream has ended."""
-        self._ended.add(worker)
-        if len(self._ended) == self.executor.workers:
-            self._requests = None
 
     def _lose(self, lost: Lost) -> None:
         """Continue without a lost worker if another one can make its batches."""
@@ -554,23 +530,17 @@ class Window:
         """Return the next batch to deliver, if it is done."""
         for pending in self._open.values():
             if pending.result is not None:
-                may = not self._waits_for_first_states or self._may_deliver(pending.worker)
-                return pending.result if may else None
+                if self._waits_for_first_states:
+                    # A state must include workers that have delivered nothing yet, so the first batch of a worker with
+                    # a state waits for the first snapshots of all workers.
+                    begun, worker = self._begun, pending.worker
+                    if worker not in begun or (begun[worker] is not None and len(begun) < self.executor.workers):
+                        return None
+                    self._note_first_states()
+                return pending.result
             if self._policy.in_order:
                 break
         return None
-
-    def _may_deliver(self, worker: int) -> bool:
-        """Return whether a batch of a worker may be delivered.
-
-        The first batch of a worker with a state waits for the first snapshots of all workers, because a state must
-        include workers that have delivered nothing yet.
-        """
-        begun = self._begun
-        if worker not in begun or (begun[worker] is not None and len(begun) < self.executor.workers):
-            return False
-        self._note_first_states()
-        return True
 
     def _note_first_states(self) -> None:
         self._waits_for_first_states = False
@@ -591,11 +561,7 @@ class Window:
 
 
 _TIMED_OUT = "DataLoader timed out after"
-
-
-def timed_out(seconds: float) -> str:
-    """Return torch's message for a timeout."""
-    return f"{_TIMED_OUT} {seconds} seconds"
+"""The beginning of torch's message for a timeout."""
 
 
 def is_timeout(error: Exception) -> bool:
