@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +25,6 @@ from penstock.loader.messages import BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S, DispatchPolicy, Window
 from penstock.plan.stream_plan import EpochStart
-from penstock.plan.user_states import has_state
 from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:
@@ -78,10 +76,15 @@ class Workers:
         Raises:
             ConfigError: such a setting.
         """
-        self._fetcher = fetcher = self._make_fetcher(self.config)
-        self._policy, self._flow = _policy_of(self.config, fetcher), _flow_of(self.config, fetcher)
-        if self.config.kind == "process":
-            self._context = _start_method(self.config.multiprocessing_context, fetcher.dataset)
+        config = self.config
+        self._fetcher = fetcher = self._make_fetcher(config)
+        self._policy = _policy_of(config, fetcher)
+        # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
+        draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
+        ahead = not fetcher.has_states and (draws_by_key or not config.persistent_workers)
+        self._flow = Flow(config, ahead=ahead, groups=config.pure or config.in_order)
+        if config.kind == "process":
+            self._context = _start_method(config.multiprocessing_context, fetcher.dataset)
 
     def prepare(self, base_seed: int, *, anew: bool = False) -> None:
         """Start the workers of the next epoch iterator, if there are none.
@@ -133,7 +136,7 @@ class Workers:
             self.executor = None
         if self.config.kind == "ray":
             requests = _drawn_together(requests, self.config.depth)
-        restarted = partial(_count_restart, weakref.ref(self)) if policy.restart else None
+        restarted = self._count_restart
         try:
             return Window(
                 requests, executor, flow, policy, epoch=epoch, resume=resume, first=first, restarted=restarted
@@ -141,6 +144,9 @@ class Workers:
         except BaseException:
             executor.close(SHUTDOWN_TIMEOUT_S)
             raise
+
+    def _count_restart(self) -> None:
+        self.restarts += 1
 
     def resize(self, config: LoaderConfig, window: Window | None = None) -> None:
         """Have the number of workers of a config, which may differ in nothing else, from the next iterator on.
@@ -191,11 +197,6 @@ def _drawn_together(requests: Iterator[BatchRequest], count: int) -> Iterator[Ba
     yield from requests
 
 
-def _count_restart(workers: weakref.ref[Workers]) -> None:
-    if (found := workers()) is not None:
-        found.restarts += 1
-
-
 def _start_executor(
     config: LoaderConfig, fetcher: Fetcher, context: Any, base_seed: int, rings: list[Ring]
 ) -> Executor:
@@ -221,16 +222,15 @@ def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
     Raises:
         ConfigError: ``on_worker_death="restart"``, but a state would be lost with a worker.
     """
-    stream, own_state = isinstance(fetcher, StreamFetch), _has_own_state(fetcher)
-    restart = config.on_worker_death == "restart"
-    if restart and own_state:
+    stream, restart = isinstance(fetcher, StreamFetch), config.on_worker_death == "restart"
+    if restart and fetcher.has_states:
         raise ConfigError(
             "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
             "it is lost with the worker"
         )
-    turns = stream or (config.kind == "ray" and own_state)
+    turns = stream or (config.kind == "ray" and fetcher.has_states)
     if config.kind == "process":
-        turns = stream or own_state or not config.pure
+        turns = fetcher.has_states or not config.pure
     return DispatchPolicy(
         turns=turns,
         stream=stream,
@@ -239,19 +239,6 @@ def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
         restart=restart or (config.kind == "ray" and not turns),
         persistent=config.persistent_workers or config.kind == "ray",
     )
-
-
-def _flow_of(config: LoaderConfig, fetcher: Fetcher) -> Flow:
-    """Return how far ahead the workers of a loader may be."""
-    # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
-    draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
-    ahead = not isinstance(fetcher, StreamFetch) and not _has_own_state(fetcher)
-    ahead = ahead and (draws_by_key or not config.persistent_workers)
-    return Flow(config, ahead=ahead, groups=config.pure or config.in_order)
-
-
-def _has_own_state(fetcher: Fetcher) -> bool:
-    return has_state(fetcher.dataset) or has_state(fetcher.collate_fn)
 
 
 def _start_method(context: Any, dataset: Any) -> Any:
