@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import Subset
@@ -43,7 +43,7 @@ from penstock.random import Samples, sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
 
-__all__ = ["Fetch", "Fetcher", "Maker", "Part"]
+__all__ = ["Fetch", "Fetcher", "Maker"]
 
 # The CPU time of a dataset is measured in one of this many quick calls, since the system call is slow on some machines.
 # After a call of at least _LONG seconds the next one is measured, too: auto-tuning sees only a few of those.
@@ -166,21 +166,12 @@ class Fetch:
                     raise
                 # The dataset does not say which sample failed, so each is loaded alone.
                 metrics.samples -= len(request.indices)
-        return self._make(request, metrics)
+        return self.make(request, metrics)
 
-    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """Return the samples of a request or a part of one: fewer if ``on_error`` skips some."""
-        samples: list[Any] = self._make(request, metrics, collate=False)
-        return samples
-
-    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """Return the batch of some samples."""
-        return self._make(request, metrics, samples)
-
-    def _make(
+    def make(
         self, request: BatchRequest, metrics: BatchMetrics, samples: list[Any] | None = None, *, collate: bool = True
     ) -> Any:
-        """Load the samples, unless they are given, and collate them.
+        """Load the samples of a request or of a part of one, unless they are given, and collate them.
 
         With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. The
         metrics count only the last time.
@@ -331,14 +322,6 @@ Fetcher = Fetch | StreamFetch
 """Makes the batches of one worker, from a map-style dataset or a stream."""
 
 
-class Part(NamedTuple):
-    """Samples of a part of a batch, or the error in their place, and what they cost."""
-
-    samples: list[Any]
-    metrics: BatchMetrics
-    error: BaseException | None = None
-
-
 class Maker:
     """Makes the batches of one worker.
 
@@ -381,7 +364,9 @@ class Maker:
         if self._broken is not None:
             raise self._broken
 
-    def make(self, request: BatchRequest, arena: Arena | None = None, parts: list[Part] | None = None) -> BatchResult:
+    def make(
+        self, request: BatchRequest, arena: Arena | None = None, parts: list[BatchResult] | None = None
+    ) -> BatchResult:
         """Make a batch.
 
         Args:
@@ -408,28 +393,28 @@ class Maker:
             except Exception as another:
                 return BatchResult(None, metrics, number, worker, error=another, run=run)
 
-    def load(self, part: BatchRequest) -> Part:
-        """Load the samples of a part of a batch. Several threads may do so at once."""
+    def load(self, part: BatchRequest) -> BatchResult:
+        """Return the samples of a part of a batch, instead of a batch. Several threads may call this at once."""
         metrics = BatchMetrics()
         assert isinstance(self.fetcher, Fetch)
         try:
-            return Part(self.fetcher.samples(part, metrics), metrics)
+            return BatchResult(self.fetcher.make(part, metrics, collate=False), metrics, part.number)
         except self._catches as error:
-            return Part([], metrics, error)
+            return BatchResult([], metrics, part.number, error=error)
 
-    def _joined(self, request: BatchRequest, metrics: BatchMetrics, parts: list[Part]) -> Any:
+    def _joined(self, request: BatchRequest, metrics: BatchMetrics, parts: list[BatchResult]) -> Any:
         """Return the batch of all parts. The error of the first part that failed is raised."""
         samples: list[Any] = []
         error: BaseException | None = None
         while parts:
             part = parts.pop(0)
             metrics.add(part.metrics)
-            samples += part.samples
+            samples += part.batch
             error = error or part.error
             del part
         if error is None:
             assert isinstance(self.fetcher, Fetch)
-            return self.fetcher.collate(samples, request, metrics)
+            return self.fetcher.make(request, metrics, samples)
         try:
             raise error
         finally:
