@@ -128,7 +128,6 @@ def test_inline_as_torch(n: int, batch_size: int, drop_last: bool) -> None:
 def test_without_batching_as_torch() -> None:
     assert list(torch.utils.data.DataLoader(Parts([3]), None, collate_fn=str)) == ["0", "1", "2"]
     fetcher = fetch(Parts([3]), None, collate_fn=str)
-    assert not fetcher.batched
     assert outcomes(inline(endless(), fetcher)) == ["0", "1", "2"]
 
 

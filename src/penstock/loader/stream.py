@@ -7,6 +7,7 @@ itself with ``get_worker_info()``.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -79,7 +80,6 @@ class StreamFetch:
         self.collate_fn = collate_fn
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.batched = batch_size is not None
         self._generators = generators
         self._draws_base_seed = draws_base_seed and generators != "worker"
         self._last = [] if last is None else last
@@ -92,15 +92,9 @@ class StreamFetch:
 
     def copy(self) -> StreamFetch:
         """Return a fetcher for another thread, with the same dataset, its own iterator and no state."""
-        return StreamFetch(
-            self.dataset,
-            self.collate_fn,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            generators=self._generators,
-            draws_base_seed=self._draws_base_seed,
-            last=self._last,
-        )
+        other = copy.copy(self)
+        other._last = self._last
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": []}
