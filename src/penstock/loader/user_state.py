@@ -18,7 +18,7 @@ import base64
 import copy
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -244,11 +244,8 @@ class WorkerState(NamedTuple):
         # The dataset's position is unknown, so it starts again.
         return WorkerState(self.snapshot)
 
-    def left(self) -> WorkerState:
-        """Return the position after an iterator that was left: the dataset's is unknown."""
-        return self._without(*_PLACES)
-
-    def _without(self, *owners: str) -> WorkerState:
+    def without(self, owners: Collection[str] = _PLACES) -> WorkerState:
+        """Return the position after an iterator that was left: the state of some owners is unknown."""
         return WorkerState({name: state for name, state in self.snapshot.items() if name not in owners})
 
     def state(self) -> State:
@@ -325,7 +322,7 @@ class UserStates:
             new.next, new._workers = self.next, list(workers)
             new.resumed = {number: one for number, one in enumerate(workers) if one != WorkerState()}
         elif workers is not None and not (fresh or self._asks):
-            new._workers = [one.left() for one in workers] if self.stream and not self._between else list(workers)
+            new._workers = [one.without() for one in workers] if self.stream and not self._between else list(workers)
         elif self.stream:
             # Threads move the objects as soon as they start.
             new._workers = self._untouched()
@@ -384,7 +381,7 @@ class UserStates:
         if self._between or self._workers is None:
             return self
         new = copy.copy(self)
-        new.next, new._workers = 0, [one.left() for one in self._workers]
+        new.next, new._workers = 0, [one.without() for one in self._workers]
         return new
 
     def _untouched(self) -> list[WorkerState]:
@@ -439,7 +436,7 @@ class UserStates:
     def _for_other_number(self, workers: list[WorkerState]) -> list[WorkerState]:
         """Return the states for another number of workers. That is possible if all workers have the same one."""
         # Generators are removed, because their seed contains the worker's number.
-        first, *others = (one._without("generators") for one in workers)
+        first, *others = (one.without({"generators"}) for one in workers)
         moved = self.stream and any(one.since or one.places for one in workers)
         if moved or not all(one == first or same_states(one.states, first.states) for one in others):
             raise LayoutError(
