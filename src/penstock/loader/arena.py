@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Arena", "Shared", "collating_into", "has_place", "place", "place_ahead"]
+__all__ = ["Arena", "Shared", "collating_into", "place", "place_ahead"]
 
 
 class Arena(Protocol):
@@ -93,11 +93,6 @@ class collating_into:
 
     def __exit__(self, *exc: object) -> None:
         _current.arena = self._before
-
-
-def has_place() -> bool:
-    """Return whether the current batch has an arena."""
-    return _current.arena is not None
 
 
 def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:

@@ -24,7 +24,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-from penstock.loader.arena import has_place, place
+from penstock.loader.arena import place
 
 __all__ = ["Collate", "collate", "is_default"]
 
@@ -52,8 +52,9 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
         return torch.stack(tensors, 0)
     out = None
     if type(first) is torch.Tensor:
-        if has_place() and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
-            out = place((len(tensors), *first.shape), first.dtype)
+        out = place((len(tensors), *first.shape), first.dtype)
+        if out is not None and (len(set(map(type, tensors))) > 1 or len(set(map(_dtype, tensors))) > 1):
+            out = None
         if (there := _in_place(tensors, out)) is not None:
             return there
     if out is not None:
