@@ -112,8 +112,8 @@ def _is_movable(part: Any) -> bool:
     return isinstance(part, torch.Tensor) or all(callable(getattr(part, name, None)) for name in _MOVES)
 
 
-def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier | None:
-    """Return a copier for a device; None for the CPU.
+def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier:
+    """Return a copier for a device other than the CPU.
 
     Raises:
         ConfigError: torch does not know the device, or this machine does not have it.
@@ -124,8 +124,6 @@ def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier |
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device={device!r} is not a torch device: {str(error).splitlines()[0]}") from error
-    if place.type == "cpu":
-        return None
     # None for example for "meta".
     module: Any = getattr(torch, place.type, None)
     if module is not None and not module.is_available():
