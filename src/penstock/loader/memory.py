@@ -39,6 +39,7 @@ class SharedFile:
         fd: file descriptor; closed with this object.
         size: bytes of address space.
         map: the whole file. Arrays and tensors over it stay valid after `close`.
+        close: closes the descriptor. Idempotent.
 
     Raises:
         RingError: the system maps no such file.
@@ -60,7 +61,7 @@ class SharedFile:
 
     def _open(self, fd: int, ranks: int, size: int) -> None:
         self.fd, self.size, self._ranks = fd, size, ranks
-        self._close = weakref.finalize(self, os.close, fd)
+        self.close = weakref.finalize(self, os.close, fd)
         while True:
             try:
                 os.ftruncate(fd, self.size)
@@ -103,10 +104,6 @@ class SharedFile:
             self.map.madvise(mmap.MADV_REMOVE, begin, size)
 
     can_discard = hasattr(mmap, "MADV_REMOVE")
-
-    def close(self) -> None:
-        """Close the descriptor; the map stays. Idempotent."""
-        self._close()
 
 
 def _inherit(dup: Any, ranks: int, size: int) -> SharedFile:
