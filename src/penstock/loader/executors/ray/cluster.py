@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ClusterError, ConfigError
 
-__all__ = ["attach", "check_attached", "load_ray", "session", "store_bytes"]
+__all__ = ["attach", "load_ray", "session"]
 
 _OLDEST = (2, 60)
 _CONNECT_TIMEOUT_S = 5.0  # for the head of a cluster to accept a connection
@@ -94,24 +94,3 @@ def session() -> str:
         return ""
     context = ray.get_runtime_context()
     return f"{context.gcs_address} {context.get_job_id()}"
-
-
-def check_attached(before: str) -> None:
-    """Check that the program is still connected, since Ray would start another cluster without a request.
-
-    Raises:
-        ClusterError: it is not.
-    """
-    if session() != before:
-        raise ClusterError(
-            "the program is no longer connected to the Ray cluster of this DataLoader's workers (ray.shutdown() was "
-            "called): reconnect, and start a new iterator"
-        )
-
-
-def store_bytes() -> int:
-    """Return the size of the object store of this program's node."""
-    ray = load_ray()
-    here = ray.get_runtime_context().get_node_id()
-    (size,) = (node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here)
-    return int(size)

@@ -32,7 +32,7 @@ from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
-from penstock.loader.executors.ray.cluster import attach, check_attached, session, store_bytes
+from penstock.loader.executors.ray.cluster import attach, session
 from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
@@ -72,7 +72,7 @@ class RayWorker:
         actor: Ray's handle.
         node: the name of its node; None until it has started.
         dead: whether it was lost.
-        setup: number of the dataset that it has; 0 for none.
+        setup: Ray's reference to the dataset that it has.
         calls: its unanswered calls, oldest first.
         started: when its start was requested.
         last: when it answered last.
@@ -82,7 +82,7 @@ class RayWorker:
     actor: Any
     node: str | None = None
     dead: bool = False
-    setup: int = 0
+    setup: Any = None
     calls: list[Call] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     last: float = 0.0
@@ -91,11 +91,6 @@ class RayWorker:
     def ready(self) -> bool:
         """Whether it can make batches."""
         return self.node is not None and not self.dead
-
-    @property
-    def owed(self) -> int:
-        """The number of requested batches."""
-        return sum(len(call.requests) for call in self.calls)
 
 
 @dataclass(eq=False)
@@ -139,14 +134,15 @@ class RayExecutor(Executor):
         self._options = config.ray_options or RayOptions()
         attach(self._options.address)
         self._session = session()
-        self.max_bytes = int(store_bytes() * _STORE_SHARE)
+        here = ray.get_runtime_context().get_node_id()
+        (store,) = (node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here)
+        self.max_bytes = int(store * _STORE_SHARE)
         # Whether it matters which worker makes a batch.
         self._turns = self.tells_begin = isinstance(fetcher, StreamFetch) or fetcher.has_states
         self._memory = ReceiveBuffer()
         self._run = 0
         self._ended = False
-        self._setup: Any = None
-        self._setups = 0  # number of the present dataset
+        self._setup: Any = None  # Ray's reference to the present dataset
         self._digest = b""
         self._actors: list[RayWorker] = []
         self._starts: dict[int, Start] = {}
@@ -192,8 +188,6 @@ class RayExecutor(Executor):
         self._base_seed = base_seed
         digest = hashlib.blake2b(setup).digest()
         if digest != self._digest or self._turns:
-            self._setups += 1
-        if digest != self._digest:
             self._setup, self._digest = ray.put(setup), digest
 
     @property
@@ -235,8 +229,8 @@ class RayExecutor(Executor):
         self._send_backlog()
 
     def _begin(self, worker: RayWorker) -> None:
-        setup = None if worker.setup == self._setups else self._setup
-        worker.setup = self._setups
+        setup = None if worker.setup is self._setup else self._setup
+        worker.setup = self._setup
         ref = worker.actor.begin.remote(self._starts[worker.number], setup, self._base_seed)
         if self._turns:
             self._pending[ref] = Call([], worker.number, worker, ref)
@@ -248,7 +242,7 @@ class RayExecutor(Executor):
             worker = self._actors[number]
             if not worker.ready and not self._turns:
                 ready = (other for other in self._actors if other.ready)
-                worker = min(ready, key=lambda other: other.owed, default=worker)
+                worker = min(ready, key=lambda one: sum(len(call.requests) for call in one.calls), default=worker)
             if not worker.ready:
                 self._backlog.append((number, requests))
                 continue
@@ -277,7 +271,12 @@ class RayExecutor(Executor):
         with self.lock:
             if self._ended or run != self._run:
                 return []
-            check_attached(self._session)
+            if session() != self._session:
+                # Ray would start another cluster without a request.
+                raise ClusterError(
+                    "the program is no longer connected to the Ray cluster of this DataLoader's workers "
+                    "(ray.shutdown() was called): reconnect, and start a new iterator"
+                )
             now, limit = time.monotonic(), self._options.deadline or math.inf
             if deadline is not None and deadline <= now:
                 # While the consumer is busy, answers are not read, and no worker is silent.

@@ -143,7 +143,7 @@ class Worker:
             if self._maker is None:
                 box.put(BatchResult(None, BatchMetrics(), number, error=self._broken, run=run))
             else:
-                self._pool.make(self._maker, request, box.put, wanted=self._is_wanted)
+                self._pool.make(self._maker, request, box.put, wanted=lambda run: run == self._wanted)
         answers: list[tuple[BatchResult, list[int]]] = []
         arrays: list[Any] = []
         for box in boxes:
@@ -152,9 +152,6 @@ class Worker:
                 answers.append((packed, buffers.offsets))
                 arrays += buffers.arrays
         return [cloudpickle.dumps(answers), *arrays]
-
-    def _is_wanted(self, run: int) -> bool:
-        return run == self._wanted
 
     def _packed(self, result: BatchResult) -> tuple[BatchResult, Buffers]:
         """Return a result that can be sent, and its large buffers."""
