@@ -246,7 +246,7 @@ class ThreadExecutor(Executor):
         for request in requests:
             if isinstance(request, BatchRequest):
                 self._begin_late()
-                pool.make(maker, request, self._put, wanted=self._wants)
+                pool.make(maker, request, self._put, wanted=lambda run: run == self._run)
             elif self._stream or not worker:
                 if request.state is not None:
                     maker.fetcher.load_state_dict(request.state)
@@ -266,9 +266,6 @@ class ThreadExecutor(Executor):
             first = self._makers[0].fetcher.begin(start.epoch)
             for worker in range(self.workers):
                 self._put(Began(start.run, worker, None if worker else first))
-
-    def _wants(self, run: int) -> bool:
-        return run == self._run
 
     def _put(self, event: Began | BatchResult | None) -> None:
         """Report an event, unless its run is over. None only wakes the consumer."""
