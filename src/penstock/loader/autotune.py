@@ -226,21 +226,6 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
     Raises:
         ConfigError: the batches would depend on the workers, or there are no workers to choose.
     """
-    _check(pipeline, config)
-    processes = config.threads_per_worker > 1 or config.on_worker_death != "raise"
-    processes = processes or config.multiprocessing_context is not None
-    # ``worker_init_fn`` may expect a worker.
-    limited = config.timeout or config.max_bytes_in_flight is not None or config.worker_init_fn is not None
-    return Autotuner(
-        AUTO if config.single_process else config.kind,
-        inline=config.executor == AUTO and not (processes or limited),
-        cores=cores(),
-        ranks=local_ranks(),
-        starts=config.forks_workers and not config.persistent_workers,
-    )
-
-
-def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
     position, name = pipeline.position, type(pipeline.dataset).__name__
     auto = "num_workers='auto'"
     if config.executor == "ray":
@@ -270,3 +255,14 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
             f"{auto} needs a sampler that draws its order at the start, or from a seed: this one draws step by step "
             "from a shared generator, so the prefetch depth would be visible. Pass seed= or a number of workers"
         )
+    processes = config.threads_per_worker > 1 or config.on_worker_death != "raise"
+    processes = processes or config.multiprocessing_context is not None
+    # ``worker_init_fn`` may expect a worker.
+    limited = config.timeout or config.max_bytes_in_flight is not None or config.worker_init_fn is not None
+    return Autotuner(
+        AUTO if config.single_process else config.kind,
+        inline=config.executor == AUTO and not (processes or limited),
+        cores=cores(),
+        ranks=local_ranks(),
+        starts=config.forks_workers and not config.persistent_workers,
+    )
