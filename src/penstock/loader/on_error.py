@@ -188,7 +188,9 @@ class OnError:
         """Whether any error is tolerated."""
         return self.action != "raise"
 
-    def load(self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any) -> Any:
+    def load(
+        self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any, skipped: Sequence[Any] = ()
+    ) -> Any:
         """Return a sample, or `SKIP`.
 
         Args:
@@ -197,12 +199,40 @@ class OnError:
             key: key of its generators, used for a replacement too.
             length: replacements are drawn from ``range(length)``; None if indices are not such numbers.
             metrics: the `BatchMetrics` whose ``failures`` record the failure.
+            skipped: indices of samples that this one replaces, because all were skipped; see `fill`.
 
         Raises:
             Exception: the error of ``load_one``, if the policy raises it. After replacements it is the error of the
                 last one, with a note that names all of them.
         """
-        return self._load(load_one, [index], 1, _REPLACEMENT, key, length, metrics)
+        tried, wanted, stream = [*skipped, index], len(skipped) or 1, _FILLING if skipped else _REPLACEMENT
+        while True:
+            try:
+                return load_one(tried[-1], key)
+            except Exception as error:
+                if not is_tolerable(error):
+                    raise
+                attempt = len(tried) - wanted
+                failure = Failure.of(error, tried[-1], key, attempt)
+                action = self.action(failure) if callable(self.action) else self.action
+                if action not in _ACTIONS:
+                    raise ConfigError(
+                        f"on_error must return 'raise', 'skip' or 'replace' for {failure}, not {action!r}"
+                    ) from error
+                if action == "skip" and not skipped:
+                    metrics.failures.append(replace(failure, action=action))
+                    return SKIP
+                replaces = action != "raise" and attempt < self.attempts
+                following = _draw(tried, wanted, stream, key, length) if replaces else None
+                if following is None:
+                    if attempt:
+                        first, others = ", ".join(map(repr, tried[:wanted])), ", ".join(map(repr, tried[wanted:]))
+                        error.add_note(f"in place of {first}, on_error tried {others}: none of them can be loaded")
+                    elif action != "raise":
+                        error.add_note("it cannot be replaced: its index is not an integer, or no other index is left")
+                    raise
+                metrics.failures.append(replace(failure, action="replace", replacement=following))
+                tried.append(following)
 
     def fill(self, load_one: LoadOne, indices: Sequence[Any], key: int, length: int | None, metrics: Any) -> Any:
         """Return a replacement for the first sample of a batch whose samples were all skipped.
@@ -228,39 +258,7 @@ class OnError:
             if failures[place].key == key and failures[place].action == "skip":
                 failures[place] = replace(failures[place], action="replace", replacement=following)
                 break
-        return self._load(load_one, [*indices, following], len(indices), _FILLING, key, length, metrics)
-
-    def _load(
-        self, load_one: LoadOne, tried: list[Any], wanted: int, stream: int, key: int, length: int | None, metrics: Any
-    ) -> Any:
-        """Return the last sample of ``tried``, or a replacement. Its first ``wanted`` indices are the original ones."""
-        while True:
-            try:
-                return load_one(tried[-1], key)
-            except Exception as error:
-                if not is_tolerable(error):
-                    raise
-                attempt = len(tried) - wanted
-                failure = Failure.of(error, tried[-1], key, attempt)
-                action = self.action(failure) if callable(self.action) else self.action
-                if action not in _ACTIONS:
-                    raise ConfigError(
-                        f"on_error must return 'raise', 'skip' or 'replace' for {failure}, not {action!r}"
-                    ) from error
-                if action == "skip" and stream != _FILLING:
-                    metrics.failures.append(replace(failure, action=action))
-                    return SKIP
-                replaces = action != "raise" and attempt < self.attempts
-                following = _draw(tried, wanted, stream, key, length) if replaces else None
-                if following is None:
-                    if attempt:
-                        first, others = ", ".join(map(repr, tried[:wanted])), ", ".join(map(repr, tried[wanted:]))
-                        error.add_note(f"in place of {first}, on_error tried {others}: none of them can be loaded")
-                    elif action != "raise":
-                        error.add_note("it cannot be replaced: its index is not an integer, or no other index is left")
-                    raise
-                metrics.failures.append(replace(failure, action="replace", replacement=following))
-                tried.append(following)
+        return self.load(load_one, following, key, length, metrics, indices)
 
 
 class FailureLog:
