@@ -166,11 +166,9 @@ class LoaderConfig:
     @cached_property
     def threads(self) -> int:
         """Number of threads in each process or actor."""
-        if self.kind == "ray":
-            from penstock.loader.executors.ray.options import RayOptions
-
-            return (self.ray_options or RayOptions()).threads(self.threads_per_worker)
-        if self.kind != "process":
+        if self.kind == "ray" and self.ray_options is not None:
+            return self.ray_options.threads(self.threads_per_worker)
+        if self.kind in ("inline", "thread"):
             return 1
         return self.num_workers if self.single_process else self.threads_per_worker
 
@@ -222,10 +220,11 @@ def check(config: LoaderConfig) -> None:
     if executor == "ray":
         from penstock.loader.executors.ray.options import RayOptions
 
-        given = RayOptions() if config.ray_options is None else config.ray_options
-        if not isinstance(given, RayOptions):
+        given: Any = config.ray_options
+        if not isinstance(given, RayOptions | None):
             raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
-        given.threads(config.threads_per_worker)
+        if given is not None:
+            given.threads(config.threads_per_worker)
         if config.on_worker_death == "restart":
             raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")
     elif config.ray_options is not None:
