@@ -111,7 +111,11 @@ class Autotuner:
             return False
         if not self._meter.add(result.metrics, asked, had, window.depth):
             return False
-        self.memory_for = self._room(window, size_of(result.batch))
+        if (free := available_memory()) is not None:
+            # How many workers like these fit into half of this rank's share.
+            pids = [process.pid for process in window.processes or ()]
+            used = (private_memory(pids[0]) * len(pids) if pids else 0) + window.depth * size_of(result.batch)
+            self.memory_for = self.workers + int(free / self._ranks / 2 / (max(1, used) / self.workers))
         self.note(self._meter.found, ahead=window.depth)
         return True
 
@@ -121,15 +125,6 @@ class Autotuner:
             self._meter.end()
             if self._meter.enough:
                 self.note(self._meter.found)
-
-    def _room(self, window: Window, nbytes: int) -> int | None:
-        """Return how many workers like these fit into memory, which is half of this rank's share."""
-        free = available_memory()
-        if free is None:
-            return None
-        pids = [process.pid for process in window.processes or ()]
-        used = (private_memory(pids[0]) * len(pids) if pids else 0) + window.depth * nbytes
-        return self.workers + int(free / self._ranks / 2 / (max(1, used) / self.workers))
 
     # The search.
 
