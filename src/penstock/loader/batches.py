@@ -27,11 +27,6 @@ def map_batch(function: Callable[[Any], Any], batch: Any) -> Any:
     Mappings, lists, tuples, named tuples, dataclasses and torch's ``PackedSequence``, including subclasses, are
     structure. The original batch does not change.
     """
-    kind = type(batch)
-    if kind is dict:
-        return {key: map_batch(function, value) for key, value in batch.items()}
-    if kind is list:
-        return [map_batch(function, value) for value in batch]
     if isinstance(batch, PackedSequence):
         # torch requires `batch_sizes` to stay a CPU tensor.
         indices = batch.sorted_indices, batch.unsorted_indices
