@@ -92,7 +92,6 @@ class Fetch:
         self._seeds: list[Seed] = []
         self.on_error = on_error
         self._owns_generators = owns_generators
-        self._generators: WorkerGenerators | None = None
         self._calls = 0
         self._last_was_long = True
 
@@ -137,7 +136,6 @@ class Fetch:
         """Return a snapshot of users' objects. The position of a Penstock dataset is part of each request."""
         if not self.has_states:
             return None
-        self._note_generators()
         return take_first_snapshot(self.dataset, None, self.collate_fn, self._generators)
 
     def state_dict(self) -> Snapshot | None:
@@ -148,24 +146,17 @@ class Fetch:
 
     def load_state_dict(self, state: WorkerState) -> None:
         """Resume from a state."""
-        self._note_generators()
         load_states(state.states, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
 
-    def _note_generators(self) -> None:
-        """Record the initial seeds of this process's generators, before a batch draws from them."""
-        if self._owns_generators and self._generators is None:
-            self._generators = WorkerGenerators()
+    @cached_property
+    def _generators(self) -> WorkerGenerators | None:
+        """The initial seeds of this process's generators, first read before a batch draws from them."""
+        return WorkerGenerators() if self._owns_generators else None
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """Return the batch of a request."""
         if self._whole and request.indices:
-            try:
-                return self._load(request, metrics, whole=True)
-            except Exception as error:
-                if self.on_error is None or not is_tolerable(error):
-                    raise
-                # The dataset does not say which sample failed, so each is loaded alone.
-                metrics.samples -= len(request.indices)
+            return self._load(request, metrics, whole=True)
         return self.make(request, metrics)
 
     def make(
@@ -211,17 +202,18 @@ class Fetch:
         cpu = time.thread_time() if each or calls % _CPU_EVERY == 2 else None
         start = time.perf_counter()
         try:
-            if whole:
-                with sample_scope(request.first_key):
-                    return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
-            if self._together and request.indices and not (self._seeds and self._batched_dataset):
-                try:
+            try:
+                if whole:
+                    with sample_scope(request.first_key):
+                        return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
+                if self._together and request.indices and not (self._seeds and self._batched_dataset):
                     return self._load_together(request)
-                except Exception as error:
-                    if self.on_error is None or not is_tolerable(error):
-                        raise
-                    # The dataset does not say which sample failed, so each is loaded alone.
-            return self._load_each(request, metrics)
+            except Exception as error:
+                if self.on_error is None or not is_tolerable(error):
+                    raise
+                # The dataset does not say which sample failed, so each is loaded alone.
+            samples = self._load_each(request, metrics)
+            return self._collate(samples, request, metrics) if whole else samples
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
@@ -329,6 +321,9 @@ class Maker:
         fetcher: loads samples and collates them.
         worker: number of the worker.
         catches: what user code may raise without an end of the worker.
+
+    Attributes:
+        broken: the error of the last `begin`.
     """
 
     def __init__(self, fetcher: Fetcher, worker: int = 0, *, catches: type[BaseException] = Exception) -> None:
@@ -337,32 +332,27 @@ class Maker:
         self._catches = catches
         self._stream = not isinstance(fetcher, Fetch)
         self._unusable: BaseException | None = None
-        self._broken: BaseException | None = None
+        self.broken: BaseException | None = None
         self._traceback: TracebackType | None = None  # of that error: each time it is raised, it grows
         self._ended = False
 
     def fail(self, error: BaseException) -> None:
         """Answer this error to each request of every run, since the worker could not be set up."""
-        self._broken = self._unusable = error
+        self.broken = self._unusable = error
         self._traceback = error.__traceback__
 
     def begin(self, start: Start) -> Began:
         """Start a run. An error answers each request of it; of a stream the first, which has then ended."""
-        self._broken, self._ended, first = self._unusable, False, None
-        if self._broken is None:
+        self.broken, self._ended, first = self._unusable, False, None
+        if self.broken is None:
             try:
                 if start.state is not None:
                     self.fetcher.load_state_dict(start.state)
                 first = self.fetcher.begin(start.epoch)
             except self._catches as error:
-                self._broken = escaped(error) if isinstance(error, StopIteration) else error
-                self._traceback = self._broken.__traceback__
+                self.broken = escaped(error) if isinstance(error, StopIteration) else error
+                self._traceback = self.broken.__traceback__
         return Began(start.run, self.worker, first)
-
-    def check(self) -> None:
-        """Raise the error of `begin`, if there was one."""
-        if self._broken is not None:
-            raise self._broken
 
     def make(
         self, request: BatchRequest, arena: Arena | None = None, parts: list[BatchResult] | None = None
@@ -375,9 +365,9 @@ class Maker:
             parts: its samples, if threads have loaded them by `load`. The list is cleared.
         """
         run, number, worker, metrics = request.run, request.number, self.worker, BatchMetrics()
-        if self._broken is not None and not self._ended:
+        if self.broken is not None and not self._ended:
             self._ended = self._stream
-            error = self._broken.with_traceback(self._traceback)
+            error = self.broken.with_traceback(self._traceback)
             return BatchResult(None, metrics, number, worker, error=error, run=run)
         if self._ended:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)

@@ -30,7 +30,8 @@ class InlineExecutor(Executor):
         for request in requests:
             if isinstance(request, Start):
                 began = self._maker.begin(request)
-                self._maker.check()
+                if self._maker.broken is not None:
+                    raise self._maker.broken
                 # A map-style dataset is asked again when a state is, since the sampler may have drawn by then.
                 stream = isinstance(self._maker.fetcher, StreamFetch)
                 self._events.append(Began(began.run, 0, began.snapshot if stream else None))
