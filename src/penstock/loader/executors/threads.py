@@ -120,9 +120,7 @@ class ThreadPool:
             wanted: whether a run is still wanted, by its number.
             arena: memory for its tensors.
         """
-        parts = 1
-        if getattr(maker.fetcher, "divisible", False):
-            parts = max(1, min(self._count, len(request.indices)))
+        parts = max(1, min(self._count, len(request.indices))) if maker.fetcher.divisible else 1
         batch = _Batch(maker, request, done, wanted, arena, parts)
         for part in range(parts):
             self.submit(partial(batch.make, part))
@@ -220,10 +218,8 @@ class ThreadExecutor(Executor):
         else:
             self._makers = [Maker(fetcher, catches=BaseException)]
         begin = partial(_begin_worker, threads, seed, fetcher.dataset, init, self._makers)
-        if self._stream:
-            self._pools = [ThreadPool(1, boards=self._boards, first=n, begin=begin) for n in range(threads)]
-        else:
-            self._pools = [ThreadPool(threads, boards=self._boards, begin=begin)]
+        each, firsts = threads // len(self._makers), range(len(self._makers))
+        self._pools = [ThreadPool(each, boards=self._boards, first=first, begin=begin) for first in firsts]
 
     @property
     def run(self) -> int:
