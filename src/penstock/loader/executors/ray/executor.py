@@ -141,7 +141,6 @@ class RayExecutor(Executor):
         self._turns = self.tells_begin = isinstance(fetcher, StreamFetch) or fetcher.has_states
         self._memory = ReceiveBuffer()
         self._run = 0
-        self._ended = False
         self._setup: Any = None  # Ray's reference to the present dataset
         self._digest = b""
         self._actors: list[RayWorker] = []
@@ -193,7 +192,7 @@ class RayExecutor(Executor):
     @property
     def closed(self) -> bool:  # type: ignore[override]
         """Whether the workers were ended, or have ended with the connection to the cluster."""
-        return self._ended or session() != self._session
+        return not self._close.alive or session() != self._session
 
     @property
     def run(self) -> int:
@@ -269,7 +268,7 @@ class RayExecutor(Executor):
             ClusterError: the program has left the cluster, or workers could not be started.
         """
         with self.lock:
-            if self._ended or run != self._run:
+            if not self._close.alive or run != self._run:
                 return []
             if session() != self._session:
                 # Ray would start another cluster without a request.
@@ -294,7 +293,7 @@ class RayExecutor(Executor):
         found = _wait(refs, None if until == math.inf else max(0.0, until - now))
         self.waiting = False
         with self.lock:
-            if self._ended or run != self._run:
+            if not self._close.alive or run != self._run:
                 return []
             events, self._events = self._events, []
             for ref in found:
@@ -373,7 +372,7 @@ class RayExecutor(Executor):
 
     def resize(self, workers: int) -> None:
         """See `Executor`."""
-        if self._ended:
+        if not self._close.alive:
             return
         for number in range(workers):
             if number == len(self._actors) or self._actors[number].dead:
@@ -458,7 +457,6 @@ class RayExecutor(Executor):
 
     def close(self, patience: float) -> None:
         """See `Executor`. The workers end at once, the cluster stays."""
-        self._ended = True
         self._close()
 
 

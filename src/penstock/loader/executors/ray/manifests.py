@@ -111,19 +111,15 @@ class _Reader:
 def pickle_with_handles(value: Any) -> bytes:
     """Return a pickle in which manifests are handles."""
     stream = io.BytesIO()
-    _Pickler(stream).dump(value)
+    _Pickler(stream, protocol=5).dump(value)
     return stream.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, stream: io.BytesIO) -> None:
+    def reducer_override(self, value: Any) -> Any:
         from penstock.manifest import Manifest  # imported late: workers without manifests need no pyarrow
 
-        super().__init__(stream, protocol=5)
-        self._kind = Manifest
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, self._kind):
+        if not isinstance(value, Manifest):
             return super().reducer_override(value)
         _, arguments = value.__reduce__()
         home = ray.get_runtime_context().get_node_id()
