@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ _CHECKS = 8
 """Number of samples of the first batch after which generators are checked, before the last one."""
 
 
-class GlobalGenerator(Protocol):
+class GlobalGenerator:
     """A global generator of the process. It *moves* when code draws from it, seeds it or sets its state.
 
     Attributes:
@@ -41,6 +41,9 @@ class GlobalGenerator(Protocol):
     """
 
     expected: Any = None
+    # They return and set its state.
+    _get: Callable[[], Any]
+    _set: Callable[[Any], object]
     _saved: Any = None
     # Whether a twin, if there is one, has drawn the same numbers.
     _in_step: bool = False
@@ -56,9 +59,13 @@ class GlobalGenerator(Protocol):
 
     def save(self) -> None:
         """Keep the trainer's state."""
+        self._saved = self._get()
 
     def restore(self) -> None:
         """Set the state that was kept last, unless it has been restored."""
+        if self._saved is not None:
+            self._set(self._saved)
+            self._in_step, self._saved = False, None
 
 
 class Seeding:
@@ -143,6 +150,7 @@ class _Python(GlobalGenerator):
     """The functions of `random`. A twin draws the same numbers in step."""
 
     def __init__(self) -> None:
+        self._get, self._set = random.getstate, random.setstate
         self._twin = random.Random(_REST)
         self._start = self._twin.getstate()
 
@@ -158,14 +166,6 @@ class _Python(GlobalGenerator):
 
     def look(self) -> Any:
         return random.getrandbits(64)
-
-    def save(self) -> None:
-        self._saved = random.getstate()
-
-    def restore(self) -> None:
-        if self._saved is not None:
-            random.setstate(self._saved)
-            self._in_step, self._saved = False, None
 
 
 class _NumPy(GlobalGenerator):
@@ -211,6 +211,9 @@ class _NumPy(GlobalGenerator):
 class _Torch(GlobalGenerator):
     """torch's CPU generator. Its state is read and set as fast as it is seeded."""
 
+    def __init__(self) -> None:
+        self._get, self._set = torch.default_generator.get_state, torch.default_generator.set_state
+
     def seed(self, key: int) -> None:
         # A hundred times cheaper than `torch.manual_seed`.
         torch.default_generator.manual_seed(key)
@@ -221,11 +224,3 @@ class _Torch(GlobalGenerator):
 
     def look(self) -> Any:
         return torch.default_generator.get_state().numpy().tobytes()
-
-    def save(self) -> None:
-        self._saved = torch.default_generator.get_state()
-
-    def restore(self) -> None:
-        if self._saved is not None:
-            torch.default_generator.set_state(self._saved)
-            self._saved = None
