@@ -316,7 +316,17 @@ class FailureLog:
                 self._pass_failed += failure.attempt == 0
             self._last.extend(failures)
             self._write(failures, where)
-            self._check_limits()
+            rule, failed, among, limit = self.on_error, self._pass_failed, self._pass_samples, None
+            if rule.max_failures is not None and failed > rule.max_failures:
+                limit = f"max_failures={rule.max_failures}"
+            elif rule.max_rate is not None and among >= rule.min_samples and failed > rule.max_rate * among:
+                limit = f"max_rate={rule.max_rate}"
+            if limit is not None:
+                listed = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
+                raise TooManyErrors(
+                    f"{failed} of the first {among} samples of this epoch cannot be loaded, which is more than "
+                    f"on_error allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {listed}"
+                )
         if fresh:
             done = {"skip": "was left out", "replace": "was replaced"}[failures[0].action]
             warnings.warn(
@@ -335,20 +345,6 @@ class FailureLog:
             skipped, replaced = self._actions["skip"], self._actions["replace"]
             counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
             return {**counts, "types": dict(self._types), "unwritten": self._unwritten}
-
-    def _check_limits(self) -> None:
-        rule, failed, samples = self.on_error, self._pass_failed, self._pass_samples
-        if rule.max_failures is not None and failed > rule.max_failures:
-            limit = f"max_failures={rule.max_failures}"
-        elif rule.max_rate is not None and samples >= rule.min_samples and failed > rule.max_rate * samples:
-            limit = f"max_rate={rule.max_rate}"
-        else:
-            return
-        where = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
-        raise TooManyErrors(
-            f"{failed} of the first {samples} samples of this epoch cannot be loaded, which is more than on_error "
-            f"allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {where}"
-        )
 
     def _write(self, failures: Sequence[Failure], where: dict[str, int | None]) -> None:
         if self._report is None:
