@@ -11,6 +11,7 @@ memory for a few dozen numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from time import perf_counter
@@ -27,6 +28,13 @@ __all__ = ["Statistics", "size_of"]
 
 # isinstance with a union takes four times as long as with a tuple.
 _TEXT, _LISTS, _ARRAYS, _NUMBERS = (str, bytes, bytearray), (list, tuple), (np.ndarray, np.generic), (int, float)
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+    torch.jagged: ("values",),
+}
+"""Methods that return what a sparse or jagged tensor stores."""
 # Number of items of a list that are measured. The others are assumed to be alike.
 _SIZED = 16
 
@@ -50,7 +58,7 @@ class Statistics:
         self.ready = self.allowed = self.asked = 0
         self.copies = self.copied_ahead = 0
         self.copy = 0.0
-        self.ways: dict[str, int] = {}
+        self.ways: Counter[str] = Counter()
         # Ticks of the cores at the start of the first iterator.
         self._ticks: Ticks | None = None
         # Time of the last delivery; 0 at the start of an iterator.
@@ -99,8 +107,7 @@ class Statistics:
         self.work.add(result.metrics)
         # They keep samples alive.
         self.work.failures.clear()
-        way = result.way
-        self.ways[way] = self.ways.get(way, 0) + 1
+        self.ways[result.way] += 1
 
     def copied(self, seconds: float, *, ahead: bool) -> None:
         """Record the copy of a delivered batch to the device.
@@ -201,7 +208,9 @@ def size_of(batch: Any) -> int:
 
 def _size(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):
-        return batch.nbytes if batch.layout is torch.strided else _stored(batch)
+        if batch.layout is torch.strided:
+            return batch.nbytes
+        return sum(getattr(batch, name)().nbytes for name in _PARTS.get(batch.layout, ()))
     if isinstance(batch, _TEXT):
         return len(batch)
     if isinstance(batch, _LISTS):
@@ -222,16 +231,3 @@ def _size_of_all(items: list[Any] | tuple[Any, ...]) -> int:
     if count <= _SIZED:
         return sum(map(_size, items))
     return sum(_size(items[k * count // _SIZED]) for k in range(_SIZED)) * count // _SIZED
-
-
-def _stored(tensor: torch.Tensor) -> int:
-    """Return the bytes that a sparse or jagged tensor stores."""
-    if tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    else:
-        parts = [tensor.values()] if tensor.layout is torch.jagged else []
-    return sum(part.nbytes for part in parts)
