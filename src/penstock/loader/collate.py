@@ -119,10 +119,15 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
         return None
 
 
-def _stack_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> Any:
-    """Return stacked arrays as a tensor, without creating a tensor for each of them."""
+def _stack_arrays(batch: Sequence[Any], *, any_dtype: bool = False, collate_fn_map: _Map | None = None) -> Any:
+    """Return stacked arrays as a tensor, without creating a tensor for each of them.
+
+    With ``any_dtype``, arrays of dtypes that torch lacks (times, text, records) become an array.
+    """
     first = batch[0]
     dtype = _torch_dtype(first.dtype)
+    if any_dtype and dtype is None:
+        return np.stack(batch)
     try:
         alike = len(set(map(_dtype, batch))) == 1 and len(set(map(_shape, batch))) == 1
     # Not all of them are arrays.
@@ -160,13 +165,6 @@ def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: 
     tensor = make(batch, collate_fn_map=collate_fn_map)
     out = place(tuple(tensor.shape), tensor.dtype) if type(tensor) is torch.Tensor else None
     return tensor if out is None else out.copy_(tensor)
-
-
-def _stack_any_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> Any:
-    """Return stacked arrays; for dtypes that torch lacks (times, text, records) as an array."""
-    if _torch_dtype(batch[0].dtype) is not None:
-        return _stack_arrays(batch, collate_fn_map=collate_fn_map)
-    return np.stack(batch)
 
 
 _SCALARS = (np.bool_, np.number, np.object_)
@@ -220,7 +218,7 @@ class Collate:
     def __init__(self, *, channels_last: bool = False, arrays: bool = False) -> None:
         self._functions = _OURS | ({torch.Tensor: _stack_images} if channels_last else {})
         if arrays:
-            self._functions[np.ndarray] = _stack_any_arrays
+            self._functions[np.ndarray] = partial(_stack_arrays, any_dtype=True)
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of some samples."""
