@@ -50,9 +50,6 @@ def attach(address: str | None) -> None:
                 "address out, or call ray.shutdown() first"
             )
         return
-    if address == "local":
-        ray.init(address="local", configure_logging=False)
-        return
     named = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else str(address)
     host, _, port = named.rpartition(":")
     # Ray would retry for minutes if nobody answers there. It knows other forms of addresses.
