@@ -116,7 +116,7 @@ class Window:
         epoch: EpochStart = None,
         resume: Callable[[int], Any] = lambda _: None,
         first: int = 0,
-        restarted: Callable[[], object] | None = None,
+        restarted: Callable[[], object] = lambda: None,
     ) -> None:
         self.executor = executor
         self._flow = flow
@@ -168,9 +168,7 @@ class Window:
             WorkerError: no batch arrived in time, or none will: workers have died, or the loader was closed.
             Exception: an error of the requests, after the last batch.
         """
-        if self._why is not None:
-            raise WorkerError(self._why)
-        if self._over:
+        if self._over and self._why is None:
             raise StopIteration
         if (error := self._why_not()) is not None:
             raise error
@@ -192,7 +190,7 @@ class Window:
 
     def poll(self) -> bool:
         """Return whether `next` would return at once. False if batches are made on request."""
-        if self._why is not None or self._over or not self.depth or self._why_not() is not None:
+        if self._over or not self.depth or self._why_not() is not None:
             return False
         try:
             with self.executor.lock:
@@ -276,6 +274,8 @@ class Window:
 
     def _why_not(self) -> Exception | None:
         """Return why no more batches can be made; None if they can."""
+        if self._why is not None:
+            return WorkerError(self._why)
         executor = self.executor
         run, ended = executor.run, executor.closed and not self._policy.persistent
         # At the end of the program, nobody closes an executor, but no run is wanted.
@@ -283,9 +283,6 @@ class Window:
             return WorkerError(
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )
-        # A signal handler in this thread may have closed the loader since `next` began.
-        if self._why is not None:
-            return WorkerError(self._why)
         if run != self._run:
             return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
         return None
@@ -306,7 +303,7 @@ class Window:
                         self._look()
                     self.ready_on_request = self._ready
                 if self._why is not None or executor.closed:
-                    return self._end_early()
+                    return self._finish()
                 if executor.run != self._run and (taken_over := self._why_not()) is not None:
                     return taken_over
                 result = self._collect_head()
@@ -354,18 +351,14 @@ class Window:
         if self._open or self._requests is not None:
             self._take_in(self.executor.wait(self._run, 0.0))
 
-    def _end_early(self) -> WorkerError:
-        """Stop delivering, because a worker has died or another thread has ended all workers."""
-        self._why = self._why or CLOSED
-        self.close()
-        return WorkerError(self._why)
-
     def _finish(self) -> Exception:
-        # A signal handler has closed the loader.
-        if self._why is not None or self.executor.closed:
-            return self._end_early()
-        error, self._error = self._error, None
+        """Stop delivering, at the end, or because a worker has died or the loader was closed."""
+        if self.executor.closed:
+            self._why = self._why or CLOSED
         self.close()
+        if self._why is not None:
+            return WorkerError(self._why)
+        error, self._error = self._error, None
         return StopIteration() if error is None else error
 
     def _late(self) -> WorkerError:
@@ -515,8 +508,7 @@ class Window:
             self._why = f"{why}{', as were workers before it' if worn_out else ''}."
             executor.close(_DEATH_CLOSE_TIMEOUT_S)
             return
-        if self._restarted is not None:
-            self._restarted()
+        self._restarted()
         executor.resize(executor.workers)
         heir = min(worker, executor.workers - 1)
         for pending in mine:
