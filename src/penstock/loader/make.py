@@ -153,13 +153,7 @@ class Fetch:
         """The initial seeds of this process's generators, first read before a batch draws from them."""
         return WorkerGenerators() if self._owns_generators else None
 
-    def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """Return the batch of a request."""
-        if self._whole and request.indices:
-            return self._load(request, metrics, whole=True)
-        return self.make(request, metrics)
-
-    def make(
+    def __call__(
         self, request: BatchRequest, metrics: BatchMetrics, samples: list[Any] | None = None, *, collate: bool = True
     ) -> Any:
         """Load the samples of a request or of a part of one, unless they are given, and collate them.
@@ -167,6 +161,8 @@ class Fetch:
         With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. The
         metrics count only the last time.
         """
+        if self._whole and request.indices:
+            return self._load(request, metrics, whole=True)
         if not self.seed_globals or not request.indices:
             loaded = self._load(request, metrics) if samples is None else samples
             return self._collate(loaded, request, metrics) if collate else loaded
@@ -388,7 +384,7 @@ class Maker:
         metrics = BatchMetrics()
         assert isinstance(self.fetcher, Fetch)
         try:
-            return BatchResult(self.fetcher.make(part, metrics, collate=False), metrics, part.number)
+            return BatchResult(self.fetcher(part, metrics, collate=False), metrics, part.number)
         except self._catches as error:
             return BatchResult([], metrics, part.number, error=error)
 
@@ -404,7 +400,7 @@ class Maker:
             del part
         if error is None:
             assert isinstance(self.fetcher, Fetch)
-            return self.fetcher.make(request, metrics, samples)
+            return self.fetcher(request, metrics, samples)
         try:
             raise error
         finally:
