@@ -74,8 +74,7 @@ class RayWorker:
         dead: whether it was lost.
         setup: Ray's reference to the dataset that it has.
         calls: its unanswered calls, oldest first.
-        started: when its start was requested.
-        last: when it answered last.
+        last: when it answered last, or when its start was requested.
     """
 
     number: int
@@ -84,8 +83,7 @@ class RayWorker:
     dead: bool = False
     setup: Any = None
     calls: list[Call] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-    last: float = 0.0
+    last: float = field(default_factory=time.monotonic)
 
     @property
     def ready(self) -> bool:
@@ -430,7 +428,7 @@ class RayExecutor(Executor):
         starting = [worker for worker in self._actors if worker.node is None]
         if not starting:
             return math.inf
-        since = min(worker.started for worker in starting)
+        since = min(worker.last for worker in starting)
         count, waited = f"{len(starting)} of {self.workers} workers", now - since
         if not self._turns and any(worker.ready for worker in self._actors):
             if waited >= _PENDING_S and not self._warned:
