@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -284,7 +285,8 @@ def test_a_time_out_is_not_the_end() -> None:
         ):
             next(batches)
     go.set()
-    batches.window._policy = batches.window._policy._replace(timeout=20)
+    flow = batches.window._flow
+    flow.config = replace(flow.config, timeout=20)
     assert outcomes(batches) == [[0, 1], [2]]
 
 

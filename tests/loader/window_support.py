@@ -51,10 +51,11 @@ def each(
     **options: Any,
 ) -> Each:
     """The batches of an executor, of which so many are in flight."""
-    config = LoaderConfig(num_workers=executor.workers if depth else 0, max_bytes_in_flight=max_bytes)
+    workers = executor.workers if depth else 0
+    config = LoaderConfig(num_workers=workers, max_bytes_in_flight=max_bytes, in_order=in_order, timeout=timeout)
     vars(config)["depth"] = depth
     flow = Flow(config, ahead=False, groups=False)
-    policy = DispatchPolicy(stream, stream, in_order, timeout, persistent=persistent)
+    policy = DispatchPolicy(stream, stream, persistent=persistent)
     return Each(Window(requests, executor, flow, policy, **options))
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +184,11 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=2, timeout=60) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
-        window = iterator._batches  # type: ignore[attr-defined]
-        window._policy = window._policy._replace(timeout=0.5)
+        flow = iterator._batches._flow  # type: ignore[attr-defined]
+        flow.config = replace(flow.config, timeout=0.5)
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds: worker .* owes batch 1"):
             next(iterator)
-        window._policy = window._policy._replace(timeout=60)
+        flow.config = replace(flow.config, timeout=60)
         begin = time.monotonic()
         batches += list(iterator)
         assert time.monotonic() - begin > 5

@@ -51,21 +51,17 @@ _runs = itertools.count(1)
 
 
 class DispatchPolicy(NamedTuple):
-    """How batches are assigned and delivered.
+    """How batches are assigned to workers.
 
     Attributes:
         turns: worker k mod n makes batch k, for streams and for objects with a state.
         stream: each worker has an iterator and makes its next batch.
-        in_order: False delivers any finished batch.
-        timeout: seconds to wait for a batch; 0 waits forever.
         restart: whether a lost worker is replaced.
         persistent: whether the workers stay after this iterator.
     """
 
     turns: bool
     stream: bool
-    in_order: bool
-    timeout: float
     restart: bool = False
     persistent: bool = False
 
@@ -91,7 +87,7 @@ class Window:
             batches that were planned before it.
         executor: makes the batches.
         flow: how far ahead.
-        policy: how batches are assigned and delivered.
+        policy: how batches are assigned to workers.
         epoch: the epoch for streams; None for other datasets.
         resume: returns the state that a worker's objects resume from; None if they start fresh.
         first: worker of the first batch, if workers take turns.
@@ -289,7 +285,7 @@ class Window:
 
     def _advance(self) -> BatchResult | Exception:
         """Wait for the next batch. Return an exception that `next` should raise; a raised one is an interruption."""
-        executor, timeout, now = self.executor, self._policy.timeout, time.monotonic()
+        executor, timeout, now = self.executor, self._flow.config.timeout, time.monotonic()
         deadline = now + timeout if timeout else None
         events: Sequence[Event] | None = None
         while True:
@@ -362,7 +358,7 @@ class Window:
         return StopIteration() if error is None else error
 
     def _late(self) -> WorkerError:
-        text = f"{_TIMED_OUT} {self._policy.timeout} seconds"
+        text = f"{_TIMED_OUT} {self._flow.config.timeout} seconds"
         for pending in self._open.values():
             if pending.result is None:
                 worker, processes = pending.worker, self.processes
@@ -445,12 +441,12 @@ class Window:
 
     def _choose(self, most: int) -> int | None:
         """Return the worker for the next batch; None if no worker should get more."""
-        policy, count = self._policy, self.executor.workers
+        in_order, count = self._flow.config.in_order, self.executor.workers
         # Those that are to end may have batches left.
         load = self._load[:count]
-        if not policy.turns:
+        if not self._policy.turns:
             worker = load.index(min(load))
-        elif policy.in_order:
+        elif in_order:
             for _ in range(count):
                 worker, self._turn = self._turn % count, self._turn + 1
                 if worker not in self._ended:
@@ -462,7 +458,7 @@ class Window:
                 return None
             worker = min(workers, key=load.__getitem__)
         # Out of order, a stuck worker must not hold more than its share.
-        if not policy.in_order and load[worker] >= max(1, most // count):
+        if not in_order and load[worker] >= max(1, most // count):
             return None
         self._turn = worker + 1
         return worker
@@ -530,7 +526,7 @@ class Window:
                         return None
                     self._note_first_states()
                 return pending.result
-            if self._policy.in_order:
+            if self._flow.config.in_order:
                 break
         return None
 

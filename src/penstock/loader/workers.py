@@ -217,7 +217,7 @@ def _start_executor(
 
 
 def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
-    """Return how batches are assigned to workers and delivered.
+    """Return how batches are assigned to workers.
 
     Raises:
         ConfigError: ``on_worker_death="restart"``, but a state would be lost with a worker.
@@ -234,8 +234,6 @@ def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
     return DispatchPolicy(
         turns=turns,
         stream=stream,
-        in_order=config.in_order,
-        timeout=config.timeout,
         restart=restart or (config.kind == "ray" and not turns),
         persistent=config.persistent_workers or config.kind == "ray",
     )
