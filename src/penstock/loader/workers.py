@@ -228,9 +228,7 @@ def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
             "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
             "it is lost with the worker"
         )
-    turns = stream or (config.kind == "ray" and fetcher.has_states)
-    if config.kind == "process":
-        turns = fetcher.has_states or not config.pure
+    turns = {"process": fetcher.has_states or not config.pure, "ray": fetcher.has_states}.get(config.kind, stream)
     return DispatchPolicy(
         turns=turns,
         stream=stream,

@@ -39,7 +39,6 @@ from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
 from penstock.loader.executors.ray.worker import Worker, versions
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.loader.stream import StreamFetch
 
 __all__ = ["RayExecutor"]
 
@@ -136,7 +135,7 @@ class RayExecutor(Executor):
         (store,) = (node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here)
         self.max_bytes = int(store * _STORE_SHARE)
         # Whether it matters which worker makes a batch.
-        self._turns = self.tells_begin = isinstance(fetcher, StreamFetch) or fetcher.has_states
+        self._turns = self.tells_begin = fetcher.has_states
         self._memory = ReceiveBuffer()
         self._run = 0
         self._setup: Any = None  # Ray's reference to the present dataset
