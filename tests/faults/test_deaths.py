@@ -360,7 +360,7 @@ class Dying(Executor):
 def test_no_worker_is_started_after_one_that_ended_the_pass() -> None:
     executor = Dying()
     policy = DispatchPolicy(turns=False, stream=False)
-    flow = Flow(LoaderConfig(num_workers=2), ahead=False, groups=False)
+    flow = Flow(LoaderConfig(num_workers=2), ahead=False)
     window = Window(iter([BatchRequest([0], [0]), BatchRequest([1], [1])]), executor, flow, policy)
     with pytest.raises(WorkerError, match=r"^dead\.$"):
         window.next()

@@ -54,7 +54,7 @@ def each(
     workers = executor.workers if depth else 0
     config = LoaderConfig(num_workers=workers, max_bytes_in_flight=max_bytes, in_order=in_order, timeout=timeout)
     vars(config)["depth"] = depth
-    flow = Flow(config, ahead=False, groups=False)
+    flow = Flow(config, ahead=False)
     policy = DispatchPolicy(stream, stream, persistent=persistent)
     return Each(Window(requests, executor, flow, policy, **options))
 

@@ -39,13 +39,11 @@ class Flow:
     Args:
         config: the loader's settings, with the number of workers that it has now.
         ahead: whether more batches than usual may be in flight. Users see it in draws of persistent workers.
-        groups: whether batches may go together.
     """
 
-    def __init__(self, config: LoaderConfig, *, ahead: bool, groups: bool) -> None:
+    def __init__(self, config: LoaderConfig, *, ahead: bool) -> None:
         self.config = config
         self._ahead = ahead
-        self._groups = groups
         self._limit = config.max_bytes_in_flight
         self._ray = config.kind == "ray"
         self._quick, self._group = (_RAY_QUICK, _RAY_GROUP) if self._ray else (_QUICK, _GROUP)
@@ -86,7 +84,8 @@ class Flow:
     @property
     def group(self) -> int:
         """How many batches go to a worker together, at most."""
-        if not (self._groups and self._ahead and self._is_light and self._batch_seconds):
+        groups = self._ahead and (self.config.pure or self.config.in_order)
+        if not (groups and self._is_light and self._batch_seconds):
             return 1
         return max(1, int(self._group / self._batch_seconds))
 

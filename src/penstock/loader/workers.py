@@ -82,7 +82,7 @@ class Workers:
         # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
         draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
         ahead = not fetcher.has_states and (draws_by_key or not config.persistent_workers)
-        self._flow = Flow(config, ahead=ahead, groups=config.pure or config.in_order)
+        self._flow = Flow(config, ahead=ahead)
         if config.kind == "process":
             self._context = _start_method(config.multiprocessing_context, fetcher.dataset)
 

@@ -176,9 +176,9 @@ def make(
     """
     if isinstance(fetcher, Fetch) and not fetcher._whole:
         start = clock()
-        samples = fetcher.make(request, metrics, collate=False)
+        samples = fetcher(request, metrics, collate=False)
         middle = clock()
-        fetcher.make(request, metrics, samples)
+        fetcher(request, metrics, samples)
         return {"fetch": middle - start, "collate": clock() - middle}
     start = clock()
     fetcher(request, metrics)

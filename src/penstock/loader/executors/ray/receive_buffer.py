@@ -59,7 +59,7 @@ class ReceiveBuffer:
         """
         if not arrays:
             return unpack(data, None), "message"
-        used, memory = offsets[-1] + arrays[-1].nbytes, None
+        used, memory, way = offsets[-1] + arrays[-1].nbytes, None, "ring"
         number, extent = self._ring.lend()
         slot = Slot(self._memory, number, extent)
         try:
@@ -68,9 +68,8 @@ class ReceiveBuffer:
         finally:
             if memory is None:
                 self._ring.give_back(number, slot.extent)
-        way = "refused" if memory is None else "ring"
         if memory is None:
-            memory = np.empty(used, np.uint8)
+            memory, way = np.empty(used, np.uint8), "refused"
         for offset, array in zip(offsets, arrays, strict=True):
             memory[offset : offset + array.nbytes] = array
         return unpack(data, memory), way
