@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,6 @@ from penstock.errors import ConfigError
 from penstock.hashing import mix, splitmix64
 
 __all__ = [
-    "Samples",
     "call_in_scope",
     "current_key",
     "generator",
@@ -47,48 +46,27 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _Keyed(Protocol):
-    @property
-    def keys(self) -> Sequence[int]: ...
+class _Scope:
+    """The sample that a thread loads, and its generator.
 
-
-class Samples:
-    """The samples of a batch, which one thread loads in sequence.
-
-    The number of finished samples tells which sample is current, so a sample that draws nothing costs nothing.
-
-    Args:
-        batch: has their ``keys``, which are read when a sample draws.
-        made: the finished samples; the loader appends to it.
+    Attributes:
+        inside: whether it loads one.
+        board: ``board[0]`` is the sample's key. A loop over samples with different keys only writes it, so a sample
+            that draws nothing costs nothing.
+        generator: the generator of the sample with the key ``of``.
     """
 
-    __slots__ = ("batch", "drawing", "made")
-
-    def __init__(self, batch: _Keyed, made: list[Any]) -> None:
-        self.batch = batch
-        self.made = made
-        self.drawing = -1  # number of the sample that the generator belongs to
-
-    def key(self) -> int:
-        """Return the key of the current sample."""
-        return self.batch.keys[len(self.made)]
-
-
-class _Scope:
-    """The sample that a thread loads, and its generator."""
-
-    __slots__ = ("__weakref__", "board", "generator", "key")
+    __slots__ = ("__weakref__", "board", "generator", "inside", "of")
 
     def __init__(self) -> None:
-        self.key: int | Samples | None = None
+        self.inside = False
+        self.board: Any = [0]
         self.generator: np.random.Generator | None = None
-        self.board: memoryview | None = None
+        self.of = 0
 
     def move(self, key: int) -> None:
-        """Make the sample with this key the current one."""
-        self.key, self.generator = key, None
-        if self.board is not None:
-            self.board[0] = key
+        """Make the sample with this key the current one, with a new generator."""
+        self.inside, self.generator, self.board[0] = True, None, key
 
 
 _scopes: set[weakref.ref[_Scope]] = set()
@@ -157,12 +135,13 @@ class sample_scope:
 
     def __enter__(self) -> _Scope:
         self._scope = scope = _thread.scope
-        self._before = scope.key, scope.generator
+        self._before = scope.inside, scope.generator, scope.of, scope.board[0]
         scope.move(self._key)
         return scope
 
     def __exit__(self, *exc: object) -> None:
-        self._scope.key, self._scope.generator = self._before
+        scope = self._scope
+        scope.inside, scope.generator, scope.of, scope.board[0] = self._before
 
 
 def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T:
@@ -172,17 +151,17 @@ def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T
     raised there, such as Ctrl-C, would leave this thread in the scope. This function makes no call at its end.
     """
     scope = _thread.scope
-    before = scope.key, scope.generator
+    before = scope.inside, scope.generator, scope.of, scope.board[0]
     try:
         if key is not None:
             scope.move(key)
         return function(argument)
     finally:
-        scope.key, scope.generator = before
+        scope.inside, scope.generator, scope.of, scope.board[0] = before
 
 
-def show_samples(board: memoryview | None) -> None:
-    """From now on, write the key of each sample that this thread starts to ``board[0]``, a uint64; None stops this.
+def show_samples(board: memoryview) -> None:
+    """From now on, keep the key of the sample that this thread loads in ``board[0]``, a uint64.
 
     If this process hangs, another process can then see at which sample.
     """
@@ -191,13 +170,13 @@ def show_samples(board: memoryview | None) -> None:
 
 def in_sample() -> bool:
     """Return whether this thread is loading a sample, as announced by a loader or dataset."""
-    return _thread.scope.key is not None
+    return _thread.scope.inside
 
 
 def current_key() -> int | None:
     """Return the key of the sample that this thread loads, or None outside of samples."""
-    key = _thread.scope.key
-    return key.key() if isinstance(key, Samples) else key
+    scope = _thread.scope
+    return scope.board[0] if scope.inside else None
 
 
 def generator() -> np.random.Generator:
@@ -221,24 +200,20 @@ def generator() -> np.random.Generator:
     np.True_
     """
     scope = _thread.scope
-    key = scope.key
-    if key is None:
+    if not scope.inside:
         if threading.current_thread() is not threading.main_thread():
             _warn_of_own_thread()
         draw = int(torch.empty((), dtype=torch.int64).random_().item())
         return generator_from_key(splitmix64(draw))
-    if isinstance(key, Samples):
-        if key.drawing != len(key.made):
-            key.drawing, scope.generator = len(key.made), generator_from_key(key.key())
-    elif scope.generator is None:
-        scope.generator = generator_from_key(key)
-    assert scope.generator is not None
+    key = scope.board[0]
+    if scope.generator is None or scope.of != key:
+        scope.generator, scope.of = generator_from_key(key), key
     return scope.generator
 
 
 def _warn_of_own_thread() -> None:
     """Warn if this thread may belong to a dataset, and draw for a sample that another thread loads."""
-    if any(scope.key is not None for scope in _scopes_of_others()):
+    if any(scope.inside for scope in _scopes_of_others()):
         # Not an error: this may be the training thread, while a loader's threads load batches.
         warnings.warn(
             "penstock.generator() was called in a thread that loads no sample, while another thread loads one. Its "
@@ -283,8 +258,9 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
             f"use_generator takes a numpy.random.Generator, such as generator().spawn(1)[0], got {generator!r}"
         )
     scope = _thread.scope
-    before = scope.key, scope.generator
-    scope.key, scope.generator = current_key() or 0, generator
+    before = scope.inside, scope.generator, scope.of, scope.board[0]
+    key = current_key() or 0
+    scope.inside, scope.generator, scope.of, scope.board[0] = True, generator, key, key
     try:
         # Checked after the generator is set here: if two threads enter at once, at least one of them sees the other.
         if any(other.generator is generator for other in _scopes_of_others()):
@@ -294,7 +270,7 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
             )
         yield
     finally:
-        scope.key, scope.generator = before
+        scope.inside, scope.generator, scope.of, scope.board[0] = before
 
 
 def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] | None) -> list[T]:

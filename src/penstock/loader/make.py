@@ -39,7 +39,7 @@ from penstock.loader.user_state import (
 )
 from penstock.plan.stream_plan import EpochStart
 from penstock.plan.user_states import has_state
-from penstock.random import Samples, sample_scope
+from penstock.random import sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
 
@@ -161,6 +161,7 @@ class Fetch:
         With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. The
         metrics count only the last time.
         """
+        request.unpack()
         if self._whole and request.indices:
             return self._load(request, metrics, whole=True)
         if not self.seed_globals or not request.indices:
@@ -173,7 +174,7 @@ class Fetch:
         while True:
             made = BatchMetrics()
             try:
-                seeding.start(request.first_key)
+                seeding.start(request.keys[0])
                 loaded = self._load(request, made) if samples is None else samples
                 batch = self._collate(loaded, request, made) if collate else loaded
                 if seeding.moved():
@@ -200,7 +201,7 @@ class Fetch:
         try:
             try:
                 if whole:
-                    with sample_scope(request.first_key):
+                    with sample_scope(request.keys[0]):
                         return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
                 if self._together and request.indices and not (self._seeds and self._batched_dataset):
                     return self._load_together(request)
@@ -229,15 +230,15 @@ class Fetch:
             into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
             samples = self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
             return samples
-        with sample_scope(request.first_key):
+        with sample_scope(request.keys[0]):
             for seed in self._seeds:
-                seed(request.first_key)
+                seed(request.keys[0])
             samples = self.dataset.__getitems__(request.indices)
             return samples
 
     def _load_each(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
         """Load one sample after the other."""
-        dataset, index, seeds = self.dataset, None, self._seeds
+        dataset, indices, keys = self.dataset, request.indices, request.keys
         samples: list[Any] = []
         with sample_scope(0) as scope:
             load: LoadOne | None = None
@@ -246,23 +247,21 @@ class Fetch:
                 load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
             elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
                 load = self._load_one(request, scope.move)
-            scope.key = Samples(request, samples)
-            add = samples.append
+            board = scope.board
             if load is not None:
-                for index, key in zip(request.indices, request.keys, strict=True):
-                    add(load(index, key))
+                samples = [load(index, key) for index, key in zip(indices, keys, strict=True)]
             else:
-                board: Any = scope.board or [0]
                 try:
-                    for index, key in zip(request.indices, request.keys, strict=True):
-                        # Another thread reads it to learn which sample is being loaded.
-                        board[0] = key
-                        if seeds:
-                            for seed in seeds:
-                                seed(key)
-                        add(dataset[index])
+                    if not self._seeds:
+                        # Nothing more: for small samples, this line takes most of the time.
+                        samples = [dataset[index] for index, board[0] in zip(indices, keys, strict=True)]
+                    else:
+                        for index, board[0] in zip(indices, keys, strict=True):
+                            for seed in self._seeds:
+                                seed(board[0])
+                            samples.append(dataset[index])
                 except Exception as error:
-                    _name_sample(error, index, dataset)
+                    _name_sample(error, indices[keys.index(board[0])] if board[0] in keys else None, dataset)
                     raise
         return samples if self.on_error is None else [sample for sample in samples if sample is not SKIP]
 
@@ -288,13 +287,13 @@ class Fetch:
 
     def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
         start = time.perf_counter()
-        key = request.first_key ^ _COLLATION if request.indices else 0
+        key = request.keys[0] ^ _COLLATION if request.indices else 0
         try:
             with sample_scope(key) as scope:
                 if not samples and request.indices and self.on_error is not None:
                     # All were skipped, and the number of batches must not change.
                     load, length = self._load_one(request, scope.move), _length(self.dataset)
-                    samples = [self.on_error.fill(load, request.indices, request.first_key, length, metrics)]
+                    samples = [self.on_error.fill(load, request.indices, request.keys[0], length, metrics)]
                     scope.move(key)
                 if request.indices:
                     for seed in self._seeds:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 __all__ = ["BatchMetrics", "BatchRequest", "BatchResult"]
-
-
-Numbers = list[Any] | npt.NDArray[Any] | bytes
-"""Numbers of the samples of a batch: a list, or 64-bit integers in an array or bytes, which are cheap to send."""
 
 
 class BatchRequest:
     """A request for one batch. The requests of a stream are empty: its worker makes the next batch.
 
     Args:
-        indices: indices of the samples; signed if they are packed.
-        keys: keys of the samples' generators; unsigned.
+        indices: indices of the samples, as a list; or packed, as an int64 array or its bytes, which are cheap to send.
+        keys: keys of the samples' generators, likewise; uint64 if they are packed.
         place: position of the dataset when the epoch started; None for datasets without one. It is part of the request,
             so that a dataset whose position has changed since still yields the batches of this epoch.
 
@@ -28,45 +23,31 @@ class BatchRequest:
         number: number of the batch in its run.
     """
 
-    __slots__ = ("_indices", "_keys", "number", "place", "run")
+    __slots__ = ("indices", "keys", "number", "place", "run")
 
-    def __init__(self, indices: Numbers, keys: Numbers, place: Any = None) -> None:
-        self._indices = indices
-        self._keys = keys
+    def __init__(self, indices: Any, keys: Any, place: Any = None) -> None:
+        self.indices = indices
+        self.keys = keys
         self.place = place
         self.run = self.number = 0
 
-    @property
-    def indices(self) -> list[Any]:
-        """Indices of the samples."""
-        indices = self._indices
-        if not isinstance(indices, list):
-            self._indices = indices = np.frombuffer(indices, np.int64).tolist() if len(indices) else []
-        return indices
-
-    @property
-    def keys(self) -> list[int]:
-        """Keys of the samples."""
-        keys = self._keys
-        if not isinstance(keys, list):
-            self._keys = keys = np.frombuffer(keys, np.uint64).tolist() if len(keys) else []
-        return keys
-
-    @property
-    def first_key(self) -> int:
-        """Key of the first sample, which must exist."""
-        keys = self._keys
-        return int(keys[0]) if isinstance(keys, np.ndarray) else self.keys[0]
+    def unpack(self) -> None:
+        """Make lists of packed numbers, for datasets and for messages."""
+        if not isinstance(self.indices, list):
+            self.indices = memoryview(self.indices).cast("B").cast("q").tolist()
+        if not isinstance(self.keys, list):
+            self.keys = memoryview(self.keys).cast("B").cast("Q").tolist()
 
     def part(self, begin: int, end: int) -> BatchRequest:
         """Return a request for some of the samples."""
+        self.unpack()
         part = BatchRequest(self.indices[begin:end], self.keys[begin:end], self.place)
         part.run, part.number = self.run, self.number
         return part
 
     def packed(self) -> tuple[Any, ...]:
         """Return constructor arguments for an equal request, to be sent."""
-        indices, keys = self._indices, self._keys
+        indices, keys = self.indices, self.keys
         if isinstance(indices, np.ndarray):
             indices = indices.tobytes()
         if not isinstance(keys, bytes):

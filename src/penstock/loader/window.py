@@ -365,6 +365,7 @@ class Window:
                 pid = f" (pid {processes[worker].pid})" if processes is not None and worker < len(processes) else ""
                 where = self._whereabouts(worker)
                 if where is None:
+                    pending.request.unpack()
                     where = f"owes batch {pending.request.number}, samples {pending.request.indices[:8]}"
                 return WorkerError(f"{text}: worker {worker}{pid} {where}")
         return WorkerError(text)
@@ -376,6 +377,8 @@ class Window:
             return None
         for key, batch in where:
             pending = self._open.get(batch - 1)
+            if pending is not None:
+                pending.request.unpack()
             if pending is not None and key in pending.request.keys:
                 index = pending.request.indices[pending.request.keys.index(key)]
                 places.append(f"at sample {index!r}")

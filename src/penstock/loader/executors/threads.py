@@ -120,6 +120,7 @@ class ThreadPool:
             wanted: whether a run is still wanted, by its number.
             arena: memory for its tensors.
         """
+        request.unpack()
         parts = max(1, min(self._count, len(request.indices))) if maker.fetcher.divisible else 1
         batch = _Batch(maker, request, done, wanted, arena, parts)
         for part in range(parts):

@@ -356,6 +356,8 @@ class RayExecutor(Executor):
                 "its own, cannot go on without. Resume from the last state_dict()"
             )
         elif begun:
+            for request in begun:
+                request.unpack()
             why += " while it made " + " or ".join(f"batch {one.number}, samples {one.indices}" for one in begun)
         numbers = {call.number for call in worker.calls} or {worker.number}
         for other in self._actors:
