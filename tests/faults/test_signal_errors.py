@@ -51,13 +51,13 @@ class Struck:
 
 def _is_ours(frame: Any) -> bool:
     """Return whether `next` is under way, and has not come to hand a batch over. Python swallows what is raised in
-    `__del__`, and by the garbage collector, which calls Hypothesis.
+    `__del__`, in callbacks of weak references, and by the garbage collector, which calls Hypothesis.
     """
     if frame.f_code.co_filename.endswith("loader/dataloader_iter.py"):
         return False
     while frame is not None:
         name = frame.f_code.co_filename
-        if "hypothesis" in name or frame.f_code.co_name == "__del__":
+        if "hypothesis" in name or "_weakrefset" in name or frame.f_code.co_name == "__del__":
             return False
         if name.endswith("loader/dataloader_iter.py"):
             return True
