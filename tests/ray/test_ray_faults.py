@@ -197,7 +197,7 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
 
 @full_only("starts of more workers")
 def test_streams_cannot_go_on_without_a_worker(cluster: Any) -> None:
-    for data in (Shares(400), Counter(400)):
+    for data in (Shares(8000), Counter(8000)):
         with DataLoader(data, 4, executor="ray", num_workers=2) as loader:
             iterator = iter(loader)
             next(iterator)
