@@ -220,11 +220,8 @@ def check(config: LoaderConfig) -> None:
     if executor == "ray":
         from penstock.loader.executors.ray.options import RayOptions
 
-        given: Any = config.ray_options
-        if not isinstance(given, RayOptions | None):
+        if not isinstance(given := config.ray_options, RayOptions | None):
             raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
-        if given is not None:
-            given.threads(config.threads_per_worker)
         if config.on_worker_death == "restart":
             raise ConfigError("executor='ray' always replaces lost workers: omit on_worker_death='restart'")
     elif config.ray_options is not None:
