@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 __all__ = ["BatchMetrics", "BatchRequest", "BatchResult"]
 
 
@@ -13,7 +11,7 @@ class BatchRequest:
     """A request for one batch. The requests of a stream are empty: its worker makes the next batch.
 
     Args:
-        indices: indices of the samples, as a list; or packed, as an int64 array or its bytes, which are cheap to send.
+        indices: indices of the samples, as a list; or packed: the bytes of int64 numbers, which are cheap to send.
         keys: keys of the samples' generators, likewise; uint64 if they are packed.
         place: position of the dataset when the epoch started; None for datasets without one. It is part of the request,
             so that a dataset whose position has changed since still yields the batches of this epoch.
@@ -31,12 +29,17 @@ class BatchRequest:
         self.place = place
         self.run = self.number = 0
 
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.indices) // (8 if isinstance(self.indices, bytes) else 1)
+
     def unpack(self) -> None:
         """Make lists of packed numbers, for datasets and for messages."""
-        if not isinstance(self.indices, list):
-            self.indices = memoryview(self.indices).cast("B").cast("q").tolist()
-        if not isinstance(self.keys, list):
-            self.keys = memoryview(self.keys).cast("B").cast("Q").tolist()
+        if isinstance(self.indices, bytes):
+            self.indices = memoryview(self.indices).cast("q").tolist()
+        if isinstance(self.keys, bytes):
+            self.keys = memoryview(self.keys).cast("Q").tolist()
 
     def part(self, begin: int, end: int) -> BatchRequest:
         """Return a request for some of the samples."""
@@ -44,15 +47,6 @@ class BatchRequest:
         part = BatchRequest(self.indices[begin:end], self.keys[begin:end], self.place)
         part.run, part.number = self.run, self.number
         return part
-
-    def packed(self) -> tuple[Any, ...]:
-        """Return constructor arguments for an equal request, to be sent."""
-        indices, keys = self.indices, self.keys
-        if isinstance(indices, np.ndarray):
-            indices = indices.tobytes()
-        if not isinstance(keys, bytes):
-            keys = np.asarray(keys, np.uint64).tobytes()
-        return indices, keys, self.place
 
 
 class BatchMetrics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
@@ -53,9 +54,16 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
     """
     # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
     epoch = run.epoch % _EPOCHS
-    # Computed in blocks, because keys of several batches cost little more than keys of one.
+    # In blocks, because several batches cost little more than one.
     for rows, positions in run.blocks():
         # The position to send to workers. It may still change for batches that are not planned yet.
         place = run.place if under is None else under.place
-        for indices, keys in zip(rows, packed_sample_keys(seed, epoch, positions), strict=True):
+        packed = rows if isinstance(rows, list) else _rows_of(rows)
+        for indices, keys in zip(packed, _rows_of(packed_sample_keys(seed, epoch, positions)), strict=True):
             yield BatchRequest(indices, keys, place)
+
+
+def _rows_of(numbers: npt.NDArray[Any]) -> list[bytes]:
+    """Return the rows of an array as bytes: slices of bytes are cheaper to make, and to send, than rows of arrays."""
+    data, size = numbers.tobytes(), numbers[0].nbytes
+    return [data[at : at + size] for at in range(0, len(data), size)]

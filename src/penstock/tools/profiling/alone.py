@@ -151,6 +151,7 @@ def _files(samples: Any, requests: Iterable[BatchRequest]) -> Iterator[str]:
     if not isinstance(manifest, Manifest):  # shards, a server, or a dataset of the user
         return
     for request in requests:
+        request.unpack()
         at = () if request.place is None else (request.place,)
         for record in source.records(np.asarray(request.indices), *at):
             if not is_remote(record.path):

@@ -154,12 +154,12 @@ class _Session:
             return requests, size
         fetcher, last = self.probe.fetcher(), requests[-1]
         for at in range(2):  # the first batch opens files and imports modules
-            tried = account(fetcher, [last.part(at % len(last.indices), at % len(last.indices) + 1)], 0.0)
+            tried = account(fetcher, [last.part(at % last.size, at % last.size + 1)], 0.0)
         each = sum(map(tried.each, tried.wall))
         most = max(1, int(_AGAIN * self.seconds / 4 / each)) if each > 0 else size
         if most >= size:
             return requests, size
-        parts = (request.part(at, at + most) for request in requests for at in range(0, len(request.indices), most))
+        parts = (request.part(at, at + most) for request in requests for at in range(0, request.size, most))
         cut = list(itertools.islice(parts, _PLANNED * _SAMPLES))
         return cut, most
 

@@ -97,7 +97,7 @@ class Probe:
     @property
     def batch_size(self) -> int:
         """Samples per batch, 1 without batching."""
-        sizes = [len(request.indices) for request in self.requests]
+        sizes = [request.size for request in self.requests]
         return max(sizes) if sizes else self.loader.batch_size or 1
 
     def fetcher(self, config: LoaderConfig | None = None) -> Fetcher:
@@ -262,7 +262,7 @@ def _first(requests: Iterator[BatchRequest], batches: int, samples: int) -> list
     found: list[BatchRequest] = []
     for request in itertools.islice(requests, batches):
         found.append(request)
-        samples -= len(request.indices)
+        samples -= request.size
         if samples <= 0 and len(found) >= _LEAST:
             break
     return found

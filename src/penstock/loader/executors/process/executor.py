@@ -119,7 +119,8 @@ class ProcessExecutor(Executor):
                 continue
             slot, extent = self.ring.lend()
             self._lent[request.run, request.number] = member, slot
-            items.append((request.run, request.number, slot, extent, *request.packed()))
+            numbers = request.indices, request.keys, request.place
+            items.append((request.run, request.number, slot, extent, *numbers))
         try:
             data = framed(items)
         except Exception as error:
