@@ -97,9 +97,11 @@ class BatchMetrics:
         self.collate += other.collate
         self.hand_over += other.hand_over
         self.cpu += other.cpu
-        for name, seconds in other.stages.items():
-            self.stages[name] = self.stages.get(name, 0.0) + seconds
-        self.failures += other.failures
+        if other.stages:
+            for name, seconds in other.stages.items():
+                self.stages[name] = self.stages.get(name, 0.0) + seconds
+        if other.failures:
+            self.failures += other.failures
 
     def by_stage(self) -> dict[str, float]:
         """Return the seconds of work by stage, without overlap."""

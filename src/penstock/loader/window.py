@@ -13,7 +13,6 @@ inconsistent.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -166,7 +165,9 @@ class Window:
         """
         if self._over and self._why is None:
             raise StopIteration
-        if (error := self._why_not()) is not None:
+        executor = self.executor
+        usual = executor.run == self._run and not executor.closed and not executor.forked and self._why is None
+        if not usual and (error := self._why_not()) is not None:
             raise error
         try:
             answer = self._advance() if self.depth or self._open else self._make_next()
@@ -238,7 +239,7 @@ class Window:
             self._open.clear()
             self._ready = 0
             executor, policy = self.executor, self._policy
-            if executor.run == self._run and executor.pid == os.getpid() and not (policy.persistent and policy.stream):
+            if executor.run == self._run and not executor.forked and not (policy.persistent and policy.stream):
                 executor.run = 0
             if not policy.persistent:
                 executor.close(SHUTDOWN_TIMEOUT_S)
@@ -275,7 +276,7 @@ class Window:
         executor = self.executor
         run, ended = executor.run, executor.closed and not self._policy.persistent
         # At the end of the program, nobody closes an executor, but no run is wanted.
-        if executor.pid != os.getpid() or ended or (not run and not executor.closed):
+        if executor.forked or ended or (not run and not executor.closed):
             return WorkerError(
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )

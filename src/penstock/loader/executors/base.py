@@ -73,6 +73,7 @@ class Executor(ABC):
     Attributes:
         workers: number of workers.
         run: the number of the run whose requests are wanted; 0 for none. Workers drop other requests.
+        forked: whether this is the copy in a forked process, which has no workers.
         closed: whether the workers were told to end, so that `submit` and `wait` must not be called any more.
         waiting: whether it is only waiting, so that an interruption does no harm.
         tells_begin: whether each worker reports `Began` for each run.
@@ -81,6 +82,7 @@ class Executor(ABC):
     """
 
     run = 0
+    forked = False
     closed = False
     waiting = False
     tells_begin = True
@@ -126,11 +128,11 @@ class Executor(ABC):
 _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
-def _forget_threads() -> None:
-    """Renew the locks in a forked process, where a thread of the parent may hold them forever."""
+def _in_child() -> None:
+    """Mark copies in a forked process, and renew their locks, which a thread of the parent may hold forever."""
     for executor in _executors:
-        executor.lock = threading.RLock()
+        executor.forked, executor.lock = True, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_in_child)

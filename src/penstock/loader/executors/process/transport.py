@@ -16,6 +16,7 @@ shared memory do not share it any more.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import itertools
 import math
@@ -262,6 +263,10 @@ def _rebuild_tensor(
     else:
         tensor = _tensor(memory, offset, kind, shape)
     return tensor if order is None else tensor.permute(order)
+
+
+# Instead of the function's name, pickles have a number, which is found without an import.
+copyreg.add_extension(__name__, "_rebuild_tensor", 0x70737461)
 
 
 def _rebuild_array(memory: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Any:
