@@ -66,4 +66,4 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
 def _rows_of(numbers: npt.NDArray[Any]) -> list[bytes]:
     """Return the rows of an array as bytes: slices of bytes are cheaper to make, and to send, than rows of arrays."""
     data, size = numbers.tobytes(), numbers[0].nbytes
-    return [data[at : at + size] for at in range(0, len(data), size)]
+    return [data[at * size : (at + 1) * size] for at in range(len(numbers))]
