@@ -84,7 +84,8 @@ _thread = _ThreadScope()
 
 
 def _forget_other_threads() -> None:
-    """Forget the scopes of other threads, which a forked process does not have."""
+    """Forget the scopes of other threads, which a forked process does not have, and leave the parent its board."""
+    _thread.scope.board = [_thread.scope.board[0]]
     _scopes.clear()
     _scopes.add(weakref.ref(_thread.scope, _scopes.discard))
 

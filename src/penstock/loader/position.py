@@ -82,8 +82,6 @@ class Position:
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
         self._ahead: frozenset[int] = frozenset()
-        self._rank: tuple[distributed.World | None, Any, int] = None, None, 0
-        """The rank, in a world, by a sampler."""
         # Number of batches that the next iterator leaves out.
         self._skipped = 0
         # Epoch of a user's stream, once it was set.
@@ -110,6 +108,7 @@ class Position:
         if self._reader is not None and other._reader is not None:
             self._reader, plan = copy.copy(other._reader), self._reader.plan
             self._reader.plan = plan
+            self._reader.join(other._reader.plan)
         if self._under is not None and other._under is not None:
             self._under, own = copy.copy(other._under), self._under.plan
             self._under.plan = own
@@ -126,11 +125,9 @@ class Position:
         rank = getattr(self.samples, "rank", None)
         if isinstance(rank, int):
             return rank
-        world, read = distributed.current(), getattr(self.plan, "inner", self.plan)
-        if self._rank[0] != world or self._rank[1] is not read:
-            rank = None if self.plan is None else rank_of(self.plan.source, ranks=world.world_size)
-            self._rank = world, read, world.rank if rank is None else rank
-        return self._rank[2]
+        world = distributed.current()
+        rank = None if self.plan is None else rank_of(self.plan.source, ranks=world.world_size)
+        return world.rank if rank is None else rank
 
     @property
     def seeded(self) -> bool:

@@ -239,6 +239,11 @@ class PlanReader(Generic[E]):
             return
         self.choose(Cursor(epoch=epoch))
 
+    def join(self, other: Plan[E]) -> None:
+        """Follow later writes of this plan's bookmark, after a copy of a reader of another plan."""
+        if self.plan.bookmark is not other.bookmark:
+            self._followed = self.plan.bookmark.version
+
     def choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         """Begin the next run at a cursor. This replaces what the bookmark says."""
         self._choose(cursor, loaded=loaded)

@@ -70,6 +70,11 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         return self if self._torchs is None else self._torchs
 
     @property
+    def source(self) -> Any:
+        """The batch sampler of the program: this one or torch's."""
+        return self.face
+
+    @property
     def inner(self) -> EpochSampler | ExternalSampler:
         """The plan of the sampler, or of its batches for a sampler of another library."""
         if self._sampler_read is not self.face.sampler:

@@ -109,14 +109,14 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         kind = "randperm" if self._kind == "torch" else self._kind
         return kind if count == n else f"{kind}[:{count}]"
 
-    def _identity(self, n: int) -> State:
+    def _identity(self, n: int, name: str, seed: int | None) -> State:
         """Return the entries that a state must match, for data with ``n`` samples when the epoch began."""
         return {
             "order_version": ORDER_VERSION,
-            "shuffle": self._name(n),
+            "shuffle": name,
             **self._block,
             **data_identity(self.data_source, n),
-            **({} if self._kind == "torch" else {"seed": self.seed}),
+            **({} if self._kind == "torch" else {"seed": seed}),
         }
 
     @property
@@ -135,7 +135,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             raise SamplerError("the data source is empty: it has no samples to draw")
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
         rounds = None if self.replacement or count % n else count // n
-        identity = partial(self._identity, n)
+        identity = partial(self._identity, n, self._name(n), self.seed)
         if self._kind != "torch":
             make = partial(self._order, n, count, epoch)
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
@@ -157,7 +157,8 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        identity = self._identity(len(self.data_source))
+        n = len(self.data_source)
+        identity = self._identity(n, self._name(n), self.seed)
         cursor = Cursor.read(state, of="RandomSampler", plan=identity, most=self.num_samples)
         return self._check_draw(cursor) if self._kind == "torch" else cursor
 
