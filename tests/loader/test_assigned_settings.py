@@ -118,7 +118,8 @@ def test_a_prefetch_factor_is_somebodys_choice() -> None:
 def test_one_process_with_threads_is_not_too_many_workers() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ps.DataLoader(Released(), 4, num_workers=64)
+        loader: ps.DataLoader[Any] = ps.DataLoader(Released(), 4, num_workers=64)
+    assert loader.config.single_process
 
 
 def test_a_probe_makes_batches_as_the_loader_does() -> None:

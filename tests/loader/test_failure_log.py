@@ -172,6 +172,7 @@ class TestLimits:
         chain = [failed(1, action="replace")] + [failed(n, action="replace", attempt=n) for n in range(1, 6)]
         with silent():
             mine.add(chain, 8, **WHERE)
+        assert mine.counts()["failed"] == 1
 
     def test_what_exceeds_is_counted_and_reported(self, tmp_path: Path) -> None:
         mine = log(max_failures=0, report=tmp_path / "bad.jsonl")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from full_run import full_only
 from loader_support import plain
 from torch.utils.data import Dataset
 
-from penstock import DataLoader
+import penstock as ps
+from penstock import DataLoader, generator
 from penstock.hashing import sample_keys
 from penstock.loader.collate import Collate
 from penstock.loader.make import Fetch
@@ -323,3 +325,71 @@ def test_pythons_generator_behind_functions_of_a_programs_own(monkeypatch: pytes
     before = states()
     assert list(iterator) == expected
     assert states() == before
+
+
+class Share(torch.utils.data.Sampler[int]):
+    """A user's: every second index."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.num_replicas = rank, 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 12, 2))
+
+    def __len__(self) -> int:
+        return 6
+
+
+class Pure(Dataset[Any]):
+    """Draws from the sample's own generator; forks in some samples, if it is told to."""
+
+    pure = True
+
+    def __init__(self, *, forks: bool = False) -> None:
+        self.forks = forks
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        if self.forks and index % 4 == 1 and (pid := os.fork()) == 0:
+            next(iter(DataLoader(Ends(), seed=9)))
+        elif self.forks and index % 4 == 1:
+            os.waitpid(pid, 0)
+        return float(generator().random())
+
+
+class Ends(Dataset[Any]):
+    """Ends its process within the first sample."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        os._exit(0)
+
+
+def drawn(loader: DataLoader[Any]) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("batches", [torch.utils.data.BatchSampler, ps.BatchSampler])
+def test_keys_are_those_of_the_rank_that_is_read_now(batches: Any, replaced: bool) -> None:
+    """Of another sampler that was assigned, or of another rank of the same one."""
+    sampler = batches(Share(0), 3, False)
+    loader: DataLoader[Any] = DataLoader(Pure(), batch_sampler=sampler, seed=1)
+    first = drawn(loader)
+    if replaced:
+        sampler.sampler = Share(1)
+    else:
+        sampler.sampler.rank = 1
+    loader.set_epoch(0)
+    expected: DataLoader[Any] = DataLoader(Pure(), batch_sampler=batches(Share(1), 3, False), seed=1)
+    assert drawn(loader) == drawn(expected) != first
+
+
+@pytest.mark.parametrize("how", [{"num_workers": 1}, {"num_workers": 1, "threads_per_worker": 2}])
+def test_a_fork_that_ends_within_a_sample_moves_no_key_of_its_parent(how: dict[str, int]) -> None:
+    expected = drawn(DataLoader(Pure(), 4, seed=1))
+    assert drawn(DataLoader(Pure(forks=True), 4, seed=1, **how)) == expected  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch.utils.data
 
 import penstock as ps
 
@@ -39,3 +40,21 @@ def test_a_copy_draws_for_itself(copied: Callable[[Any], Any]) -> None:
     expected = list(again)
     assert list(other) != expected
     assert list(first) == expected
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_copied_loader_follows_the_epoch_of_torchs_sampler(seed: int | None, before: bool) -> None:
+    """Set before the copy or after it."""
+    sampler: Any = torch.utils.data.DistributedSampler(range(8), 1, 0)  # type: ignore[arg-type]
+    loader: ps.DataLoader[Any] = ps.DataLoader(range(8), 4, sampler=sampler, seed=seed)
+    sampler.set_epoch(1)
+    first = [batch.tolist() for batch in loader]
+    if before:
+        sampler.set_epoch(2)
+    other = copy.copy(loader)
+    sampler.set_epoch(2)
+    assert (other.epoch, loader.epoch) == (2, 2)
+    second = [batch.tolist() for batch in other]
+    assert second == [batch.tolist() for batch in loader]
+    assert second != first

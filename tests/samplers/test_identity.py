@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock import DataLoader
 from penstock.errors import StateError
 from penstock.manifest import Manifest
 from penstock.samplers import (
@@ -118,3 +120,39 @@ def test_a_sampler_without_its_two_methods_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="abstract method"):
         Half()  # type: ignore[abstract]
+
+
+CHANGES: dict[str, tuple[Callable[[list[int]], Any], Callable[[Any, list[int]], object]]] = {
+    "seed": (
+        lambda data: RandomSampler(data, shuffle="global", seed=1),
+        lambda sampler, data: vars(sampler).update(seed=5),
+    ),
+    "replacement": (
+        lambda data: RandomSampler(data, shuffle="global", seed=1),
+        lambda sampler, data: vars(sampler).update(replacement=True),
+    ),
+    "more data": (lambda data: RandomSampler(data, shuffle="global", seed=1), lambda sampler, data: data.append(0)),
+    "less data": (lambda data: SequentialSampler(data), lambda sampler, data: data.pop()),
+    "torch's order": (lambda data: RandomSampler(data), lambda sampler, data: data.append(0)),
+    "of a rank": (
+        lambda data: DistributedSampler(data, 1, 0, shuffle="global", seed=1),
+        lambda sampler, data: vars(sampler).update(seed=5),
+    ),
+}
+"""A sampler over a list, and what a program changes in mid-epoch."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_state_names_the_order_that_was_read(name: str) -> None:
+    """Also the first state of an epoch, which is asked for after the change."""
+    make, change = CHANGES[name]
+    data = list(range(10))
+    sampler = make(data)
+    loader: DataLoader[Any] = DataLoader(range(10), 3, sampler=sampler)
+    iterator = iter(loader)
+    had = next(iterator).tolist()
+    change(sampler, data)
+    state = loader.state_dict()
+    again: DataLoader[Any] = DataLoader(range(10), 3, sampler=make(list(range(10))))
+    again.load_state_dict(state)
+    assert sorted(had + [index for batch in again for index in batch.tolist()]) == list(range(10))

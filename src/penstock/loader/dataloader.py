@@ -46,7 +46,7 @@ from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
 from penstock.loader.describe import describe
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
-from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read
+from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.position import base_seed_after
 from penstock.loader.recreate import (
     RECORD,
@@ -55,7 +55,6 @@ from penstock.loader.recreate import (
     convert_positional_arguments,
     drop_base_record,
 )
-from penstock.loader.source import plan_of_batches
 from penstock.loader.statistics import Statistics
 from penstock.loader.who_splits import (
     Splitter,

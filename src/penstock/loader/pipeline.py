@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, Subset, default_collate
 
+from penstock.errors import ConfigError
 from penstock.loader.collate import Collate
 from penstock.loader.config import LoaderConfig
 from penstock.loader.make import Fetch, Fetcher
@@ -26,11 +27,13 @@ from penstock.plan.reader import Plan
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.batch import BatchSampler, batch_plan_of
 from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.external import ExternalSampler
+from penstock.samplers.sequential import SequentialSampler
 from penstock.sources.batched import StreamDataset
 
-__all__ = ["Pipeline", "declarations", "draws_as_it_is_read"]
+__all__ = ["Pipeline", "declarations", "draws_as_it_is_read", "plan_of_batches"]
 
 
 class Pipeline:
@@ -124,6 +127,28 @@ class Pipeline:
             on_error=policy,
             owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
         )
+
+
+def plan_of_batches(loader: Any) -> EpochBatchSampler | None:
+    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order.
+
+    Raises:
+        ConfigError: the batch sizes of the loader and of a dataset that makes batches, such as `MPDataset`, differ.
+    """
+    dataset = loader.dataset
+    if isinstance(dataset, StreamDataset):
+        size = dataset.batch_size
+        if loader.batch_size != size:
+            raise ConfigError(
+                f"the loader's batch_size is {loader.batch_size} and the dataset's is {size}: pass equal sizes, "
+                "because the dataset assigns whole batches to workers"
+            )
+        return BatchSampler(SequentialSampler(dataset.samples), size, loader.drop_last or dataset.drop_last)
+    if isinstance(dataset, IterableDataset):
+        return None
+    if loader.batch_sampler is None:
+        return BatchSampler(loader.sampler, 1, False)
+    return batch_plan_of(loader.batch_sampler)
 
 
 def draws_as_it_is_read(plan: Plan[Any] | None) -> bool:

@@ -9,22 +9,21 @@ received, never on prefetched ones.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
 from penstock.errors import ConfigError, StateError
-from penstock.hashing import mix
+from penstock.hashing import mix, packed_sample_keys
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
-from penstock.loader.source import plan_requests
 from penstock.loader.user_state import UserStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, RemainingBatches, length_of
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, length_of
 from penstock.plan.reader import PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
@@ -44,6 +43,8 @@ __all__ = ["Position", "base_seed_after"]
 
 # Distinguishes seeds of workers from keys of samples.
 _WORKERS = 0x776F726B
+
+_EPOCHS = 1 << 62
 
 
 class Position:
@@ -106,15 +107,11 @@ class Position:
     def follow(self, other: Position) -> None:
         """Start where another position's next iterator would start. Used for a copy of its loader."""
         if self._reader is not None and other._reader is not None:
-            self._reader, plan = copy.copy(other._reader), self._reader.plan
-            self._reader.plan = plan
-            self._reader.join(other._reader.plan)
+            self._reader = other._reader.over(self._reader.plan)
         if self._under is not None and other._under is not None:
-            self._under, own = copy.copy(other._under), self._under.plan
-            self._under.plan = own
+            self._under = other._under.over(self._under.plan)
         if self._stream is not None and other._stream is not None:
-            self._stream, epochs = copy.copy(other._stream), self._stream.plan
-            self._stream.plan = epochs
+            self._stream = other._stream.over(self._stream.plan)
         self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
         self._job = other._job
         self._users_epoch, self._chosen = other._users_epoch, other._chosen
@@ -322,19 +319,13 @@ class Position:
 
         The iterator leaves out skipped batches and those already delivered ahead of others.
         """
-        left, job = RemainingBatches(run, self._skipped) if self._skipped else run, self._followed(run)
+        left = RemainingBatches(run, self._skipped) if self._skipped else run
+        job = None if self._job is None else _followed(self._job, run)
         own, plan, skipped = self._own, self.plan, self._skipped
         if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
             return Progress(left, base_seed, self._ahead), job
         advance, size = own.advance, plan.batch_size
         return Progress(left, base_seed, self._ahead, lambda n: advance(run.place, (skipped + n) * size)), job
-
-    def _followed(self, run: BatchEpochPlan) -> Layouts | None:
-        """Return the job's layouts until an epoch plan starts."""
-        job = self._job
-        if job is None or (share := run.rank_partition) is None:
-            return job
-        return job.followed(share)
 
     def _present(self) -> tuple[Progress, Layouts | None]:
         """Return the progress of the running or else the next iterator, and the job's layouts."""
@@ -342,7 +333,7 @@ class Position:
         if self._job is None and self._counts:
             self._job = self._read_layouts({})
             if running and progress is not None and progress.run is not None:
-                self._job = self._followed(progress.run)
+                self._job = _followed(self._job, progress.run)
         if running and progress is not None and progress.run is not None:
             return progress, self._job
         assert self._reader is not None
@@ -356,7 +347,7 @@ class Position:
         seed = self._seed if self._seed is not None else run.seed
         under = None if self._under is None else self._under.run
         key_seed = progress.base_seed if seed is None else seed
-        requests = plan_requests(
+        requests = _plan_requests(
             run,
             # Positions of a single rank are other samples on other ranks, so the rank is part of the key.
             mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
@@ -546,8 +537,39 @@ def _endless() -> Iterator[BatchRequest]:
         yield BatchRequest([], [])
 
 
+def _plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = None) -> Iterator[BatchRequest]:
+    """Yield the batches of an epoch plan as requests, with the keys of their samples.
+
+    Args:
+        run: the epoch plan.
+        seed: seed of the keys.
+        under: epoch plan of a dataset with its own order, to which a user's sampler applies.
+    """
+    # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
+    epoch = run.epoch % _EPOCHS
+    # In blocks, because several batches cost little more than one.
+    for rows, positions in run.blocks():
+        # The position to send to workers. It may still change for batches that are not planned yet.
+        place = run.place if under is None else under.place
+        packed = rows if isinstance(rows, list) else _rows_of(rows)
+        for indices, keys in zip(packed, _rows_of(packed_sample_keys(seed, epoch, positions)), strict=True):
+            yield BatchRequest(indices, keys, place)
+
+
+def _rows_of(numbers: npt.NDArray[Any]) -> list[bytes]:
+    """Return the rows of an array as bytes: slices of bytes are cheaper to make, and to send, than rows of arrays."""
+    data, size = numbers.tobytes(), numbers[0].nbytes
+    return [data[at * size : (at + 1) * size] for at in range(len(numbers))]
+
+
 def _without(requests: Iterator[BatchRequest], numbers: frozenset[int]) -> Iterator[BatchRequest]:
     return (request for number, request in enumerate(requests) if number not in numbers)
+
+
+def _followed(job: Layouts, run: BatchEpochPlan) -> Layouts:
+    """Return a job's layouts until an epoch plan starts."""
+    share = run.rank_partition
+    return job if share is None else job.followed(share)
 
 
 def _epoch(progress: Progress) -> int | None:

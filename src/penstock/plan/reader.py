@@ -11,6 +11,7 @@ one, it advances from epoch to epoch by itself.
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -239,10 +240,14 @@ class PlanReader(Generic[E]):
             return
         self.choose(Cursor(epoch=epoch))
 
-    def join(self, other: Plan[E]) -> None:
-        """Follow later writes of this plan's bookmark, after a copy of a reader of another plan."""
-        if self.plan.bookmark is not other.bookmark:
-            self._followed = self.plan.bookmark.version
+    def over(self, plan: Plan[E]) -> PlanReader[E]:
+        """Return a copy that reads another plan of the same order, and follows later writes of that one's bookmark."""
+        self.follow()
+        other = copy.copy(self)
+        other.plan = plan
+        if plan.bookmark is not self.plan.bookmark:
+            other._followed = plan.bookmark.version
+        return other
 
     def choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         """Begin the next run at a cursor. This replaces what the bookmark says."""

@@ -140,12 +140,12 @@ class DistributedSampler(EpochSampler, _Torch):
         n, epoch = len(self.dataset), cursor.epoch
         make = partial(self._order, n, epoch)
         partition = self._partition(cursor.consumed)
-        return PartitionedOrder(make, partition, partial(self._identity, n), seed=self.key_seed, epoch=epoch)
+        return PartitionedOrder(make, partition, partial(self._identity, n, self.seed), seed=self.key_seed, epoch=epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
         n = len(self.dataset)
-        return Cursor.read(state, of="DistributedSampler", plan=self._identity(n), most=n)
+        return Cursor.read(state, of="DistributedSampler", plan=self._identity(n, self.seed), most=n)
 
     def _order(self, n: int, epoch: int) -> Order:
         if self._kind == "torch":
@@ -156,11 +156,11 @@ class DistributedSampler(EpochSampler, _Torch):
         rank, world_size = self._world.get()
         return Partition(len(self.dataset), world_size, rank, remainder=self.remainder, consumed=consumed)
 
-    def _identity(self, n: int) -> State:
+    def _identity(self, n: int, seed: int) -> State:
         return {
             "order_version": ORDER_VERSION,
             "shuffle": self._kind,
             **self._block,
             **data_identity(self.dataset, n),
-            "seed": self.seed,
+            "seed": seed,
         }

@@ -36,7 +36,21 @@ def rank_splitter(sampler: Any, *, ranks: int) -> Any:
     >>> type(rank_splitter(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0), ranks=1)).__name__
     'DistributedSampler'
     """
-    return next((layer for layer in layers(sampler) if _splits(layer, ranks)), None)
+    for layer in layers(sampler):
+        if isinstance(layer, DistributedSampler):
+            return layer  # even on one rank so far: a process group may be made later
+        world = getattr(layer, "_world", None)
+        if isinstance(world, LateWorld):
+            # A Penstock sampler: its `rank` and `world_size` properties would fix the world.
+            count = world.ranks
+        else:
+            counts = (getattr(layer, name, None) for name in _COUNTS)
+            count = next((int(count) for count in counts if isinstance(count, Integral)), 0)
+            if not count and any(isinstance(getattr(layer, name, None), Integral) for name in _RANKS):
+                count = ranks
+        if count > 1:
+            return layer
+    return None
 
 
 def rank_of(sampler: Any, *, ranks: int) -> int | None:
@@ -99,17 +113,3 @@ def layers(sampler: Any) -> Iterator[Any]:
         seen.append(sampler)
         inner = getattr(sampler, "batch_sampler", None)
         sampler = getattr(sampler, "sampler", None) if inner is None else inner
-
-
-def _splits(sampler: Any, ranks: int) -> bool:
-    if isinstance(sampler, DistributedSampler):
-        return True  # even on one rank so far: a process group may be made later
-    world = getattr(sampler, "_world", None)
-    # A Penstock sampler: its `rank` and `world_size` properties would fix the world.
-    if isinstance(world, LateWorld):
-        return world.ranks > 1
-    counts = (getattr(sampler, name, None) for name in _COUNTS)
-    count = next((count for count in counts if isinstance(count, Integral)), None)
-    if count is None:
-        return ranks > 1 and any(isinstance(getattr(sampler, name, None), Integral) for name in _RANKS)
-    return int(count) > 1
