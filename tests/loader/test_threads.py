@@ -24,6 +24,7 @@ from torch.utils.data import get_worker_info
 from window_support import Each, each, inline
 from window_support import threads as in_threads
 
+from penstock import DataLoader
 from penstock.errors import WorkerError
 from penstock.loader.executors.base import Event, Executor
 from penstock.loader.executors.threads import ThreadExecutor, ThreadPool
@@ -554,3 +555,24 @@ def test_programs_end_with_an_iterator_alive(end: str, code: int) -> None:
     assert done.stdout == "ready\n"
     assert ("KeyError" in done.stderr) == (code == 1)
     assert "Exception ignored" not in done.stderr
+
+
+class Sleepy(Squares):
+    releases_gil = True
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.2)
+        return index
+
+
+def test_threads_whose_consumer_is_gone_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """As after Ctrl-C: nobody reads the pipe any more to which a thread of a worker process writes its batch."""
+    with DataLoader(Sleepy(8), 2, num_workers=1, threads_per_worker=2) as loader:
+        iterator = iter(loader)
+        (member,) = iterator._batches.executor.members  # type: ignore[attr-defined]
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, member.inbox.fd)
+        os.close(nothing)
+        time.sleep(1)
+        loader.close()
+    assert capfd.readouterr().err == ""

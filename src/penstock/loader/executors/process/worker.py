@@ -204,7 +204,8 @@ class _Worker:
 
     def _send_now(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> None:
         """Answer a request in the thread that has made the batch."""
-        self._write([self._answer(request, slot, result)])
+        with contextlib.suppress(BrokenPipeError):  # the consumer is gone
+            self._write([self._answer(request, slot, result)])
 
     def _answer(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> tuple[Any, ...]:
         """Return the answer to a request; None is for one that is not wanted any more."""
