@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from faults_support import ORPHAN_GRACE_S
 from full_run import full_only
 from interpreter_support import FULL, METHODS
 from leak_support import alive, wait_gone
@@ -283,6 +284,24 @@ def test_workers_that_hang_end_with_a_killed_program(how: str, tmp_path: Path) -
         assert not wait_gone(program.pids, 7)
         assert alive(child), "the pipes were not held for so long"
         assert "Traceback" not in program.err
+
+
+def test_workers_outlive_the_thread_that_started_them(tmp_path: Path) -> None:
+    """The kernel tells them when it ends, as if their parent had ended."""
+    body = """
+    made = []
+    def start():
+        made.append(iter(DataLoader(Slow(60, 0.01), **how)))
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    pids(*made)
+    time.sleep(0.3)
+    say("got", len(list(made[0])))
+    """
+    with Program(tmp_path, body, HOW["fork"], env={**os.environ, ORPHAN_GRACE_S: "0"}) as program:
+        assert program.end(30) == 0, program.out + program.err
+        assert "got 60" in program.out
 
 
 def test_a_worker_whose_parent_died_before_it_could_watch_it_ends() -> None:
