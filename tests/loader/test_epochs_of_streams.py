@@ -277,6 +277,30 @@ def test_a_copy_tells_the_epoch_that_was_chosen_for_its_original(copied: Callabl
         assert [[batch.tolist() for batch in one] for _ in range(2)] == [[[3, 3]], [[4, 4]]]
 
 
+@pytest.mark.parametrize("how", [INLINE, *WORKERS.values()], ids=["inline", *WORKERS])
+def test_an_epoch_set_before_the_first_batch_of_a_user_s_stream_is_its_epoch(how: dict[str, Any]) -> None:
+    loader = ps.DataLoader(SaysEpoch(), batch_size=None, **how)
+    loader.set_epoch(3)
+    iterator = iter(loader)
+    loader.set_epoch(7)
+    assert set(iterator) == {7}
+    assert set(loader) == {8}
+
+
+def test_a_loaded_state_of_a_user_s_stream_belongs_to_its_epoch() -> None:
+    loader = ps.DataLoader(SaysEpoch(), batch_size=None)
+    loader.set_epoch(3)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = list(iterator)
+    for epoch, expected in ((3, rest), (5, [5] * len(got + rest))):
+        other = ps.DataLoader(SaysEpoch(), batch_size=None)
+        other.load_state_dict(state)
+        other.set_epoch(epoch)
+        assert list(other) == expected
+
+
 @full_only("workers for each", but=["{}", "{'num_workers': 2, 'persistent_workers': True}"])
 @pytest.mark.parametrize("how", [INLINE, WORKERS["processes"], WORKERS["persistent"]], ids=str)
 def test_a_pass_that_was_left_is_followed_by_the_next_epoch(urls: list[str], how: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from penstock.loader.executors.threads import ThreadExecutor
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.user_state import UserStates, WorkerState
+from penstock.plan.stream_plan import StreamStart
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -182,8 +183,8 @@ def test_each_thread_begins_its_own_iterator_in_itself() -> None:
 
 def test_the_epoch_is_told_to_data_sets_that_want_it() -> None:
     data = Parts([2])
-    assert outcomes(inline(endless(), fetch(data), epoch=3)) == [[30_000, 30_001]]
-    assert outcomes(threads(data, 1, epoch=4)) == [[40_000, 40_001]]
+    assert outcomes(inline(endless(), fetch(data), epoch=StreamStart(epoch=3))) == [[30_000, 30_001]]
+    assert outcomes(threads(data, 1, epoch=StreamStart(epoch=4))) == [[40_000, 40_001]]
     assert outcomes(threads(data, 1)) == [[40_000, 40_001]], "None leaves it to the data set"
 
 
@@ -337,7 +338,7 @@ def test_going_on_in_a_later_epoch() -> None:
     data = Parts([5])
     fetcher = fetch(data)
     fetcher.load_state_dict(WorkerState({}, 1))
-    assert outcomes(inline(endless(), fetcher, epoch=3)) == [[30_002, 30_003], [30_004]]
+    assert outcomes(inline(endless(), fetcher, epoch=StreamStart(epoch=3))) == [[30_002, 30_003], [30_004]]
     seen: list[int] = []
 
     class Telling(Parts):
@@ -347,7 +348,7 @@ def test_going_on_in_a_later_epoch() -> None:
 
     fetcher = fetch(Telling([5]))
     fetcher.load_state_dict(WorkerState({}, 5, ended=1))
-    assert outcomes(inline(endless(), fetcher, epoch=3)) == [[30_002, 30_003], [30_004]]
+    assert outcomes(inline(endless(), fetcher, epoch=StreamStart(epoch=3))) == [[30_002, 30_003], [30_004]]
     assert seen == [2, 3]
 
 

@@ -27,7 +27,7 @@ from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, len
 from penstock.plan.reader import PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
-from penstock.plan.stream_plan import EpochStart, StreamPlan
+from penstock.plan.stream_plan import EpochStart, StreamPlan, UserEpochs
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
@@ -76,19 +76,20 @@ class Position:
         self._warned = False
         # Epoch of the last iterator that delivered batches, for that warning.
         self._epoch_delivered: int | None = None
-        self._reader = None if plan is None else PlanReader(plan, seed=seed)
-        self._stream = PlanReader(StreamPlan(dataset)) if plan is None and is_opened(dataset) else None
-        """Reads the epochs of a dataset that opens streams. The workers' states have the positions in the streams."""
+        self._reader: PlanReader[Any] | None = None
+        """Reads the plan, or the epochs of a stream. The workers' states have the positions in streams. None while
+        nobody counts the epochs of a user's stream.
+        """
+        if plan is not None:
+            self._reader = PlanReader(plan, seed=seed)
+        elif is_opened(dataset):
+            self._reader = PlanReader(StreamPlan(dataset))
         self._progress: Progress | None = None
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
         self._ahead: frozenset[int] = frozenset()
         # Number of batches that the next iterator leaves out.
         self._skipped = 0
-        # Epoch of a user's stream, once it was set.
-        self._users_epoch: int | None = None
-        # Whether the next iterator's epoch was set. Otherwise it is the following one.
-        self._chosen = False
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style dataset, also inside one of our iterable ones."""
         self._own = own_order(self.samples)
@@ -106,15 +107,12 @@ class Position:
 
     def follow(self, other: Position) -> None:
         """Start where another position's next iterator would start. Used for a copy of its loader."""
-        if self._reader is not None and other._reader is not None:
-            self._reader = other._reader.over(self._reader.plan)
+        if other._reader is not None:
+            self._reader = other._reader.over(UserEpochs(self.dataset) if self._reader is None else self._reader.plan)
         if self._under is not None and other._under is not None:
             self._under = other._under.over(self._under.plan)
-        if self._stream is not None and other._stream is not None:
-            self._stream = other._stream.over(self._stream.plan)
         self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
         self._job = other._job
-        self._users_epoch, self._chosen = other._users_epoch, other._chosen
 
     @property
     def rank(self) -> int:
@@ -134,42 +132,39 @@ class Position:
     @property
     def epoch(self) -> int:
         """The current epoch, or the next one if no iterator runs."""
-        reader = self._any_reader
+        reader = self._reader
         if reader is None:
-            return int(getattr(self.dataset, "epoch", 0) if self._users_epoch is None else self._users_epoch)
+            return int(getattr(self.dataset, "epoch", 0))
         return reader.run.epoch if self.running and reader.run is not None else reader.epoch
 
     @property
     def stream_epoch(self) -> EpochStart:
         """The epoch passed to the workers, which only streams need."""
-        if self._reader is not None:
-            return None
-        return self._users_epoch if self._stream is None else self._stream.run
-
-    @property
-    def _any_reader(self) -> PlanReader[Any] | None:
-        """The reader of batches or of a stream's epochs; None if a user's dataset counts its epochs itself."""
-        return self._stream if self._reader is None else self._reader
+        return None if self.plan is not None or self._reader is None else self._reader.run
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator. If it is the epoch of a state just loaded, the position is kept."""
-        if self._reader is not None:
-            before = self.epoch
-            if self._under is not None:
-                self._under.set_epoch(epoch)
-            self._reader.set_epoch(epoch)
-            if epoch != before:
-                self._ahead, self._skipped = frozenset(), 0
-        elif self._stream is not None:
-            self._stream.set_epoch(checked_epoch(epoch))
-        elif hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-            self._users_epoch, self._chosen = epoch, True
-        else:
+        if self._reader is None:
+            self._reader = self._count_epochs()
+            if self.states.resumes:
+                # The loaded state does not know its epoch.
+                self._reader.choose(Cursor(epoch=checked_epoch(epoch)), loaded=True)
+                return
+        before = self.epoch
+        if self._under is not None:
+            self._under.set_epoch(epoch)
+        self._reader.set_epoch(epoch if self.plan is not None else checked_epoch(epoch))
+        if epoch != before:
+            self._ahead, self._skipped = frozenset(), 0
+
+    def _count_epochs(self) -> PlanReader[Any]:
+        """Return a reader of the epochs of a user's stream."""
+        if not hasattr(self.dataset, "set_epoch"):
             raise ConfigError(
                 f"{type(self.dataset).__name__} is iterable-style and has no set_epoch method: define one, or omit "
                 "the call"
             )
+        return PlanReader(UserEpochs(self.dataset))
 
     def skip_from_start(self, batches: int) -> None:
         """Start the next iterator after the first ``batches`` batches of its epoch, and drop a loaded position.
@@ -179,13 +174,12 @@ class Position:
         whole epoch, and a loaded state is dropped.
         """
         self._progress, self._ahead = None, frozenset()
-        if self._reader is None:
+        if self.plan is None:
             self.states = self.states.load(None)
-            if self._stream is not None:
-                self._stream.choose(Cursor(epoch=self._stream.epoch))
-            return
-        self._reader.choose(Cursor(epoch=self._reader.epoch))
-        self._skipped = batches
+        else:
+            self._skipped = batches
+        if self._reader is not None:
+            self._reader.choose(Cursor(epoch=self._reader.epoch))
 
     def skip_batches(self, batches: int) -> None:
         """Leave out the next ``batches`` batches that the consumer has not received.
@@ -194,7 +188,7 @@ class Position:
             ConfigError: the number is negative, the epoch has fewer batches left, or the dataset is a stream.
             LengthUnknownError: the number of batches is unknown.
         """
-        if self._reader is None:
+        if self.plan is None or self._reader is None:
             raise ConfigError("a stream cannot skip batches by their number: skip them in the training loop")
         (progress, job), running = self._present(), self.running
         assert progress.run is not None
@@ -230,7 +224,7 @@ class Position:
         False if it has delivered nothing yet and another epoch was set since (Lightning sets it after ``iter()``): that
         epoch then starts in its place.
         """
-        reader = self._any_reader
+        reader = self._reader
         if reader is None or self._progress is not progress or reader.run is None:
             return True
         return reader.continues(reader.run, delivered=progress.num_delivered > 0)
@@ -238,7 +232,7 @@ class Position:
     @property
     def running(self) -> bool:
         """Whether an iterator runs: no other position was chosen since, or its consumer still holds it."""
-        progress, reader = self._progress, self._any_reader
+        progress, reader = self._progress, self._reader
         if progress is None:
             return False
         return (
@@ -267,7 +261,7 @@ class Position:
 
     def saved(self) -> list[dict[str, Any]]:
         """Return what `undo` needs, before a `start`."""
-        readers = [reader for reader in (self._reader, self._under, self._stream) if reader is not None]
+        readers = [reader for reader in (self._reader, self._under) if reader is not None]
         for reader in readers:
             reader.follow()  # a start uses up a loaded state of the bookmark
         return [dict(vars(part)) for part in (self, *readers)]
@@ -276,7 +270,7 @@ class Position:
         """Undo a `start`, because its iterator could not begin."""
         own, *parts = saved
         vars(self).update(own)
-        readers = [reader for reader in (self._reader, self._under, self._stream) if reader is not None]
+        readers = [reader for reader in (self._reader, self._under) if reader is not None]
         for reader, values in zip(readers, parts, strict=True):
             reader.undo(values)
 
@@ -287,31 +281,25 @@ class Position:
             base_seed: its base seed, from `base_seed`.
         """
         self._base_seed = None
-        if self._reader is not None:
-            if self._ahead and not self._reader.resumes:
-                # They belong to an abandoned epoch.
-                self._ahead = frozenset()
-            if self._progress is not None and self._progress.num_delivered:
-                self._epoch_delivered = _epoch(self._progress)
-            if self._under is not None:
-                self._under.start(advance=self.seeded)
-            run = self._reader.start(advance=self._advances, delivered=_delivered(self._progress))
+        reader, before = self._reader, self._progress
+        if reader is not None and not reader.resumes:
+            # They belong to an abandoned epoch.
+            self._ahead = frozenset()
+            if self.plan is None and self.states.resumes:
+                self.states = self.states.leave()
+        if self._under is not None:
+            self._under.start(advance=self.seeded)
+        run: Any = None if reader is None else reader.start(advance=self._advances, delivered=_delivered(before))
+        if self.plan is None:
+            self._progress = Progress(None, base_seed)
+        else:
+            if before is not None and before.num_delivered:
+                self._epoch_delivered = _epoch(before)
             if run.epoch == self._epoch_delivered and not self._warned:
                 self._warn_of_same_epoch()
             self._progress, self._job = self._beginning(run, base_seed)
-            self._progress.reader = self._reader
-            self._chosen, self._skipped, self._ahead = False, 0, frozenset()
-            return self._progress
-        if self._stream is not None:
-            if self.states.resumes and not self._stream.resumes:
-                # They belong to an abandoned epoch.
-                self.states = self.states.leave()
-            self._stream.start(advance=True)
-        elif self._users_epoch is not None:
-            self._users_epoch += not self._chosen
-        self._chosen = False
-        self._progress = Progress(None, base_seed)
-        self._progress.reader = self._stream
+        self._progress.reader = reader
+        self._skipped, self._ahead = 0, frozenset()
         return self._progress
 
     def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
@@ -362,19 +350,15 @@ class Position:
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress, self._epoch_delivered = None, _epoch(progress)
             self.states.finish(fresh=fresh())
+            if self._under is not None:
+                self._under.finish(advance=self.seeded)
             if self._reader is not None:
-                if self._under is not None:
-                    self._under.finish(advance=self.seeded)
                 self._reader.finish(advance=self._advances, delivered=_delivered(progress))
-            elif self._stream is not None:
-                self._stream.finish(advance=True)
-            elif self._users_epoch is not None and not self._chosen:
-                self._users_epoch, self._chosen = self._users_epoch + 1, True
 
     @property
     def _advances(self) -> bool:
-        assert self.plan is not None
-        return self.seeded and self.plan.advances
+        """Whether the next epoch follows by itself. Streams are not read again."""
+        return self.plan is None or (self.seeded and self.plan.advances)
 
     def _warn_of_same_epoch(self) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
@@ -414,7 +398,8 @@ class Position:
     def whole(self) -> BatchEpochPlan:
         """Return all batches of the current or next epoch."""
         assert self._reader is not None
-        return self._reader.whole()
+        whole: BatchEpochPlan = self._reader.whole()
+        return whole
 
     def _read_layouts(self, state: Mapping[str, Any]) -> Layouts:
         """Return the layouts in a state."""
@@ -429,15 +414,13 @@ class Position:
         """See `DataLoader.state_dict`."""
         progress, left = self._progress, False
         state: State = {"version": STATE_VERSION, **self._identity()}
-        if self._reader is None:
+        if self.plan is None:
             state.update(self._layout)
-            if self._stream is not None:
+            if (reader := self._reader) is not None:
                 running = self.running
-                opening = self._stream.run if running and self._stream.run is not None else self._stream.peek()
+                opening = reader.run if running and reader.run is not None else reader.peek()
                 state["stream"] = opening.state()
-                left = not running and not self._stream.resumes
-            elif self._users_epoch is not None:
-                state["epoch"] = self._users_epoch
+                left = not running and not reader.resumes
         else:
             here, job = self._present()
             assert here.run is not None
@@ -467,18 +450,23 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """See `DataLoader.load_state_dict`."""
         of = "DataLoader"
-        if allow_growth and (self._reader is None or self._under is not None or self._own is None):
+        if allow_growth and (self.plan is None or self._under is not None or self._own is None):
             raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
         self.check(state)
-        cursor = under = opening = None
+        reader, under = self._reader, None
+        cursor: Cursor | None = None
+        entry = "sampler"
         if self.plan is None:
             check_state(state, self._layout, of=of)
-            if self._stream is not None:
-                opening = self._stream.plan.read(read_mapping(state, "stream", of=of))
-        else:
-            # Growth was checked above: then the order is the dataset's own.
-            read = self._own.read_grown if allow_growth and self._own is not None else self.plan.read
-            cursor = read(read_mapping(state, "sampler", of=of))
+            entry = "stream"
+            if reader is None and entry in state:
+                reader = self._count_epochs()
+        if allow_growth and self._own is not None:
+            cursor = self._own.read_grown(read_mapping(state, entry, of=of))
+        elif reader is not None and isinstance(reader.plan, UserEpochs) and entry not in state:
+            cursor = Cursor(epoch=reader.epoch)  # nobody had set an epoch
+        elif reader is not None:
+            cursor = reader.plan.read(read_mapping(state, entry, of=of))
         if self._under is not None:
             under = self._under.plan.read(read_mapping(state, "dataset", of=of))
         ahead = self._read_ahead(state)
@@ -489,12 +477,9 @@ class Position:
         states = self.states.load(state.get("workers"))
         job = self._read_layouts(state) if self._counts else None
         # Everything is checked now. What follows cannot fail and leave the loader between two states.
-        if self._reader is not None and cursor is not None:
-            self._reader.choose(cursor, loaded=True)
-        elif self._stream is not None and opening is not None:
-            self._stream.choose(opening, loaded=True)
-        elif "epoch" in state:
-            self.set_epoch(read_int(state, "epoch", of=of))
+        if reader is not None and cursor is not None:
+            self._reader = reader
+            reader.choose(cursor, loaded=True)
         if self._under is not None and under is not None:
             self._under.choose(under, loaded=True)
         self.states, self._ahead, self._skipped, self._job = states, ahead, 0, job

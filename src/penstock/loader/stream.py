@@ -105,8 +105,8 @@ class StreamFetch:
         None if no object has a state yet, or after a resume: the loaded state is exact.
 
         Args:
-            epoch: for a Penstock dataset its opening; otherwise passed to ``set_epoch``, if the dataset has it. None
-                leaves the epoch to the dataset.
+            epoch: for a Penstock dataset its opening; otherwise its number is passed to ``set_epoch``, if the dataset
+                has it. None leaves the epoch to the dataset.
 
         Raises:
             StateError: the loaded state belongs to another dataset.
@@ -183,9 +183,9 @@ class StreamFetch:
             if cursor is not None:
                 self.dataset.load_state_dict(cursor)
             if epoch is not None and hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(epoch)
+                self.dataset.set_epoch(epoch.epoch)
             self._items = iter(self.dataset)
-        elif isinstance(epoch, StreamStart):
+        elif epoch is not None:
             if cursor is not None:
                 epoch = StreamStart(epoch=int(cursor["epoch"]), stream=cursor)
             stream = self.dataset.open_behind(self._last.pop() if self._last else None, epoch)
@@ -270,6 +270,4 @@ def _earlier(epoch: EpochStart, ended: int) -> EpochStart:
     """Return the epoch of an iterator after which so many others have started."""
     if epoch is None or not ended:
         return epoch
-    if isinstance(epoch, StreamStart):
-        return StreamStart(epoch=max(0, epoch.epoch - ended), chosen=False)
-    return max(0, epoch - ended)
+    return StreamStart(epoch=max(0, epoch.epoch - ended), chosen=False)

@@ -16,7 +16,7 @@ from penstock.plan.shared_epoch import SharedEpoch
 if TYPE_CHECKING:
     from penstock.plan.stream import ResumableDataset
 
-__all__ = ["EpochStart", "StreamBookmark", "StreamPlan", "StreamStart"]
+__all__ = ["EpochStart", "StreamBookmark", "StreamPlan", "StreamStart", "UserEpochs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,8 @@ class StreamStart(Cursor):
         """Do nothing: streams end with their iterator."""
 
 
-EpochStart = StreamStart | int | None
-"""Message to workers at the start of an epoch: the opening of a Penstock dataset, or the epoch to set on a user's
-dataset with ``set_epoch``, or None.
-"""
+EpochStart = StreamStart | None
+"""Message to workers at the start of an epoch. None leaves the epoch to the dataset."""
 
 
 class StreamBookmark(Bookmark):
@@ -81,7 +79,7 @@ class StreamBookmark(Bookmark):
 
 
 class StreamPlan(Plan[StreamStart]):
-    """The epochs of an iterable dataset, in sequence."""
+    """The epochs of an iterable dataset of Penstock, in sequence."""
 
     def __init__(self, dataset: ResumableDataset) -> None:
         self._dataset = dataset
@@ -111,3 +109,23 @@ class StreamPlan(Plan[StreamStart]):
         return StreamStart(
             epoch=read_int(state, "epoch", of=of), chosen=state.get("chosen") is not False, stream=stream
         )
+
+
+class UserEpochs(StreamPlan):
+    """The epochs of a user's iterable dataset, in sequence. Each is set with the dataset's ``set_epoch``."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self._bookmark = Bookmark()
+
+    @property
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
+        """Where the reader begins next."""
+        return self._bookmark
+
+    def chosen(self, cursor: Cursor) -> None:
+        """Set an epoch that the user chose."""
+        self._dataset.set_epoch(cursor.epoch)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Do nothing: workers set the epoch on their copies."""
