@@ -160,7 +160,7 @@ def draws_as_it_is_read(plan: Plan[Any] | None) -> bool:
         plan = inner
     if isinstance(plan, ExternalSampler):
         return not isinstance(plan.items, Sequence)
-    return isinstance(plan, DrawingSampler) and plan.generator is not None
+    return isinstance(plan, DrawingSampler) and plan.generator is not None and not plan.at_once
 
 
 def declarations(dataset: Any) -> dict[str, bool]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -164,22 +164,30 @@ class Draw:
 
 
 class DrawingSampler(EpochSampler):
-    """Base of the samplers that begin an epoch with a `Draw`, which is made once even if a state is taken first."""
+    """Base of the samplers that begin an epoch with a `Draw`, which is made once even if a state is taken first.
+
+    Attributes:
+        generator: the user's generator, which Accelerate assigns after construction; None draws from torch's global
+            one.
+        at_once: whether the whole epoch is drawn from the global generator. Otherwise it gives one seed.
+    """
 
     generator: torch.Generator | None
-
-    def __init__(self, generator: torch.Generator | None) -> None:
-        super().__init__()
-        self.generator = generator
+    at_once: ClassVar[bool] = False
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
         """Return the draw of one epoch."""
-        # Accelerate assigns the generator after construction.
-        if isinstance(held, Draw) and held.given is self.generator and held.fits(cursor, seed):
+        at_once, seeded = self.at_once, seed is not None and self.generator is None
+        generator = torch.default_generator if self.generator is None and at_once else self.generator
+        if isinstance(held, Draw) and held.fits(cursor, seed) and (held.given is generator or (seeded and at_once)):
             return held
-        draw = Draw.of(self.generator, cursor)
-        if seed is not None and self.generator is None and draw.drawn is None:
-            draw.drawn = derive_key(seed, cursor.epoch, "draw") >> 1
+        if seed is None or not seeded:
+            return Draw.of(generator, cursor)
+        key = derive_key(seed, cursor.epoch, "draw") >> 1
+        if at_once:
+            return Draw.of(torch.Generator().manual_seed(key), cursor)
+        draw = Draw.of(None, cursor)
+        draw.drawn = key if draw.drawn is None else draw.drawn
         return draw
 
     def chosen(self, cursor: Cursor) -> None:
@@ -192,7 +200,8 @@ class DrawingSampler(EpochSampler):
 
     def _check_draw(self, cursor: Cursor) -> Cursor:
         """Return the cursor if its entropy matches how this sampler draws; else raise a StateError."""
-        check_entropy(cursor.entropy, of=type(self.source).__name__, generator=self.generator is not None)
+        drawn_at_once = self.generator is not None or self.at_once
+        check_entropy(cursor.entropy, of=type(self.source).__name__, generator=drawn_at_once)
         return cursor
 
 

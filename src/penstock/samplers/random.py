@@ -68,7 +68,8 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         block_size: int | None = None,
         window: int | None = None,
     ) -> None:
-        super().__init__(generator)
+        super().__init__()
+        self.generator = generator
         self.data_source = data_source
         self.replacement = replacement
         self._num_samples = num_samples

@@ -16,14 +16,13 @@ import torch
 import torch.utils.data
 import xxhash
 
-from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Bookmark
 from penstock.samplers.alias import weights_digest
 from penstock.samplers.base import EpochSampler
-from penstock.samplers.draws import Draw, check_entropy, decode_generator
+from penstock.samplers.draws import Draw, DrawingSampler
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import TorchOrder
 from penstock.samplers.random import RandomSampler
@@ -32,59 +31,37 @@ from penstock.samplers.sequential import SequentialSampler
 __all__ = ["TORCH_PLANS"]
 
 
-class TorchRandom(RandomSampler):
+class TorchRandom(DrawingSampler):
     """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
 
     def __init__(self, sampler: torch.utils.data.RandomSampler) -> None:
+        super().__init__()
         self._sampler = sampler
-        super().__init__(sampler.data_source, sampler.replacement, sampler._num_samples)
 
     @property
     def source(self) -> torch.utils.data.RandomSampler:
         """torch's sampler."""
         return self._sampler
 
-    # Read from torch's sampler at every use: programs assign these there, and subclasses compute them.
     @property
-    def data_source(self) -> Sized:
-        """The dataset of torch's sampler."""
-        return self._sampler.data_source
-
-    @data_source.setter
-    def data_source(self, data_source: Sized) -> None:
-        pass
-
-    @property
-    def replacement(self) -> bool:
-        """``replacement`` of torch's sampler."""
-        return self._sampler.replacement
-
-    @replacement.setter
-    def replacement(self, replacement: bool) -> None:
-        pass
-
-    @property
-    def _num_samples(self) -> int | None:
-        return self._sampler._num_samples
-
-    @_num_samples.setter
-    def _num_samples(self, num_samples: int | None) -> None:
-        pass
-
-    @property
-    def generator(self) -> torch.Generator | None:
+    def generator(self) -> torch.Generator | None:  # type: ignore[override]
         """The generator of torch's sampler."""
         return cast("torch.Generator | None", self._sampler.generator)
 
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        pass
-
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on. Each rank draws its own."""
-        run = super().bind(cursor, entropy)
+        run = self._ours().bind(cursor, entropy)
         run.per_rank = True
         return run
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor in a state."""
+        return self._ours().read(state)
+
+    def _ours(self) -> RandomSampler:
+        """Return our sampler with torch's attributes: programs assign them, and subclasses compute them."""
+        given = self._sampler
+        return RandomSampler(given.data_source, given.replacement, given._num_samples, self.generator)
 
 
 class TorchSequential(SequentialSampler):
@@ -184,8 +161,10 @@ class TorchDistributed(EpochSampler):
 _Make = Callable[[torch.Generator], torch.Tensor]
 
 
-class _DrawnAtOnce(EpochSampler):
+class _DrawnAtOnce(DrawingSampler):
     """The plan of a torch sampler that draws its whole order at the start, from its own or torch's global generator."""
+
+    at_once = True
 
     def __init__(self, sampler: Any) -> None:
         super().__init__()
@@ -198,25 +177,9 @@ class _DrawnAtOnce(EpochSampler):
         return self._sampler
 
     @property
-    def _generator(self) -> torch.Generator:
-        generator = self._sampler.generator
-        return torch.default_generator if generator is None else generator
-
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw:
-        """Return the random draw of one epoch."""
-        seeded = seed is not None and self._sampler.generator is None
-        generator = self._generator
-        if isinstance(held, Draw) and held.fits(cursor, seed) and (seeded or held.given is generator):
-            return held
-        if seed is not None and seeded:
-            generator = torch.Generator().manual_seed(derive_key(seed, cursor.epoch, "draw") >> 1)
-        return Draw.of(generator, cursor)
-
-    def chosen(self, cursor: Cursor) -> None:
-        """Restore the state of the user's generator, if the cursor was taken before its epoch began."""
-        generator = self._sampler.generator
-        if generator is not None and cursor.entropy.get("begun") is False:
-            generator.set_state(decode_generator(cursor.entropy["generator"]))
+    def generator(self) -> torch.Generator | None:  # type: ignore[override]
+        """The generator of torch's sampler."""
+        return cast("torch.Generator | None", self._sampler.generator)
 
     def _bind(
         self, cursor: Cursor, draw: Draw, count: int, make: Callable[[torch.Generator], torch.Tensor]
@@ -225,7 +188,7 @@ class _DrawnAtOnce(EpochSampler):
 
         def entropy() -> State:
             # Other code may draw from the global generator in between, so taking a state fixes the draw of the epoch.
-            if self._sampler.generator is None:
+            if self.generator is None:
                 draw.values(make)
             return draw.state()
 
@@ -243,9 +206,7 @@ class _DrawnAtOnce(EpochSampler):
 
     def _read(self, state: Mapping[str, Any], count: int) -> Cursor:
         name = type(self._sampler).__name__
-        cursor = Cursor.read(state, of=name, plan=self._identity(), most=count)
-        check_entropy(cursor.entropy, of=name, generator=True)
-        return cursor
+        return self._check_draw(Cursor.read(state, of=name, plan=self._identity(), most=count))
 
     def _digest(self, data: Any) -> str:
         """Return a hash of the indices or weights; cached for the same object until a tensor is changed."""

@@ -58,7 +58,8 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         *,
         seed: int | None = None,
     ) -> None:
-        super().__init__(generator)
+        super().__init__()
+        self.generator = generator
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
             raise SamplerError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
         if not isinstance(replacement, bool):
