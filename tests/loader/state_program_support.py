@@ -157,6 +157,30 @@ class DrawingCollate(CountingCollate):
         return super().__call__(samples), random.random()
 
 
+class Told(PlainStream):
+    """Without a state; is told its epochs."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((self.epoch, item) for item in share(self.n))
+
+
+class ToldStateful(StatefulStream):
+    """With a state; is told its epochs."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((self.epoch, *item) for item in super().__iter__())
+
+
 STREAMS: dict[str, Callable[[int], Any]] = {
     kind.__name__: kind
     for kind in (
@@ -164,6 +188,7 @@ STREAMS: dict[str, Callable[[int], Any]] = {
         *(Noisy, Delegating, LargeIterator, LargeFailing),
     )
 }
+TOLD: dict[str, Callable[[int], Any]] = {"Told": Told, "ToldStateful": ToldStateful}
 MAPS: dict[str, Callable[[int], Any]] = {kind.__name__: kind for kind in (Squares, CountingMap, FailingMap)}
 SAMPLERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "none": lambda n: {"batch_size": 3},
@@ -180,18 +205,33 @@ COLLATES: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Program:
-    """A loader, and how many batches of each epoch are had: None for all of them."""
+    """A loader, and how many batches of each epoch are had: None for all of them.
+
+    ``tells`` is how many epochs the program sets, before or after their ``iter()``; later ones follow by themselves.
+    """
 
     data: str
     sampler: str = "none"
     collate: str = "none"
     epochs: tuple[int | None, ...] = (None, None)
+    tells: int = 0
+    late: bool = False
 
     def loader(self, **how: Any) -> ps.DataLoader[Any]:
         """Return a new loader over new objects."""
         options = {**SAMPLERS[self.sampler](N), "collate_fn": COLLATES[self.collate](), **how}
-        kinds = {**STREAMS, **MAPS, "DrawingMap": DrawingMap}
+        kinds = {**STREAMS, **MAPS, **TOLD, "DrawingMap": DrawingMap}
         return ps.DataLoader(kinds[self.data](N), **options)
+
+    def begin(self, loader: ps.DataLoader[Any], stack: ExitStack, epoch: int) -> Any:
+        """Begin an epoch of a loader, which is told its number if it is one of the first ones."""
+        tells = epoch < self.tells
+        if tells and not self.late:
+            loader.set_epoch(10 + epoch)
+        iterator = iterate(loader, stack)
+        if tells and self.late:
+            loader.set_epoch(10 + epoch)
+        return iterator
 
 
 @dataclass(frozen=True)
@@ -250,7 +290,7 @@ def whole(program: Program, **how: Any) -> list[Stop]:
     marks = [(0, 0, False, json.dumps(loader.state_dict()))]
     for number, limit in enumerate(program.epochs):
         with ExitStack() as stack:
-            iterator = iterate(loader, stack)
+            iterator = program.begin(loader, stack, number)
             marks.append((number, 0, False, json.dumps(loader.state_dict())))
             seen.append([])
             for batch in epoch_of(iterator, limit):
@@ -279,7 +319,7 @@ def continued(program: Program, stop: Stop, *, later: bool = True, **how: Any) -
     limits = [None if stop.limit is None else stop.limit - stop.had, *program.epochs[stop.epoch + 1 :]][len(passes) :]
     for one in limits if later else limits[: 1 - len(passes)]:
         with ExitStack() as stack:
-            passes.append(list(epoch_of(iterate(loader, stack), one)))
+            passes.append(list(epoch_of(program.begin(loader, stack, stop.epoch + len(passes)), one)))
     loader.close()
     return passes[0], passes[1:]
 

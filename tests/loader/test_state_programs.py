@@ -10,7 +10,7 @@ import pytest
 from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_program_support import MAPS, SAMPLERS, STREAMS, GrowingJob, Program, Stop, continued, whole
+from state_program_support import MAPS, SAMPLERS, STREAMS, TOLD, GrowingJob, Program, Stop, continued, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*has no state_dict")
 
@@ -43,6 +43,19 @@ def test_streams_inline(data: str, collate: str, epochs: tuple[int | None, ...])
     program = Program(data, collate=collate, epochs=epochs)
     for stop in whole(program):
         check(program, stop)
+
+
+@pytest.mark.parametrize("data", TOLD)
+@settings(max_examples=examples(6, 30))
+@given(epochs=LIMITS, tells=st.integers(0, 3), late=st.booleans(), collate=st.sampled_from(HERE))
+def test_streams_that_are_told_their_epochs(
+    data: str, epochs: tuple[int | None, ...], tells: int, late: bool, collate: str
+) -> None:
+    program = Program(data, collate=collate, epochs=epochs, tells=tells, late=late)
+    for stop in whole(program):
+        # A late epoch leaves the iterator that had begun, and what its data set was then is unknown.
+        if not (late and stop.had == 0 and not stop.over and stop.epoch < tells):
+            check(program, stop)
 
 
 @pytest.mark.parametrize("data", MAPS)

@@ -164,7 +164,12 @@ class Position:
                 f"{type(self.dataset).__name__} is iterable-style and has no set_epoch method: define one, or omit "
                 "the call"
             )
-        return PlanReader(UserEpochs(self.dataset))
+        reader: PlanReader[Any] = PlanReader(UserEpochs(self.dataset))
+        if self._progress is not None:
+            # It began before anyone counted.
+            reader.start(advance=False)
+            self._progress.reader = reader
+        return reader
 
     def skip_from_start(self, batches: int) -> None:
         """Start the next iterator after the first ``batches`` batches of its epoch, and drop a loaded position.
