@@ -1,9 +1,10 @@
-"""`KeptRows`: the forms that they take, files in the cache, and how they travel."""
+"""`KeptRows`: look-ups and their inverse, files in the cache, and pickles."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock.plan.filter as module
 from penstock import storage
-from penstock.errors import DataFileError
+from penstock.errors import DataFileError, DataFileIOError
 from penstock.plan.filter import KeptRows
 
 
@@ -38,8 +39,8 @@ def test_a_large_set_is_a_mapped_file(share: float, cache: Path) -> None:
     kept = KeptRows.of_mask(mask)
     check(kept, np.flatnonzero(mask))
     assert (kept.path is None) == (share == 0.001)
-    assert len(list(cache.glob("*.kept"))) == (kept.path is not None)
-    assert len(kept._data) < len(mask) // 6
+    assert list(cache.glob("*")) == ([] if kept.path is None else [kept.path])
+    assert kept.nbytes == 64 + 4 * np.count_nonzero(mask)
     same = KeptRows.of_rows(np.flatnonzero(mask), len(mask))
     assert (same.fingerprint, same.path) == (kept.fingerprint, kept.path)
 
@@ -57,7 +58,7 @@ def test_no_rows() -> None:
 
 
 def test_a_row_outside_is_an_error() -> None:
-    with pytest.raises(IndexError, match="index 9 is out of range for 9"):
+    with pytest.raises(IndexError, match="index 9 is out of range for 9 elements"):
         KeptRows.of_rows(np.array([1, 9]), 9)
     with pytest.raises(IndexError):
         KeptRows.of_mask(np.ones(3, np.bool_))[3]
@@ -102,8 +103,57 @@ def test_a_full_disk_leaves_the_rows_in_memory(cache: Path, monkeypatch: pytest.
     check(kept, np.flatnonzero(mask))
 
 
-def test_another_file_of_that_name_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "other.kept"
-    path.write_bytes(b"x" * 200)
-    with pytest.raises(DataFileError, match=r"other\.kept"):
-        KeptRows._mapped(path)
+def test_numbers_of_a_table_of_2_to_the_31_rows_and_more() -> None:
+    for of, size in ((2**31 - 1, 4), (2**31, 8), (2**40, 8)):
+        rows = np.array([0, 5, of - 1])
+        kept = KeptRows.of_rows(rows, of)
+        check(kept, rows)
+        assert kept.nbytes == 64 + 3 * size
+        assert kept.ordinals(np.array([of - 2, 5])).tolist() == [-1, 1]
+        assert kept.between(5, of)[np.arange(2)].tolist() == [0, of - 6]
+
+
+@given(rows=st.lists(st.integers(0, 29), max_size=60), begin=st.integers(0, 30), size=st.integers(0, 30))
+@settings(max_examples=40)
+def test_part_of_the_rows_and_all_places(rows: list[int], begin: int, size: int) -> None:
+    for given_rows in (np.array(rows, np.int64), np.unique(rows).astype(np.int64)):
+        kept, end = KeptRows.of_rows(given_rows, 30), min(begin + size, 30)
+        part = given_rows[(given_rows >= begin) & (given_rows < end)] - begin
+        found = kept.between(begin, end)
+        assert (found.rows, len(found)) == (end - begin, len(part))
+        assert (found[np.arange(len(part))] == part).all()
+        some = np.arange(begin, end)
+        assert kept.places_of(some).tolist() == np.flatnonzero(np.isin(given_rows, some)).tolist()
+
+
+def test_named_rows_are_computed_once(cache: Path) -> None:
+    def chunks() -> Iterator[np.ndarray]:
+        calls.append(1)
+        yield np.array([1, 3])
+        yield np.array([7])
+
+    calls: list[int] = []
+    first, second = (KeptRows.of_chunks(chunks, 9, name="odd") for _ in range(2))
+    assert len(calls) == 1
+    assert first.path == second.path == cache / "odd.rows"
+    assert first.fingerprint == KeptRows.of_rows(np.array([1, 3, 7]), 9).fingerprint
+    check(second, np.array([1, 3, 7]))
+
+
+def test_an_error_while_rows_are_computed_leaves_no_file(cache: Path) -> None:
+    def chunks() -> Iterator[np.ndarray]:
+        yield np.array([1, 3])
+        raise DataFileIOError("unreadable")
+
+    with pytest.raises(DataFileIOError, match="unreadable"):
+        KeptRows.of_chunks(chunks, 9, name="broken")
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"x" * 200, b"x", None], ids=["another file", "a short file", "cut short"])
+def test_a_file_that_is_not_whole_is_refused(content: bytes | None, cache: Path) -> None:
+    kept = KeptRows.of_chunks(lambda: [np.arange(9)], 9, name="nine")
+    assert kept.path is not None
+    kept.path.write_bytes(kept.path.read_bytes()[:-4] if content is None else content)
+    with pytest.raises(DataFileError, match=r"nine\.rows is not a whole file of filtered rows: remove it"):
+        KeptRows.of_chunks(lambda: [np.arange(9)], 9, name="nine")

@@ -20,7 +20,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices
-from penstock.plan.filter import CHUNK, KeptRows, Mask
+from penstock.plan.filter import KeptRows
 from penstock.plan.source import Source
 from penstock.progress import progress_bar
 from penstock.tables.table import TableFiles
@@ -137,7 +137,7 @@ def _evaluate(keep: pc.Expression, of: Filterable) -> KeptRows:
     version = of.source.version if isinstance(of.source, TableFiles) else ""
     identity = f"{of.fingerprint} {version} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
     name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(identity)
-    return KeptRows.of_masks(lambda: _masks(keep, names, of), of.samples, name=name)
+    return KeptRows.of_chunks(lambda: _matching_rows(keep, names, of), of.samples, name=name)
 
 
 def _columns_in(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
@@ -146,15 +146,12 @@ def _columns_in(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
     return [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)] or list(columns)
 
 
-def _masks(keep: pc.Expression, names: list[str], of: Filterable) -> Iterator[Mask]:
+def _matching_rows(keep: pc.Expression, names: list[str], of: Filterable) -> Iterator[Indices]:
     with progress_bar("evaluating the filter", of.samples, None, in_bytes=False) as advance:
-        for begin in range(0, of.samples, CHUNK):
-            mask = np.zeros(min(CHUNK, of.samples - begin), np.bool_)
-            for at in range(begin, begin + len(mask), _ROWS):
-                rows = np.arange(at, min(at + _ROWS, begin + len(mask)))
-                mask[_matching(keep, of, names, rows) - begin] = True
-                advance(len(rows))
-            yield mask
+        for begin in range(0, of.samples, _ROWS):
+            rows = np.arange(begin, min(begin + _ROWS, of.samples))
+            yield _matching(keep, of, names, rows)
+            advance(len(rows))
 
 
 def _matching(keep: pc.Expression, of: Filterable, names: list[str], rows: Indices) -> Indices:

@@ -61,8 +61,8 @@ class Subset(BatchedDataset, TorchSubset[Any]):
 
     The fingerprint covers the data and the kept rows, so a state for other rows raises an error. An expression is
     evaluated once, with a progress bar, and reads only the columns that it names; the result is stored in the user's
-    cache until a file is written again. Kept rows are stored as a mapped file of row numbers, or of one bit per row
-    if that is smaller (51 million rows: 7.2 MB).
+    cache until a file is written again. Kept rows are stored as a mapped file of row numbers, 4 bytes each (8 if the
+    dataset has 2**31 rows or more).
 
     >>> Subset(list("abcdef"), [True, False, True, True, False, False])[1]
     'c'

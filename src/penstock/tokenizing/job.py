@@ -28,7 +28,8 @@ from penstock.datasets.file_rows import filters_in
 from penstock.datasets.rows import excluded_rows, has_rows, row_count
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileIOError, PenstockError
-from penstock.plan.filter import CHUNK, KeptRows, Mask
+from penstock.order.permutation import Indices
+from penstock.plan.filter import CHUNK, KeptRows
 from penstock.progress import progress_bar
 from penstock.samplers.identity import holds_a_share
 from penstock.storage import file_lock
@@ -221,12 +222,13 @@ def _without_excluded(source: Any) -> Any:
     if not excluded:
         return source
     rows = row_count(source)
-    starts = range(0, rows, CHUNK)
 
-    def masks() -> Iterator[Mask]:
-        return (~excluded.holds(np.arange(start, min(start + CHUNK, rows))) for start in starts)
+    def left() -> Iterator[Indices]:
+        for begin in range(0, rows, CHUNK):
+            chunk = np.arange(begin, min(begin + CHUNK, rows))
+            yield chunk[~excluded.holds(chunk)]
 
-    return Subset(source, KeptRows.of_masks(masks, rows))
+    return Subset(source, KeptRows.of_chunks(left, rows))
 
 
 def _dtype(dtype: str, format: str, encoder: TextTokenizer) -> str:
