@@ -83,13 +83,10 @@ def test_a_second_spike_makes_the_list_longer(manifest: Manifest) -> None:
         RankDataset(manifest, rank=0, world_size=1).load_state_dict(state_of([4]))
 
 
-def test_states_that_have_the_hash_alone(manifest: Manifest) -> None:
+def test_a_damaged_entry_of_a_state(manifest: Manifest) -> None:
     longer = RankDataset(manifest, rank=0, world_size=1, exclude=[4, 9])
     state = longer.state_dict()
-    longer.load_state_dict({**state, "excluded": state["excluded"][1]})
-    with pytest.raises(StateError, match="other excluded rows: some with the hash abc"):
-        longer.load_state_dict({**state, "excluded": "abc"})
-    for damaged in (None, [], ["abc", 1], {"abc": 1}, 3):
+    for damaged in (None, [], ["abc", 1], {"abc": 1}, 3, "abc"):
         with pytest.raises(StateError, match="is damaged"):
             longer.load_state_dict({**state, "excluded": damaged})
 

@@ -24,7 +24,7 @@ from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrde
 from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
-from penstock.plan.exclusion import DocumentPieces, ExcludedPieces, ExcludedRows, ExclusionMark
+from penstock.plan.exclusion import ExcludedDocuments, ExcludedRows, ExclusionMark
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import PartitionOptions
 from penstock.samplers.identity import fingerprint_of
@@ -147,10 +147,10 @@ class GlobalPacks(Packs):
         self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
-        self._replacements: ExcludedPieces | None = None
+        self._replacements: ExcludedDocuments | None = None
         if self.excluded is not None:
-            places = ExcludedRows(self._samples.places(self.excluded.rows), len(self.lengths))
-            self._replacements = ExcludedPieces(places, self._layout.starts, classes.lengths, self.capacity)
+            places = self._samples.places(self.excluded.rows)
+            self._replacements = ExcludedDocuments(places, self._layout.starts, classes.lengths, self.capacity)
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -194,21 +194,21 @@ def check_lengths(lengths: Indices, begin: int) -> None:
         raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
 
 
-def pieces_of(order: PackOrder, packs: Indices, replacements: ExcludedPieces | None, seed: int, epoch: int) -> Pieces:
+def pieces_of(
+    order: PackOrder, packs: Indices, replacements: ExcludedDocuments | None, seed: int, epoch: int
+) -> Pieces:
     """Return the documents in packs, by position among the documents sorted by class; replace excluded ones."""
     found = order.pieces(packs)
-    if replacements is None:
-        return found
-    return Pieces(*replacements.replace(DocumentPieces(*found[:3]), seed, epoch), found.splits)
+    return found if replacements is None else replacements.replace_pieces(found, seed, epoch)
 
 
-def packs_at(order: PackOrder, place: int, replacements: ExcludedPieces | None, seed: int, epoch: int) -> Indices:
+def packs_at(order: PackOrder, place: int, replacements: ExcludedDocuments | None, seed: int, epoch: int) -> Indices:
     """Return the packs with parts of the document at a position, including packs where it replaces an excluded one."""
     own = order.packs_of(place)
     if replacements is None:
         return own
-    others = [int(order.packs_of(other)[number]) for other, number in replacements.instead(place, seed, epoch)]
-    kept = [] if replacements.excluded.holds(np.array([place]))[0] else own.tolist()
+    others = [int(order.packs_of(other)[number]) for other, number in replacements.pieces_instead(place, seed, epoch)]
+    kept = [] if replacements.holds(np.array([place]))[0] else own.tolist()
     return np.array(list(dict.fromkeys([*kept, *others])), np.int64)
 
 

@@ -86,7 +86,7 @@ def excluded_rows(dataset: Any, exclude: Any = None) -> ExcludedRows | None:
     # Imported here, because few jobs exclude rows.
     from penstock.plan.exclusion import ExcludedRows
 
-    given = ExcludedRows(exclude, row_count(dataset))
+    given = ExcludedRows.of(exclude, row_count(dataset))
     return given if own is None else given.with_rows(own.rows)
 
 

@@ -23,7 +23,7 @@ from penstock.order.class_batches import EpochBatches
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, RankPartition
-from penstock.plan.exclusion import ExcludedMembers, ExcludedRows
+from penstock.plan.exclusion import ExcludedRows
 from penstock.storage.class_index import ClassIndex
 
 __all__ = ["ClassBatchPlan", "ClassKeys", "SampleClasses"]
@@ -73,20 +73,19 @@ class SampleClasses:
         """Return the places of samples in the index: int64 of the same shape."""
         return self.index.find(rows, self.keys[rows])
 
-    def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedMembers | None:
-        """Return the excluded samples and their replacements, or None if no sample is excluded.
+    def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedRows | None:
+        """Return the places of excluded samples and their replacements, or None if no sample is excluded.
 
         Args:
             exclude: rows of the samples.
             starts: of the classes that have batches.
 
         Raises:
-            ConfigError, IndexError: see `ExcludedRows` and `ExcludedMembers`.
+            ConfigError, IndexError: see `ExcludedRows`.
         """
-        if exclude is None or not len(excluded := ExcludedRows(exclude, len(self.keys))):
+        if exclude is None or not len(excluded := ExcludedRows.of(exclude, len(self.keys))):
             return None
-        places = ExcludedRows(self.places(excluded.rows), len(self.keys))
-        return ExcludedMembers(places, starts, excluded.mark)
+        return ExcludedRows(self.places(excluded.rows), starts, excluded.mark)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "index"}
@@ -118,7 +117,7 @@ class ClassBatchPlan(BatchEpochPlan):
         seed: int | None,
         epoch: int,
         sampler: Cursor | None = None,
-        excluded: ExcludedMembers | None = None,
+        excluded: ExcludedRows | None = None,
     ) -> None:
         self._run = run
         self._samples = samples
@@ -172,7 +171,7 @@ class ClassBatchPlan(BatchEpochPlan):
         return [(rows[a:b], positions[a:b]) for a, b in itertools.pairwise([0, *ends])]
 
     def _without(
-        self, excluded: ExcludedMembers, slots: Indices, places: Indices, counts: Indices
+        self, excluded: ExcludedRows, slots: Indices, places: Indices, counts: Indices
     ) -> tuple[Indices, Indices, Indices]:
         """Return slots, places and sizes of batches with excluded samples replaced."""
         places = excluded.replace(places, self.seed or 0, self.epoch)
@@ -201,7 +200,7 @@ class ClassBatchPlan(BatchEpochPlan):
         first = self._run.batches.starts[0]
         found = places >= first
         if self._excluded is not None:
-            found &= ~self._excluded.excluded.holds(places)
+            found &= ~self._excluded.holds(places)
         slots, numbers = np.full_like(places, -1), np.full_like(places, -1)
         slots[found] = self._run.slots_of(places[found])
         numbers[found] = self._run.numbers(slots[found])

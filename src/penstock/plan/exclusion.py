@@ -2,14 +2,13 @@
 
 Another row replaces each excluded row. It is a function of (seed, epoch, excluded row), so any position and its
 inverse can be computed on its own. All other positions keep their rows: excluding rows in the middle of a run changes
-nothing else. In `ExcludedMembers` and `ExcludedPieces` the replacement must also fit: a sample into a batch of one
-class, a document into a pack.
+nothing else. A replacement may have to fit: a sample into a batch of one class, a document into a pack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +16,11 @@ import xxhash
 
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix_array
+from penstock.order.packing import Pieces
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
 
-__all__ = ["DocumentPieces", "ExcludedMembers", "ExcludedPieces", "ExcludedRows", "ExclusionMark", "check_excluded"]
+__all__ = ["ExcludedDocuments", "ExcludedRows", "ExclusionMark", "check_excluded"]
 
 ExclusionMark = tuple[int, str]
 """The entry of a state for excluded rows: their number, and a hash of them."""
@@ -30,62 +30,70 @@ _STREAM = "excluded rows"
 
 
 class ExcludedRows:
-    """Excluded rows of a source.
+    """Excluded rows of a source, and the rows that replace them. Use `of` for rows that a user gives.
+
+    A row of the same class replaces each row. If the whole class is excluded, the replacement comes from the next class
+    with rows left, or from the last such class.
 
     Args:
-        rows: rows of the source; negative ones count from the end.
-        of: number of rows of the source.
+        rows: excluded rows, in any order.
+        starts: the first row of each class, then the number of rows: int64 of shape (classes + 1,).
+        mark: their entry in a state, by default number and hash of ``rows``; None if no row is excluded.
 
     Raises:
-        ConfigError: more than 100,000 rows (use a filter for these), all rows, or not integers.
-        IndexError: a row is outside the source.
+        ConfigError: no row of any class is left.
 
     Memory: 16 bytes per excluded row, in each process.
 
-    >>> excluded = ExcludedRows([1, 3], 5)
+    >>> excluded = ExcludedRows.of([1, 3], 5)
     >>> rows = excluded.replace(np.arange(5), seed=7, turn=0)
     >>> rows[[0, 2, 4]].tolist(), set(rows[[1, 3]].tolist()) <= {0, 2, 4}
     ([0, 2, 4], True)
     """
 
-    def __init__(self, rows: npt.ArrayLike, of: int) -> None:
+    def __init__(self, rows: Indices, starts: Indices, mark: ExclusionMark | None = None) -> None:
+        self.rows, self._starts = np.unique(rows), starts
+        own = (len(self.rows), xxhash.xxh3_64_hexdigest(self.rows.tobytes())) if len(rows) else None
+        self.mark = mark or own
+        # The number of remaining rows before each excluded row, and before each class.
+        self._left_before: Indices = self.rows - np.arange(len(self.rows))
+        self._class_before: Indices = starts - self.rows.searchsorted(starts)
+        self._left = np.flatnonzero(np.diff(self._class_before) > 0)
+        if len(rows) and not len(self._left):
+            raise ConfigError(f"exclude= leaves none of {starts[-1] - starts[0]} rows: no row is left to replace them")
+
+    @classmethod
+    def of(cls, rows: npt.ArrayLike, count: int) -> ExcludedRows:
+        """Return the excluded rows of a source of ``count`` rows, in one class; negative ones count from the end.
+
+        Raises:
+            ConfigError: more than 100,000 rows (use a filter for these), all rows, or not integers.
+            IndexError: a row is outside the source.
+        """
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise ConfigError(f"exclude= takes an array of row numbers, got {given.dtype} of shape {given.shape}")
         try:
-            found = np.unique(normalise(given, of))
+            found = np.unique(normalise(given, count))
         except IndexError as error:
             raise IndexError(f"exclude=: {error}") from error
         if len(found) > _MOST:
             raise ConfigError(
                 f"exclude= takes at most {_MOST:,} rows, got {len(found):,}: filter them with Subset instead"
             )
-        self._set(found, of)
-
-    def _set(self, rows: Indices, of: int) -> None:
-        if len(rows) and len(rows) == of:
-            raise ConfigError(f"exclude= leaves none of {of} rows: no row is left to replace them")
-        self.rows, self.of = rows, of
-        # The number of remaining rows before each excluded row.
-        self._left_before: Indices = rows - np.arange(len(rows))
+        return ExcludedRows(found, np.array([0, count]))
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def mark(self) -> ExclusionMark | None:
-        """Number and identity of the rows; None if there are none."""
-        return (len(self.rows), xxhash.xxh3_64_hexdigest(self.rows.tobytes())) if len(self.rows) else None
-
-    def among(self, kept: KeptRows) -> Self:
+    def among(self, kept: KeptRows) -> ExcludedRows:
         """Return the excluded rows that a filter keeps, as ordinals of its kept rows."""
-        made: Self = object.__new__(type(self))
-        made._set(kept.places_of(self.rows), len(kept))
-        return made
+        return ExcludedRows(kept.places_of(self.rows), np.array([0, len(kept)]))
 
     def with_rows(self, rows: npt.ArrayLike) -> ExcludedRows:
-        """Return these excluded rows plus ``rows``, which are checked as in `__init__`."""
-        return ExcludedRows(np.concatenate([self.rows, ExcludedRows(rows, self.of).rows]), self.of)
+        """Return these excluded rows of a source plus ``rows``, which are checked as in `of`."""
+        count = int(self._starts[-1])
+        return ExcludedRows.of(np.concatenate([self.rows, ExcludedRows.of(rows, count).rows]), count)
 
     def holds(self, rows: Indices) -> npt.NDArray[np.bool_]:
         """Return a mask of the rows that are excluded."""
@@ -94,15 +102,11 @@ class ExcludedRows:
         found: npt.NDArray[np.bool_] = self.rows.take(self.rows.searchsorted(rows), mode="clip") == rows
         return found
 
-    def count(self, begin: Indices, end: Indices) -> Indices:
-        """Return the number of remaining rows in each range."""
-        return end - begin - (self.rows.searchsorted(end) - self.rows.searchsorted(begin))
-
-    def draw(self, words: npt.NDArray[np.uint64], begin: Any, end: Any) -> Indices:
-        """Return a remaining row of a range for each 64-bit word. Every range needs at least one."""
-        begin, end = np.asarray(begin, dtype=np.int64), np.asarray(end, dtype=np.int64)
-        before = begin - self.rows.searchsorted(begin)
-        numbers = before + (words % self.count(begin, end).astype(np.uint64)).astype(np.int64)
+    def _draw(self, words: npt.NDArray[np.uint64], classes: Indices) -> Indices:
+        """Return a remaining row of a class for each 64-bit word. Every class needs at least one."""
+        before = self._class_before[classes]
+        left = self._class_before[classes + 1] - before
+        numbers = before + (words % left.astype(np.uint64)).astype(np.int64)
         found: Indices = numbers + self._left_before.searchsorted(numbers, "right")
         return found
 
@@ -116,8 +120,10 @@ class ExcludedRows:
         bad = np.flatnonzero(self.holds(rows))
         if not len(bad):
             return rows
-        rows, key = rows.copy(), derive_key(seed, turn, _STREAM)
-        rows[bad] = self.draw(mix_array(key, rows[bad].view(np.uint64)), 0, self.of)
+        words = mix_array(derive_key(seed, turn, _STREAM), rows[bad].view(np.uint64))
+        classes = self._left.searchsorted(self._starts.searchsorted(rows[bad], "right") - 1)
+        rows = rows.copy()
+        rows[bad] = self._draw(words, self._left[np.minimum(classes, len(self._left) - 1)])
         return rows
 
     def places_of(self, row: int, seed: int, turn: int) -> list[int]:
@@ -125,8 +131,61 @@ class ExcludedRows:
 
         If the row is excluded itself, the list has only the rows that it replaces, usually none.
         """
-        instead: list[int] = self.rows[self.replace(self.rows, seed, turn) == row].tolist()
+        rows = self.rows[self.rows >= self._starts[0]]
+        instead: list[int] = rows[self.replace(rows, seed, turn) == row].tolist()
         return instead if self.holds(np.array([row]))[0] else [row, *instead]
+
+
+class ExcludedDocuments(ExcludedRows):
+    """Excluded documents of packs. Each is replaced by the same number of tokens from other documents.
+
+    A piece of an excluded document is replaced by a document of the same length. If all of these are excluded too, it
+    is replaced by the start of a document of the next length. If no longer one is left, it is replaced by a shorter
+    document and padding.
+
+    Args:
+        rows, starts: see `ExcludedRows`; a row is the place of a document in the sequence sorted by class.
+        lengths: of the documents of each class: int64 of shape (classes,).
+        capacity: tokens in a pack; longer documents have several pieces.
+
+    Raises:
+        ConfigError: no document with a token is left.
+    """
+
+    def __init__(self, rows: Indices, starts: Indices, lengths: Indices, capacity: int) -> None:
+        super().__init__(rows, starts)
+        left = self._left[lengths[self._left] > 0]
+        if not len(left):
+            raise ConfigError("exclude= leaves no document with a token: no document is left to replace them")
+        self._by_length = left[np.argsort(lengths[left], kind="stable")]
+        self._lengths, self._capacity = lengths, capacity
+
+    def replace_pieces(self, pieces: Pieces, seed: int, turn: int) -> Pieces:
+        """Return pieces with those of excluded documents replaced, see `ExcludedRows.replace`."""
+        bad = np.flatnonzero(self.holds(pieces.places))
+        if not len(bad):
+            return pieces
+        places, begins, lengths = (values.copy() for values in pieces[:3])
+        key = derive_key(seed, turn, _STREAM)
+        # A long document has several pieces, each with its own replacement.
+        words = mix_array(key, mix_array(key, places[bad].view(np.uint64)) ^ begins[bad].view(np.uint64))
+        fits = self._lengths[self._by_length].searchsorted(lengths[bad])
+        classes = self._by_length[np.minimum(fits, len(self._by_length) - 1)]
+        places[bad] = self._draw(words, classes)
+        begins[bad] = 0
+        lengths[bad] = np.minimum(lengths[bad], self._lengths[classes])
+        return Pieces(places, begins, lengths, pieces.splits)
+
+    def pieces_instead(self, place: int, seed: int, turn: int) -> list[tuple[int, int]]:
+        """Return the pieces that a document replaces, each as the place of its document and its number in it."""
+        whole = self._lengths[self._starts.searchsorted(self.rows, "right") - 1]
+        counts = -(-whole // self._capacity)
+        numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = numbers * self._capacity
+        lengths = np.minimum(np.repeat(whole, counts) - begins, self._capacity)
+        pieces = Pieces(np.repeat(self.rows, counts), begins, lengths, np.arange(len(numbers) + 1))
+        here = np.flatnonzero(self.replace_pieces(pieces, seed, turn).places == place)
+        return list(zip(pieces.places[here].tolist(), numbers[here].tolist(), strict=True))
 
 
 def check_excluded(state: Mapping[str, Any], here: ExclusionMark | None, *, of: str) -> None:
@@ -144,127 +203,13 @@ def check_excluded(state: Mapping[str, Any], here: ExclusionMark | None, *, of: 
     """
     if "excluded" not in state:
         return
-    had = state["excluded"]
-    # Older states have only the hash.
-    count, digest = (None, had) if isinstance(had, str) else _read_mark(had)
-    if here is not None and (here[1] == digest or (count is not None and here[0] > count)):
-        return
-    raise StateError(
-        f"this state comes from a run with other excluded rows: {'some' if count is None else f'{count:,}'} with the "
-        f"hash {digest}, but exclude= of this {of} has {here[0] if here else 0:,}. Pass the same rows, or the same and "
-        "more: a run cannot include excluded rows again"
-    )
-
-
-def _read_mark(entry: Any) -> ExclusionMark:
-    match entry:
+    match state["excluded"]:
         case [int(count), str(digest)]:
-            return count, digest
-    raise StateError(f"this state is damaged: {entry!r} is not the number and the hash of excluded rows")
-
-
-class ExcludedMembers:
-    """Excluded members of classes. Each is replaced by another member of its class.
-
-    If a whole class is excluded, the replacement comes from the next class with members left, or from the last such
-    class.
-
-    Args:
-        excluded: members, by their place in the class-sorted sequence.
-        starts: the first place of each class, then the number of places: int64 of shape (classes + 1,).
-        mark: their entry in a state.
-
-    Raises:
-        ConfigError: no member of any class is left.
-    """
-
-    def __init__(self, excluded: ExcludedRows, starts: Indices, mark: ExclusionMark | None) -> None:
-        self.excluded, self.mark, self._starts = excluded, mark, starts
-        self._left = np.flatnonzero(excluded.count(starts[:-1], starts[1:]) > 0)
-        if not len(self._left):
-            raise ConfigError("exclude= leaves no sample of any batch: no sample is left to replace them")
-
-    def replace(self, places: Indices, seed: int, epoch: int) -> Indices:
-        """Return the places with the excluded ones replaced, see `ExcludedRows.replace`."""
-        bad = np.flatnonzero(self.excluded.holds(places))
-        if not len(bad):
-            return places
-        places, key = places.copy(), derive_key(seed, epoch, _STREAM)
-        classes = self._starts.searchsorted(places[bad], "right") - 1
-        fits = self._left[np.minimum(self._left.searchsorted(classes), len(self._left) - 1)]
-        words = mix_array(key, places[bad].view(np.uint64))
-        places[bad] = self.excluded.draw(words, self._starts[fits], self._starts[fits + 1])
-        return places
-
-    def places_of(self, place: int, seed: int, epoch: int) -> list[int]:
-        """Return the places at which a member is read, see `ExcludedRows.places_of`."""
-        rows = self.excluded.rows
-        rows = rows[rows >= self._starts[0]]
-        instead: list[int] = rows[self.replace(rows, seed, epoch) == place].tolist()
-        return instead if self.excluded.holds(np.array([place]))[0] else [place, *instead]
-
-
-class DocumentPieces(NamedTuple):
-    """Parts of documents.
-
-    Attributes:
-        places: of the documents, in the class-sorted sequence.
-        begins: the first token of each part.
-        lengths: number of tokens of each part.
-    """
-
-    places: Indices
-    begins: Indices
-    lengths: Indices
-
-
-class ExcludedPieces:
-    """Excluded documents. Each is replaced by the same number of tokens from other documents.
-
-    A piece of an excluded document is replaced by a document of the same length. If all of these are excluded too, it
-    is replaced by the start of a document of the next length. If no longer one is left, it is replaced by a shorter
-    document and padding.
-
-    Args:
-        excluded: documents, by their place in the class-sorted sequence.
-        starts: the first place of each class, then the number of places: int64 of shape (classes + 1,).
-        lengths: of the documents of each class: int64 of shape (classes,).
-        capacity: tokens in a pack; longer documents have several pieces.
-
-    Raises:
-        ConfigError: no document with a token is left.
-    """
-
-    def __init__(self, excluded: ExcludedRows, starts: Indices, lengths: Indices, capacity: int) -> None:
-        self.excluded, self._capacity = excluded, capacity
-        left = np.flatnonzero((excluded.count(starts[:-1], starts[1:]) > 0) & (lengths > 0))
-        left = left[np.argsort(lengths[left], kind="stable")]
-        if not len(left):
-            raise ConfigError("exclude= leaves no document with a token: no document is left to replace them")
-        self._lengths, self._begins, self._ends = lengths[left], starts[left], starts[left + 1]
-        self._excluded_lengths = lengths[starts.searchsorted(excluded.rows, "right") - 1]
-
-    def replace(self, pieces: DocumentPieces, seed: int, turn: int) -> DocumentPieces:
-        """Return pieces with those of excluded documents replaced, see `ExcludedRows.replace`."""
-        bad = np.flatnonzero(self.excluded.holds(pieces.places))
-        if not len(bad):
-            return pieces
-        places, begins, lengths = (values.copy() for values in pieces)
-        key = derive_key(seed, turn, _STREAM)
-        # A long document has several pieces, each with its own replacement.
-        words = mix_array(key, mix_array(key, places[bad].view(np.uint64)) ^ begins[bad].view(np.uint64))
-        classes = np.minimum(self._lengths.searchsorted(lengths[bad]), len(self._lengths) - 1)
-        places[bad] = self.excluded.draw(words, self._begins[classes], self._ends[classes])
-        begins[bad] = 0
-        lengths[bad] = np.minimum(lengths[bad], self._lengths[classes])
-        return DocumentPieces(places, begins, lengths)
-
-    def instead(self, place: int, seed: int, turn: int) -> list[tuple[int, int]]:
-        """Return the pieces that a document replaces, each as the place of its document and its number in it."""
-        counts = -(-self._excluded_lengths // self._capacity)
-        numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        begins = numbers * self._capacity
-        lengths = np.minimum(np.repeat(self._excluded_lengths, counts) - begins, self._capacity)
-        pieces = DocumentPieces(np.repeat(self.excluded.rows, counts), begins, lengths)
-        here = np.flatnonzero(self.replace(pieces, seed, turn).places == place)
-        return list(zip(pieces.places[here].tolist(), numbers[here].tolist(), strict=True))
+            if here is None or (here[1] != digest and here[0] <= count):
+                raise StateError(
+                    f"this state comes from a run with other excluded rows: {count:,} with the hash {digest}, but "
+                    f"exclude= of this {of} has {here[0] if here else 0:,}. Pass the same rows, or the same and more: "
+                    "a run cannot include excluded rows again"
+                )
+        case entry:
+            raise StateError(f"this state is damaged: {entry!r} is not the number and the hash of excluded rows")

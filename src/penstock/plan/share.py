@@ -745,7 +745,7 @@ def _excluded(rows: Any, of: int) -> ExcludedRows:
     # Imported here because few runs exclude rows, and every worker imports this module.
     from penstock.plan.exclusion import ExcludedRows
 
-    return ExcludedRows(rows, of)
+    return ExcludedRows.of(rows, of)
 
 
 class EpochRows:
