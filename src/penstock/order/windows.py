@@ -41,12 +41,9 @@ def window_span(number: int, shards: int, most: int, world_size: int) -> tuple[i
     >>> [window_span(number, 20, 4, world_size=2) for number in range(5)]
     [(0, 2), (2, 6), (6, 14), (14, 20), (20, 20)]
     """
-    full = most.bit_length() - 1  # windows before this one double
-    before = (1 << min(number, full)) - 1
-    size = min(1 << min(number, full), most)
-    if number > full:
-        before += (1 << full) + (number - full - 1) * most
-        size = most
+    doubled = min(number, most.bit_length())
+    before = (1 << doubled) - 1 + (number - doubled) * most
+    size = min(1 << doubled, most)
     begin = before * world_size
     return min(begin, shards), min(begin + size * world_size, shards)
 
