@@ -28,7 +28,6 @@ from penstock.datasets.file_rows import filters_in
 from penstock.datasets.rows import excluded_rows, has_rows, row_count
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileIOError, PenstockError
-from penstock.order.permutation import Indices
 from penstock.plan.filter import CHUNK, KeptRows
 from penstock.progress import progress_bar
 from penstock.samplers.identity import holds_a_share
@@ -223,10 +222,9 @@ def _without_excluded(source: Any) -> Any:
         return source
     rows = row_count(source)
 
-    def left() -> Iterator[Indices]:
-        for begin in range(0, rows, CHUNK):
-            chunk = np.arange(begin, min(begin + CHUNK, rows))
-            yield chunk[~excluded.holds(chunk)]
+    def left() -> Iterator[Any]:
+        chunks = (np.arange(begin, min(begin + CHUNK, rows)) for begin in range(0, rows, CHUNK))
+        return (chunk[~excluded.holds(chunk)] for chunk in chunks)
 
     return Subset(source, KeptRows.of_chunks(left, rows))
 
