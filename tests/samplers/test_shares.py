@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import penstock as ps
 from penstock.errors import PartitionError, SamplerError
@@ -117,72 +116,10 @@ def test_a_share_is_known(kind: str) -> None:
     assert rank_splitter(SHARES[kind](0), ranks=2) is not None
 
 
-@pytest.mark.parametrize("given", [{}, {"world_size": 2, "rank": 0}, {"world_size": 1}], ids=str)
-def test_a_share_is_refused_where_it_would_be_dealt_again(given: Any, two_ranks: Any) -> None:
-    """Half of the data would never be seen."""
-    share = torch.utils.data.DistributedSampler(range(N), 2, 0)
-    message = r"torch.utils.data.distributed.DistributedSampler has only one rank's share.*penstock.DistributedSampler"
-    with pytest.raises(SamplerError, match=message):
-        GroupedBatchSampler(share, GROUPS, 4, False, **given)
-
-
-def subset(rank: int) -> Any:
-    return torch.utils.data.SubsetRandomSampler(range(rank, N, 2), torch.Generator().manual_seed(1))
-
-
-def test_a_shorter_sampler_of_torch_has_to_be_told(two_ranks: Any) -> None:
-    """It is a share, or a part of the data that is the same on all ranks."""
-    said = (
-        "has 21 of 41 samples.*one rank's share.*DistributedSampler.*the same on all ranks, pass world_size=2 and rank="
-    )
-    for given in ({}, {"world_size": 1}):
-        with pytest.raises(SamplerError, match=said):
-            GroupedBatchSampler(subset(0), GROUPS, 4, **given)
-    ranks = [GroupedBatchSampler(subset(0), [0] * N, 4, world_size=2, rank=rank) for rank in range(2)]
-    first, second = ({index for batch in sampler for index in batch} for sampler in ranks)
-    assert first | second == set(range(0, N, 2))
-
-
-def test_what_is_the_same_on_all_ranks_is_dealt(two_ranks: Any) -> None:
-    """As long as the data, or for one rank."""
-    streams: list[Callable[[], Any]] = [
-        lambda: torch.utils.data.DistributedSampler(range(N), 1, 0),
-        lambda: torch.utils.data.SequentialSampler(range(N)),
-        lambda: torch.utils.data.SubsetRandomSampler(range(N), torch.Generator().manual_seed(1)),
-        lambda: RandomSampler(range(N), shuffle="global", seed=1),
-    ]
-    for stream in streams:
-        seen: list[int] = []
-        for rank in range(2):
-            two_ranks(rank)
-            sampler = GroupedBatchSampler(stream(), GROUPS, 4, drop_last=False)
-            batches = list(sampler)
-            seen += itertools.chain(*(batches[:-1] if sampler.repeated and rank else batches))
-        assert set(seen) == set(range(N))
-        assert len(seen) == N
-
-
 def test_fewer_draws_of_our_own_samplers_are_dealt(two_ranks: Any) -> None:
     """Ours are known to be the stream of the whole job, whatever their length."""
     stream = WeightedRandomSampler(np.ones(N), 12, seed=0)
     assert [len(GroupedBatchSampler(stream, [0] * N, 3, rank=rank, world_size=2)) for rank in range(2)] == [2, 2]
-
-
-def test_a_share_is_noticed_when_the_process_group_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    sampler = GroupedBatchSampler(subset(0), GROUPS, 4)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
-    with pytest.raises(SamplerError, match="one rank's share"):
-        len(sampler)
-
-
-@pytest.mark.parametrize("stream", [torch.utils.data.SubsetRandomSampler(range(N)), RandomSampler(range(N))])
-def test_an_order_drawn_by_chance_is_refused(stream: Any, two_ranks: Any) -> None:
-    with pytest.raises(SamplerError, match="each of the 2 ranks would draw a different order"):
-        len(GroupedBatchSampler(stream, GROUPS, 4))
 
 
 def test_the_factory_refuses_a_share(two_ranks: Any) -> None:

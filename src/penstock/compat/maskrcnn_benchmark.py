@@ -60,7 +60,7 @@ def make_batch_data_sampler(
 
     Args:
         dataset: the source of the groups, unless ``sizes`` is passed, see `aspect_ratio_groups`.
-        sampler: from `make_data_sampler`, or another of Penstock or torch; without groups, any sampler.
+        sampler: from `make_data_sampler`, or another of Penstock; without groups, any sampler.
         aspect_grouping: False: no groups. True: two groups, images wider than high and the others. Otherwise the
             bounds of height / width between the groups.
         images_per_batch: samples in a batch of one rank.

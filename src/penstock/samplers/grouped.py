@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
 from penstock import distributed
@@ -25,12 +24,11 @@ from penstock.plan.exclusion import check_excluded
 from penstock.plan.reader import Bookmark
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, fill, rank_rows
-from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of, holds_a_share
+from penstock.samplers.draws import DrawingSampler
+from penstock.samplers.grouping import Groups, by_completion, by_first, rank_rows
+from penstock.samplers.identity import fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
-from penstock.samplers.plan_of import plan_of
 from penstock.samplers.random import RandomSampler
-from penstock.samplers.shares import refuse_share, refuse_unseeded
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:
@@ -49,9 +47,9 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     """Batches whose samples all belong to one group, such as images of one orientation.
 
     Args:
-        sampler: a sampler of Penstock or torch. From a Penstock `DistributedSampler` this takes the global order,
-            epoch, seed, world size, rank and ``remainder``. Any other one yields the indices of the whole job, and must
-            be the same on all ranks.
+        sampler: a sampler of Penstock. From a `DistributedSampler` this takes the global order, epoch, seed, world
+            size, rank and ``remainder``. Any other one yields the indices of the whole job, and must be the same on all
+            ranks. For a sampler of torch pass Penstock's of the same name, which yields the same indices.
         group_ids: one integer per sample of the dataset, or a `penstock.images.sizes.Sizes` or the path of its file
             (two groups: wider than high, and the others).
         batch_size: positive.
@@ -71,15 +69,11 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             and 0, read at the first use. With ``world_size=1`` all batches belong to this rank.
 
     Raises:
-        SamplerError: a sample has no group, the sampler is another library's or yields one rank's share, arguments
+        SamplerError: a sample has no group, the sampler is not Penstock's or its dataset is one rank's share, arguments
             contradict each other, the batch size is not a positive integer, or drop_last is not a bool.
         StateError: the sizes were measured from another manifest than the sampler's.
         PartitionError: the rank is outside the world, or (at use) a process group made later disagrees.
         ConfigError, IndexError: a sample to exclude does not exist, or all samples are excluded.
-
-    **One rank's share.** Splitting a share among ranks once more would lose data. So these raise an error: torch's
-    DistributedSampler, the order of a RankDataset, and, on several ranks, a sampler of torch that is shorter than
-    ``group_ids``, unless ``world_size`` says that it is the same on all of them.
 
     **Ranks.** Batches are numbered over the whole job, and batch g goes to rank ``g % world_size``. All ranks have
     the same number: the first batches of the epoch are repeated (`repeated` lists them), or with ``drop_last`` the last
@@ -118,11 +112,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         drop_last = drop_uneven or drop_last
         if not isinstance(drop_last, bool):
             raise SamplerError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
-        if order not in _ORDERS:
-            raise SamplerError(f"unknown order {order!r}: use one of {', '.join(map(repr, _ORDERS))}")
-        self.sampler = sampler
-        self.inner = _plan_of_job(sampler)
-        """The plan of the sampler."""
+        self.sampler = self.inner = _checked_sampler(sampler, order)
         self.batch_size = batch_size
         self.drop_last = self.drop_uneven = drop_last
         self.order = order
@@ -135,15 +125,15 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             rank = 0 if world_size == 1 and rank is None else rank
             self._world = distributed.LateWorld(rank, world_size, of="GroupedBatchSampler")
             self.remainder = "drop" if drop_last else "pad"
-        self._given = world_size
-        self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
+        data = _data_of(sampler)
+        self.groups = Groups(group_ids_of(group_ids, data=data))
+        if data is not None and len(data) != len(self.groups):
+            raise SamplerError(
+                f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
+            )
         self._counted: tuple[Any, int] | None = None
         self._bookmark: _GroupedBookmark = _GroupedBookmark(self.inner)
-        self._check_size()
-        self._refuse_share()
-        if order == "class":
-            _refuse_other_orders(sampler)
-        elif exclude is not None:
+        if exclude is not None and order != "class":
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
         self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
 
@@ -169,11 +159,6 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         return run.rounds is None
 
     # As a plan.
-
-    @property
-    def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader advances the epoch by itself: not if torch's sampler counts its own epochs."""
-        return self.inner.advances
 
     @property
     def key_seed(self) -> int | None:
@@ -217,27 +202,29 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
-        # A process group may have been made since the check in __init__.
-        self._refuse_share()
-        refuse_unseeded(self.sampler, self.world_size)
+        rank, world_size = self._world.get()
+        sampler = self.sampler
+        drawing = isinstance(sampler, DrawingSampler) and sampler.generator is None
+        if world_size > 1 and drawing and getattr(sampler, "seed", None) is None:
+            raise SamplerError(
+                f"each of the {world_size} ranks would draw a different order from this {type(sampler).__name__}, "
+                "and samples would be lost and repeated: use penstock.DistributedSampler, or pass the sampler a seed=, "
+                "or a generator with the same seed on all ranks"
+            )
         inside = self.inner.bind(self._inner_cursor(cursor), entropy)
-        return self._bind_classes(inside, cursor) if self.order == "class" else _Grouped(self, inside, cursor.consumed)
-
-    def _bind_classes(self, inside: EpochPlan, cursor: Cursor) -> ClassBatchPlan:
-        """Return the batches for ``order="class"``, which are computed."""
+        if self.order != "class":
+            return _Grouped(self, inside, cursor.consumed)
         inner = inside.cursor(0)
         if inner.consumed:
             raise StateError(
                 f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
-        rank, world_size = self._world.get()
         run = EpochBatches(self._cuts, inside.seed or 0, inside.epoch)
-        partition = Partition(len(run), world_size, rank, remainder=self.remainder, consumed=cursor.consumed)
         return ClassBatchPlan(
             run,
             self._classes,
-            partition,
+            Partition(len(run), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
             self._identity(),
             seed=inside.seed,
             epoch=inside.epoch,
@@ -276,18 +263,6 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         """Return the cursor of the inner sampler at the start of the epoch."""
         return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
-    def _count(self, inside: EpochPlan) -> int:
-        """Return the number of batches of an epoch over all ranks; cached for the epoch counted last."""
-        job, rounds = _job(inside)
-        key = inside.cursor(0) if rounds is None else rounds
-        if self._counted is None or self._counted[0] != key:
-            if rounds is None:
-                sizes = self.groups.sizes_in(self.groups.of(chunk) for chunk in _chunks(job, _CHUNK))
-            else:
-                sizes = self.groups.sizes() * rounds
-            self._counted = key, batch_count(sizes, self.batch_size, self.drop_last)
-        return self._counted[1]
-
     @cached_property
     def _digest(self) -> str:
         return xxhash.xxh3_64_hexdigest(self.groups.ids.view(np.uint8).data)
@@ -299,22 +274,9 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "samples": len(self.groups),
-            **fingerprint_identity(data_of(self.sampler)),
+            **fingerprint_identity(_data_of(self.sampler)),
             "groups": self._digest,
         }
-
-    def _refuse_share(self) -> None:
-        """Raise if the sampler yields, or may yield, one rank's share, which would be split among ranks once more."""
-        if not isinstance(self.sampler, DistributedSampler):
-            explicit = self._given is not None and self._given > 1
-            refuse_share(self.sampler, len(self.groups), ranks=distributed.ranks(), explicit=explicit)
-
-    def _check_size(self) -> None:
-        data = data_of(self.sampler)
-        if isinstance(self.sampler, EpochSampler) and data is not None and len(data) != len(self.groups):
-            raise SamplerError(
-                f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
-            )
 
 
 class _GroupedBookmark(Bookmark):
@@ -341,43 +303,69 @@ class _GroupedBookmark(Bookmark):
 
 
 class _Grouped(BatchEpochPlan):
-    """One rank's batches of one epoch."""
+    """One rank's batches of one epoch, formed from the samples of all ranks."""
 
     def __init__(self, sampler: GroupedBatchSampler, inside: EpochPlan, consumed: int) -> None:
-        self._inside = inside
-        self._job, self.rounds = _job(inside)
-        """The samples of all ranks; and how often it has each sample, if equally often, else None."""
-        self._consumed = consumed
-        self._groups, self._batch_size = sampler.groups, sampler.batch_size
-        self._drop_last, self._form = sampler.drop_last, _REPLAYED[sampler.order]
+        self._sampler, self._inside = sampler, inside
+        self._job, self.rounds = inside, None
+        """The samples of all ranks; and how often they have each sample, if equally often, else None."""
+        if isinstance(inside, PartitionedOrder):
+            self._job = inside.job()
+            self.rounds = self._job.rounds
         self._rank, self._world_size = sampler._world.get()
-        self._remainder = sampler.remainder
-        self._count, self._identity = sampler._count, sampler._identity()
+        self._consumed = consumed
+        self._identity = sampler._identity()
         self.seed, self.epoch = inside.seed, inside.epoch
 
     @cached_property
     def total(self) -> int:
         """Number of batches in the whole epoch over all ranks, without repeats."""
-        return self._count(self._inside)
+        sampler = self._sampler
+        key = self._inside.cursor(0) if self.rounds is None else self.rounds
+        if sampler._counted is None or sampler._counted[0] != key:
+            if self.rounds is None:
+                sizes = sampler.groups.sizes(sampler.groups.of(chunk) for chunk in self._chunks(_CHUNK))
+            else:
+                sizes = sampler.groups.sizes() * self.rounds
+            partial = 0 if sampler.drop_last else np.count_nonzero(sizes % sampler.batch_size)
+            sampler._counted = key, int((sizes // sampler.batch_size).sum() + partial)
+        return sampler._counted[1]
+
+    @property
+    def _partition(self) -> Partition:
+        """The numbers of this rank's batches."""
+        return Partition(
+            self.total, self._world_size, self._rank, remainder=self._sampler.remainder, consumed=self._consumed
+        )
 
     @property
     def repeated(self) -> list[int]:
         """Numbers of the batches that are repeated at the end."""
-        return fill(self.total, self._world_size, self._consumed) if self._remainder == "pad" else []
+        repeated: list[int] = self._partition.repeated.tolist()
+        return repeated
 
     def __len__(self) -> int:
-        return len(
-            Partition(self.total, self._world_size, self._rank, remainder=self._remainder, consumed=self._consumed)
-        )
+        return len(self._partition)
 
     def __iter__(self) -> Iterator[Batch]:
-        chunks = _chunks(self._job, max(_CHUNK, self._groups.count * self._batch_size))
-        blocks = self._form(chunks, self._groups.of, self._batch_size, self._drop_last)
+        groups, size, remainder = self._sampler.groups, self._sampler.batch_size, self._sampler.remainder
+        chunks = self._chunks(max(_CHUNK, groups.count * size))
+        blocks = _REPLAYED[self._sampler.order](chunks, groups.of, size, self._sampler.drop_last)
         first = int(self._job.block(0, 1)[1][0]) if len(self._job) else 0
-        mine: Iterator[Rows] = rank_rows(blocks, self._world_size, self._rank, self._consumed, self._remainder)
-        for indices, ordinals in mine:
+        end = self._partition.end if remainder == "drop" else None
+        for indices, ordinals in rank_rows(
+            blocks, self._consumed, self._rank, self._world_size, end=end, pad=remainder == "pad"
+        ):
             yield from zip(indices.tolist(), ordinals + first, strict=True)
         self.exhaust()
+
+    def _chunks(self, largest: int) -> Iterator[Indices]:
+        """Yield the indices of all ranks in chunks, which grow up to a size."""
+        begin, size = 0, _FIRST_CHUNK
+        while begin < len(self._job):
+            stop = min(begin + size, len(self._job))
+            yield self._job.block(begin, stop)[0]
+            begin, size = stop, min(size * 4, largest)
 
     def exhaust(self) -> None:
         self._job.exhaust()
@@ -389,23 +377,6 @@ class _Grouped(BatchEpochPlan):
         return Cursor(
             epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._inside.cursor(0)
         )
-
-
-def _job(run: EpochPlan) -> tuple[EpochPlan, int | None]:
-    """Return the rest of the epoch of all ranks together, and how often it has each sample, if equally often."""
-    if not isinstance(run, PartitionedOrder):
-        return run, None
-    job = run.job()
-    return job, job.rounds
-
-
-def _chunks(run: EpochPlan, largest: int) -> Iterator[Indices]:
-    """Yield the indices of an epoch plan in chunks, which grow up to a size."""
-    begin, size = 0, _FIRST_CHUNK
-    while begin < len(run):
-        stop = min(begin + size, len(run))
-        yield run.block(begin, stop)[0]
-        begin, size = stop, min(size * 4, largest)
 
 
 def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = None) -> Any:
@@ -429,6 +400,8 @@ def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = N
 def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
     """Return the sizes in a file, of any manifest: a sampler knows only the number of samples."""
     # Imported here because it needs OpenCV.
+    import pyarrow as pa
+
     from penstock.images.sizes import Sizes
 
     found = ("", -1)
@@ -442,24 +415,18 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
     return Sizes(Path(path), *found)
 
 
-def _refuse_other_orders(sampler: Any) -> None:
-    """Raise unless the sampler is a permutation of all samples computed from (seed, epoch)."""
-    known = isinstance(sampler, DistributedSampler | RandomSampler) and sampler.shuffle == "global"
-    if not known or (isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None)):
-        raise SamplerError(
-            "order='class' computes its batches from a seed and an epoch. It needs a penstock.DistributedSampler or "
-            f"RandomSampler of all samples with shuffle='global', not this {type(sampler).__name__}: use one of them, "
-            "or order='completion'"
-        )
+def _data_of(sampler: Any) -> Any:
+    """Return the dataset of a sampler; None if it has none."""
+    return getattr(sampler, "dataset", getattr(sampler, "data_source", None))
 
 
-def _plan_of_job(sampler: Any) -> EpochSampler:
-    """Return the plan of a sampler whose indices are those of the whole job on any number of ranks.
+def _checked_sampler(sampler: Iterable[Any], order: str) -> EpochSampler:
+    """Return a sampler whose indices are those of the whole job on any number of ranks.
 
     Raises:
-        SamplerError: the sampler is not one, or its order is unknown.
+        SamplerError: they are not, or the order of the batches is unknown or cannot be computed from it.
     """
-    data = data_of(sampler)
+    data = _data_of(sampler)
     if holds_a_share(data):
         raise SamplerError(
             f"batches are formed from the indices of the whole job, but {kind_text(data)} has only one rank's "
@@ -469,11 +436,23 @@ def _plan_of_job(sampler: Any) -> EpochSampler:
         raise SamplerError("an InfiniteSampler has no end, so its batches cannot be counted: use a DistributedSampler")
     if isinstance(sampler, EpochBatchSampler):
         raise SamplerError(f"{kind_text(sampler)} already makes batches: pass its own sampler instead")
-    plan = plan_of(sampler)
-    if plan is None:
+    # A user's subclass with its own __iter__ may yield other indices than the plan.
+    if not isinstance(sampler, EpochSampler) or type(sampler).__iter__ is not EpochSampler.__iter__:
         raise SamplerError(
             f"a GroupedBatchSampler must know the order of the whole job, but that of {kind_text(sampler)} is unknown: "
             "pass a sampler of Penstock (DistributedSampler, RandomSampler, WeightedRandomSampler or "
-            "SequentialSampler) or of torch; order='class' over a DistributedSampler needs least time and memory"
+            "SequentialSampler; with torch's arguments they yield torch's indices); order='class' over a "
+            "DistributedSampler needs least time and memory"
         )
-    return plan
+    if order not in _ORDERS:
+        raise SamplerError(f"unknown order {order!r}: use one of {', '.join(map(repr, _ORDERS))}")
+    computed = isinstance(sampler, DistributedSampler | RandomSampler) and sampler.shuffle == "global"
+    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None):
+        computed = False
+    if order == "class" and not computed:
+        raise SamplerError(
+            "order='class' computes its batches from a seed and an epoch. It needs a penstock.DistributedSampler or "
+            f"RandomSampler of all samples with shuffle='global', not this {type(sampler).__name__}: use one of them, "
+            "or order='completion'"
+        )
+    return sampler

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 
-__all__ = ["Groups", "Rows", "batch_count", "by_completion", "by_first", "fill", "rank_rows"]
+__all__ = ["Groups", "Rows", "by_completion", "by_first", "rank_rows"]
 
 Rows = tuple[Indices, Indices]
 GroupIds = npt.NDArray[np.integer]
@@ -73,22 +73,14 @@ class Groups:
                 )
         return self.ids[indices]
 
-    def sizes(self) -> Indices:
-        """Return the number of samples of each group: int64 of shape (count,), in one pass."""
-        return self.sizes_in(self.ids[a : a + _COUNT_CHUNK] for a in range(0, len(self.ids), _COUNT_CHUNK))
-
-    def sizes_in(self, chunks: Iterable[GroupIds]) -> Indices:
-        """Return how many times each group occurs in chunks of group numbers."""
+    def sizes(self, chunks: Iterable[GroupIds] | None = None) -> Indices:
+        """Return the number of samples of each group, or how often it occurs in chunks of groups: int64 (count,)."""
+        if chunks is None:
+            chunks = (self.ids[a : a + _COUNT_CHUNK] for a in range(0, len(self.ids), _COUNT_CHUNK))
         total = np.zeros(self.count, dtype=np.int64)
         for chunk in chunks:
             total += np.bincount(chunk, minlength=self.count)
         return total
-
-
-def batch_count(sizes: Indices, batch_size: int, drop_partial: bool) -> int:
-    """Return the number of batches of groups of these sizes."""
-    full = int((sizes // batch_size).sum())
-    return full if drop_partial else full + int(np.count_nonzero(sizes % batch_size))
 
 
 def by_completion(
@@ -157,54 +149,34 @@ def _arrange(groups: GroupIds, batch_size: int) -> tuple[Indices, Indices, Indic
     return places[in_full].reshape(-1, batch_size), places[~in_full], np.cumsum(left[left > 0])
 
 
-def rank_rows(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int, remainder: str) -> Iterator[Rows]:
+def rank_rows(
+    blocks: Iterable[Rows], consumed: int, rank: int, world_size: int, *, end: int | None, pad: bool
+) -> Iterator[Rows]:
     """Yield the rows of one rank: batch g of the job goes to rank ``(g - consumed) % world_size``.
 
     Args:
         blocks: all batches of the epoch, from its first.
         consumed: number of first batches that the job has consumed.
-        remainder: ``"pad"`` repeats the first batches of the epoch until all ranks have the same number (with ordinals
-            after those of the stream), ``"drop"`` leaves the last ones out, ``"uneven"`` does neither.
+        rank, world_size: this rank, and the number of ranks.
+        end: leave out the batches from this number on.
+        pad: repeat the first batches of the epoch until all ranks have the same number, with ordinals after those of
+            the stream.
     """
+    mine = consumed + rank  # number of the next batch of this rank
     number = samples = 0  # batches and samples so far
     # The first batches, which may have to be repeated.
     head: list[Rows] = []
-    # Holds at most one batch, whose round is not complete yet.
-    held: list[tuple[int, Rows]] = []
     for indices, ordinals in blocks:
         begin, number = number, number + len(indices)
         samples = max(samples, int(ordinals.max()) + 1)
-        head += [
-            (indices[i : i + 1], ordinals[i : i + 1]) for i in range(min(len(indices), world_size - 1 - len(head)))
-        ]
-        first = consumed + rank
-        first += max(0, -(-(begin - first) // world_size)) * world_size
-        own = slice(first - begin, None, world_size)
-        if first >= number:
-            mine: Rows | None = None
-        else:
-            mine = indices[own], ordinals[own]
-        if remainder != "drop":
-            if mine is not None:
-                yield mine
-            continue
-        complete = consumed + (number - consumed) // world_size * world_size
-        if held and held[0][0] < complete:
-            yield held.pop()[1]
-        if mine is not None:
-            ready = max(0, -(-(complete - first) // world_size))
-            if ready:
-                yield mine[0][:ready], mine[1][:ready]
-            if ready < len(mine[0]):
-                held.append((first + ready * world_size, (mine[0][ready:], mine[1][ready:])))
-    if remainder == "pad" and number > consumed:
-        missing = consumed + rank + (-(-(number - consumed - rank) // world_size)) * world_size
-        if missing < number + -(number - consumed) % world_size:
-            indices, ordinals = head[missing % number]
-            yield indices, ordinals + missing // number * samples
-
-
-def fill(counts: int, world_size: int, consumed: int) -> list[int]:
-    """Return the numbers of the batches that `rank_rows` repeats to fill the last round."""
-    missing = -(counts - consumed) % world_size if counts > consumed else 0
-    return [(counts + i) % counts for i in range(missing)]
+        missing = min(len(indices), world_size - 1 - len(head))
+        head += [(indices[i : i + 1], ordinals[i : i + 1]) for i in range(missing)]
+        own = range(mine, number if end is None else min(number, end), world_size)
+        if own:
+            at = slice(own.start - begin, own.stop - begin, world_size)
+            yield indices[at], ordinals[at]
+            mine = own[-1] + world_size
+    # If the last round is not full, this rank may have no batch in it.
+    if pad and number > consumed and mine < number + -(number - consumed) % world_size:
+        indices, ordinals = head[mine % number]
+        yield indices, ordinals + mine // number * samples

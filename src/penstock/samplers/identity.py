@@ -14,7 +14,6 @@ from penstock.plan.share import SharePlan
 
 __all__ = [
     "data_identity",
-    "data_of",
     "fingerprint_identity",
     "fingerprint_of",
     "holds_a_share",
@@ -69,11 +68,6 @@ def fingerprint_identity(data: Any) -> State:
     """Return the entry of a state for `fingerprint_of`; an empty dict without a fingerprint."""
     fingerprint = fingerprint_of(data)
     return {} if fingerprint is None else {"fingerprint": fingerprint}
-
-
-def data_of(sampler: Any) -> Any:
-    """Return the dataset of a sampler, from its ``dataset`` or ``data_source``; None if it has neither."""
-    return getattr(sampler, "dataset", getattr(sampler, "data_source", None))
 
 
 def own_order(data: Any) -> SharePlan | None:
