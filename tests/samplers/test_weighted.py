@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import SamplerError, StateError
 from penstock.samplers import WeightedRandomSampler
-from penstock.samplers.alias import build_table, draw
+from penstock.samplers.weighted import build_table, draw
 
 
 def implied(table: Any) -> np.ndarray:

@@ -26,8 +26,7 @@ from penstock.samplers import (
     TokenBudgetBatchSampler,
     WeightedRandomSampler,
 )
-from penstock.samplers.batch import batch_plan_of
-from penstock.samplers.plan_of import plan_of
+from penstock.samplers.batch import batch_plan_of, plan_of
 
 __all__ = ["BATCHES", "CASES", "SAMPLES", "Case", "N", "Told", "of_generator"]
 

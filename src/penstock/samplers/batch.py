@@ -1,10 +1,11 @@
-"""`BatchSampler`: torch's batch sampler over the plan of its sampler; and whether an order is computable."""
+"""`BatchSampler`: torch's batch sampler over the plan of its sampler; and which plan a sampler has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sized
+from typing import Any, cast
 
+import numpy as np
 import torch.utils.data
 
 from penstock.errors import SamplerError
@@ -16,11 +17,11 @@ from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.identity import own_order
-from penstock.samplers.plan_of import plan_of
 from penstock.samplers.sequential import SequentialSampler
+from penstock.samplers.torch_samplers import TORCH_PLANS
 from penstock.wording import kind_text
 
-__all__ = ["BatchSampler", "batch_plan_of", "has_own_order", "sampler_of", "why_not_computable"]
+__all__ = ["BatchSampler", "batch_plan_of", "has_own_order", "plan_of", "sampler_of", "why_not_computable"]
 
 
 class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.data.BatchSampler):
@@ -107,6 +108,39 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         if isinstance(self.inner, ExternalSampler):
             return super()._iterate(run)
         return CountedIterator(rows if isinstance(rows, list) else rows.tolist() for rows, _ in run.blocks())
+
+
+def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
+    """Return the plan of a sampler of indices; None if Penstock cannot compute its order.
+
+    >>> type(plan_of(torch.utils.data.RandomSampler(range(3)))).__name__
+    'TorchRandom'
+    """
+    if isinstance(sampler, EpochSampler):
+        # A user's subclass with its own __iter__ may yield other indices than the plan.
+        return sampler if type(sampler).__iter__ is EpochSampler.__iter__ else None
+    kind = next((kind for kind in TORCH_PLANS if _orders_like(sampler, kind)), None)
+    if kind is None:
+        return None
+    if isinstance(sampler, torch.utils.data.SubsetRandomSampler):
+        indices = np.asarray(sampler.indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            return None
+    if isinstance(sampler, torch.utils.data.DistributedSampler):
+        # Subclasses and programs assign other lengths of shares than torch's.
+        samples, ranks = len(cast(Sized, sampler.dataset)), sampler.num_replicas
+        share = samples // ranks if sampler.drop_last else -(-samples // ranks)
+        if sampler.num_samples != share or sampler.total_size != share * ranks:
+            return None
+    return TORCH_PLANS[kind](sampler)
+
+
+def _orders_like(sampler: Any, kind: type) -> bool:
+    """Return whether a sampler is of a torch class, or of a subclass with the same order."""
+    return isinstance(sampler, kind) and all(
+        getattr(type(sampler), name, None) is getattr(kind, name, None)
+        for name in ("__iter__", "__len__", "set_epoch", "num_samples")
+    )
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:

@@ -20,13 +20,13 @@ from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Bookmark
-from penstock.samplers.alias import weights_digest
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.draws import Draw, DrawingSampler
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import TorchOrder
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
+from penstock.samplers.weighted import weights_digest
 
 __all__ = ["TORCH_PLANS"]
 
@@ -277,7 +277,7 @@ class TorchWeighted(_DrawnAtOnce):
         }
 
     def _digest_of(self, weights: Any) -> str:
-        return f"{weights_digest(weights.double().cpu().numpy()):016x}"
+        return weights_digest(weights.double().cpu().numpy())
 
 
 TORCH_PLANS: dict[type, Callable[[Any], EpochSampler]] = {

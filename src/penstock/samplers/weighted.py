@@ -1,26 +1,32 @@
-"""`WeightedRandomSampler`: torch's signature, draws in constant time."""
+"""`WeightedRandomSampler`: torch's signature, draws in constant time, from an alias table.
+
+Walker's method: n columns of equal width, each split between its own item and one alias. A draw chooses a column and a
+side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
+import xxhash
 
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key, mix_array
 from penstock.order import ORDER_VERSION, Order, Partition
-from penstock.order.permutation import Indices
+from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.samplers.alias import AliasTable, WeightedOrder, Weights, build_table, check_weights, weights_digest
-from penstock.samplers.draws import Draw, DrawingSampler
+from penstock.samplers.draws import Draw, DrawingSampler, scale
 
-__all__ = ["WeightedRandomSampler"]
+__all__ = ["WeightedRandomSampler", "weights_digest"]
+
+Weights = npt.NDArray[np.float64]
 
 
 class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampler):
@@ -74,7 +80,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         self.num_samples = num_samples
         self.replacement = replacement
         self.seed = None if seed is None else checked_seed(seed)
-        check_weights(self._values)
+        _check_weights(self._values)
         positive = int(np.count_nonzero(self._values))
         if not replacement and num_samples > positive:
             raise SamplerError(
@@ -91,7 +97,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     @cached_property
     def _digest(self) -> str:
-        return f"{weights_digest(self._values):016x}"
+        return weights_digest(self._values)
 
     @cached_property
     def _table(self) -> AliasTable:
@@ -145,7 +151,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     def _order(self, key: int) -> Order:
         if self.replacement:
-            return cast(Order, WeightedOrder(self._table, self.num_samples, key))
+            return cast(Order, _WeightedOrder(self._table, self.num_samples, key))
         return cast(Order, _without_replacement(self._values, self.num_samples, key))
 
 
@@ -159,3 +165,101 @@ def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
         keys /= -weights
     chosen = np.argpartition(keys, count - 1)[:count] if count < len(keys) else np.arange(len(keys))
     return chosen[np.argsort(keys[chosen], kind="stable")].astype(np.int64, copy=False)
+
+
+def weights_digest(weights: Weights) -> str:
+    """Return the xxh3 of the weights, which identifies them in states."""
+    return f"{xxhash.xxh3_64_intdigest(np.ascontiguousarray(weights).view(np.uint8).data):016x}"
+
+
+def _check_weights(weights: Weights) -> None:
+    """Raise unless the weights define a distribution.
+
+    Raises:
+        SamplerError: weights are empty, NaN, infinite or negative (the message names the first), or none is positive.
+    """
+    if weights.size == 0:
+        raise SamplerError("weights are empty: there is nothing to draw")
+    # With a NaN, min() and max() are NaN, so this condition also catches NaN.
+    if not (weights.min() >= 0 and weights.max() < np.inf):
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if bad.size:
+            at = int(bad[0])
+            raise SamplerError(
+                f"weights must be finite and not negative: weight {at} is {weights[at]} ({bad.size} bad of "
+                f"{weights.size})"
+            )
+    if weights.max() <= 0:
+        raise SamplerError(f"all {weights.size} weights are zero: there is nothing to draw")
+
+
+class AliasTable(NamedTuple):
+    """An alias table: column i is item i with probability ``keep[i]``, else item ``alias[i]``."""
+
+    keep: Weights
+    alias: Indices
+
+
+def build_table(weights: Weights) -> AliasTable:
+    """Return the alias table of valid float64 weights.
+
+    Built without a loop over items, by the sweeping algorithm of Huebschle-Schneider and Sanders ("Parallel weighted
+    random sampling", ESA 2019). Weights are scaled to a mean of 1. Items are then *light* (at most 1) or *heavy*. The
+    sweep fills light columns from the current heavy item until at most 1 is left of it. The next heavy item fills the
+    rest of its column: this closes the heavy item. Two prefix sums determine which heavy item fills each light one, and
+    where each heavy item closes: the deficits of the light items, and the surpluses of the heavy ones.
+
+    Takes about 80 bytes of memory per weight.
+    """
+    n = len(weights)
+    scaled = weights / weights.max()
+    scaled *= n / scaled.sum()
+    light, heavy = np.flatnonzero(scaled <= 1), np.flatnonzero(scaled > 1)
+    alias = np.arange(n, dtype=np.int64)
+    keep = scaled
+    if len(heavy):
+        deficits = np.concatenate([[0.0], np.cumsum(1 - scaled[light])])  # entry i: before light item i
+        surpluses = np.cumsum(scaled[heavy] - 1)
+        # Light item i is filled from the heavy item that is open when the sweep reaches it.
+        filler = np.searchsorted(surpluses, deficits[:-1], side="right")
+        alias[light] = heavy[np.minimum(filler, len(heavy) - 1)]
+        # Heavy item j closes at the first light item with D >= S_j. The next heavy item fills the rest of its column.
+        closing = np.searchsorted(deficits, surpluses, side="left")
+        closed = closing < len(deficits)
+        # Only rounding can close the last heavy item: no item is left to fill the rest of its column.
+        closed[-1] = False
+        left = np.ones(len(heavy))
+        left[closed] = 1 + surpluses[closed] - deficits[closing[closed]]
+        keep[heavy] = left
+        alias[heavy[:-1]] = heavy[1:]
+    else:
+        keep[:] = 1  # all weights are equal, up to rounding
+    np.clip(keep, 0, 1, out=keep)
+    return AliasTable(keep, alias)
+
+
+def draw(table: AliasTable, positions: Indices, key: int) -> Indices:
+    """Return the item drawn at each position: int64 of the shape of the positions, a function of (key, position).
+
+    The upper half of ``hash * n`` is the column, the lower half the point within it, with a resolution of n / 2**64.
+    """
+    hashes = mix_array(key, positions.view(np.uint64))
+    n = len(table.keep)
+    columns = scale(hashes, n)
+    hashes *= np.uint64(n)
+    within = hashes.astype(np.float64)
+    within *= 2.0**-64
+    return np.where(within < table.keep[columns], columns, table.alias[columns])
+
+
+class _WeightedOrder:
+    """``count`` weighted draws with replacement, indexed like an order."""
+
+    def __init__(self, table: AliasTable, count: int, key: int) -> None:
+        self._table, self._count, self._key = table, count, key
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: npt.NDArray[np.int64]) -> Indices:
+        return draw(self._table, normalise(index, self._count), self._key)
