@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
@@ -92,7 +92,7 @@ class IterationBasedBatchSampler(EpochBatchSampler):
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the iterations from the cursor on."""
-        return _Iterations(self.inner, self.num_iterations, self.start_iter, cursor, entropy)
+        return _Iterations(self, cursor, entropy)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
@@ -119,59 +119,54 @@ class _Draws:
         self._seed = seed
         self._held: dict[int, Any] = {}
 
-    def of(self, cursor: Cursor) -> Any:
-        """Return the draw of the cursor's epoch: the same object at every call."""
+    def bind(self, cursor: Cursor) -> BatchEpochPlan:
+        """Return the cursor's epoch of the batch sampler, with the same draw at every call."""
         found = self._plan.draw(cursor, self._held.get(cursor.epoch), self._seed)
         self._held[cursor.epoch] = found
         while len(self._held) > _DRAWS_KEPT:
             del self._held[next(iter(self._held))]
-        return found
-
-
-class _EpochSegment(NamedTuple):
-    """One epoch of the batch sampler within the iterations."""
-
-    first: int
-    """Number of batches before it."""
-    run: BatchEpochPlan
+        return self._plan.bind(cursor, found)
 
 
 class _Iterations(BatchEpochPlan):
     """The batches of successive epochs. A started epoch is stored while the consumer may need a cursor in it."""
 
-    def __init__(self, plan: EpochBatchSampler, num_iterations: int, start: int, cursor: Cursor, draws: _Draws) -> None:
-        self._plan = plan
-        self._num_iterations = num_iterations
-        self._cursor = cursor
-        self._draws = draws
-        self._start = start if cursor.sampler is None else cursor.consumed
-        self._segments: deque[_EpochSegment] = deque()
+    def __init__(self, sampler: IterationBasedBatchSampler, cursor: Cursor, draws: _Draws) -> None:
+        self._sampler, self._cursor = sampler, cursor
+        self._bind = draws.bind
+        self._start = sampler.start_iter if cursor.sampler is None else cursor.consumed
+        # Epochs of the batch sampler, each with the number of batches before it.
+        self._begun: deque[tuple[int, BatchEpochPlan]] = deque()
         if cursor.sampler is not None:
             # The first call for an epoch fixes its draw: here, the draw in the state.
-            draws.of(cursor.sampler)
+            self._bind(cursor.sampler)
         self.epoch = cursor.epoch
-        self.seed = plan.key_seed
+        self.seed = sampler.key_seed
 
     def after(self, count: int) -> Cursor:
         """Return the start of the epoch after the last one from which a batch was delivered."""
-        segment = self._segment_of(count)
-        return Cursor(epoch=(self._locate()[0].epoch if segment is None else segment.run.epoch) + 1)
+        found = self._epoch_of(count)
+        return Cursor(epoch=(self._locate()[0] if found is None else found[1]).epoch + 1)
 
     def __len__(self) -> int:
-        left = max(0, self._num_iterations - self._start)
+        left = max(0, self._sampler.num_iterations - self._start)
         return left if left and len(self._bind(Cursor(epoch=self.epoch))) else 0
 
     def __iter__(self) -> Iterator[Batch]:
         done, left, empty = 0, len(self), 0
-        self._segments.clear()
-        run = self._first() if left or self._cursor.sampler is not None else None
-        if run is not None and not left:
+        self._begun.clear()
+        if not left and self._cursor.sampler is None:
+            return
+        run, skip = self._locate()
+        if skip:
+            run = RemainingBatches(run, skip) if run.one_by_one else self._bind(run.cursor(skip))
+        if not left:
             run.exhaust()  # resumed at the end
             return
-        while run is not None:
-            self._segments.append(_EpochSegment(done, run))
-            while len(self._segments) > 1 and self._segments[1].first < done - _LAG:
-                self._segments.popleft()
+        while True:
+            self._begun.append((done, run))
+            while len(self._begun) > 1 and self._begun[1][0] < done - _LAG:
+                self._begun.popleft()
             # These follow the current inner plan.
             self.one_by_one, self.per_rank = run.one_by_one, run.per_rank
             before, shift = done, (run.epoch - self.epoch) % _EPOCHS << _EPOCH_SHIFT
@@ -187,53 +182,40 @@ class _Iterations(BatchEpochPlan):
             run = self._bind(Cursor(epoch=run.epoch + 1))
 
     def cursor(self, count: int) -> Cursor:
-        segment = self._segment_of(count)
-        if segment is None and count:
+        found = self._epoch_of(count)
+        if count == 0:
+            run, delivered = self._locate()
+        elif found is not None:
+            run, delivered = found[1], count - found[0]
+        else:
             raise SamplerError(
                 f"cannot return the state after {count} batches: this iterator "
-                + (f"is more than {_LAG} batches ahead" if self._segments else "has not been started")
+                + (f"is more than {_LAG} batches ahead" if self._begun else "has not been started")
             )
-        if segment is None or count == 0:
-            inner = self._first_cursor()
-        else:
-            inner = segment.run.cursor(count - segment.first)
         return Cursor(
             epoch=self.epoch,
             consumed=self._start + count,
             unit="iteration",
-            plan={"num_iterations": self._num_iterations},
-            sampler=inner,
+            plan={"num_iterations": self._sampler.num_iterations},
+            sampler=run.cursor(delivered),
         )
 
-    def _segment_of(self, count: int) -> _EpochSegment | None:
+    def _epoch_of(self, count: int) -> tuple[int, BatchEpochPlan] | None:
+        """Return the epoch of the last of ``count`` batches, and the number of batches before it."""
         # Between two epochs the earlier one counts, even if the later one has begun.
-        return next((segment for segment in reversed(self._segments) if segment.first < max(count, 1)), None)
-
-    def _first_cursor(self) -> Cursor:
-        run, skip = self._locate()
-        return run.cursor(skip)
-
-    def _first(self) -> BatchEpochPlan:
-        run, skip = self._locate()
-        if not skip:
-            return run
-        return RemainingBatches(run, skip) if run.one_by_one else self._bind(run.cursor(skip))
+        return next((begun for begun in reversed(self._begun) if begun[0] < max(count, 1)), None)
 
     def _locate(self) -> tuple[BatchEpochPlan, int]:
         """Return the epoch of the first iteration, and the number of its batches before that iteration."""
         if self._cursor.sampler is not None:
             return self._bind(self._cursor.sampler), 0
-        run = self._bind(Cursor(epoch=self.epoch))
-        if self._start == 0 or len(run) == 0:
+        run, skip = self._bind(Cursor(epoch=self.epoch)), self._start
+        if skip == 0 or len(run) == 0:
             return run, 0
-        if not self._plan.length_varies:
-            number, skip = divmod(self._start, len(run))
+        if not self._sampler.inner.length_varies:
+            number, skip = divmod(skip, len(run))
             return self._bind(Cursor(epoch=self.epoch + number)), skip
-        skip = self._start
         while skip >= (length := len(run)):
             skip -= length
             run = self._bind(Cursor(epoch=run.epoch + 1))
         return run, skip
-
-    def _bind(self, cursor: Cursor) -> BatchEpochPlan:
-        return self._plan.bind(cursor, self._draws.of(cursor))

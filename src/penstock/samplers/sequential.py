@@ -34,7 +34,7 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
 
     def __init__(self, data_source: Sized) -> None:
         super().__init__()
-        self.data_source = data_source
+        self.data_source: Any = data_source
 
     @property
     def inner(self) -> Plan[Any] | None:
@@ -56,7 +56,7 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         if self.inner is None:
             super().set_epoch(epoch)
         else:
-            self._source.set_epoch(epoch)
+            self.data_source.set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``. A dataset with its own order loads the state itself.
@@ -67,16 +67,12 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         if self.inner is None:
             super().load_state_dict(state)
         else:
-            self._source.load_state_dict(state)
-
-    @property
-    def _source(self) -> Any:
-        return self.data_source
+            self.data_source.load_state_dict(state)
 
     @property
     def epoch(self) -> int:
         """The epoch that was begun or set last."""
-        return super().epoch if self.inner is None else int(self._source.epoch)
+        return super().epoch if self.inner is None else int(self.data_source.epoch)
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:

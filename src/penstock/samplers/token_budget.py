@@ -135,8 +135,13 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self.lengths = lengths_of(lengths, data=data_source)
         self.classes = min(most, max(1, len(self.lengths)))
         self._classes = classes_of(self.lengths, self.max_tokens, self.classes)
-        if longest == "error":
-            self._refuse_misfits()
+        if longest == "error" and self._classes.misfit is not None:
+            sample, length = self._classes.misfit
+            raise SamplerError(
+                f"sample {sample} has length {length}, but max_tokens is {self.max_tokens} "
+                f"({counted(self.too_long, 'sample')} of {len(self.lengths)} longer than that): raise max_tokens, cut "
+                "the samples, or pass longest='alone' to make each its own batch or longest='drop' to leave them out"
+            )
         self._cuts = budget_batches(
             self._classes, max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
         )
@@ -170,7 +175,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         Raises:
             IndexError: the epoch has no such batch.
         """
-        return self._job(epoch).batch(operator.index(number))[0]
+        job = self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
+        return job.batch(operator.index(number))[0]
 
     def batch_of(self, sample: int, *, epoch: int | None = None) -> int:
         """Return the number, in the job's epoch, of the batch with a sample; -1 if the sample is dropped or excluded.
@@ -180,8 +186,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         """
         if not 0 <= operator.index(sample) < len(self.lengths):
             raise IndexError(f"there is no sample {sample}: samples are numbered from 0 to {len(self.lengths) - 1}")
-        numbers, _ = self._job(epoch).inverse([sample])
-        return int(numbers[0])
+        job = self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
+        return int(job.inverse([sample])[0][0])
 
     # As a plan.
 
@@ -198,9 +204,6 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=self.total)
         check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
         return cursor
-
-    def _job(self, epoch: int | None) -> ClassBatchPlan:
-        return self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
 
     def _plan(self, epoch: int, partition: Partition) -> ClassBatchPlan:
         run = EpochBatches(self._cuts, self.seed, epoch)
@@ -228,16 +231,6 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
             "lengths": self.lengths.digest,
             "seed": self.seed,
         }
-
-    def _refuse_misfits(self) -> None:
-        if self._classes.misfit is None:
-            return
-        sample, length = self._classes.misfit
-        raise SamplerError(
-            f"sample {sample} has length {length}, but max_tokens is {self.max_tokens} "
-            f"({counted(self.too_long, 'sample')} of {len(self.lengths)} longer than that): raise max_tokens, cut the "
-            "samples, or pass longest='alone' to make each its own batch or longest='drop' to leave them out"
-        )
 
 
 class _LengthKeys:
