@@ -25,7 +25,6 @@ import numpy as np
 import torch.utils.data
 
 from penstock.errors import StateError
-from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Bookmark
@@ -52,7 +51,7 @@ class ExternalSampler(EpochBatchSampler):
     def __init__(self, items: Iterable[Any], face: torch.utils.data.BatchSampler | None = None) -> None:
         super().__init__()
         self.items = items
-        self._face = face
+        self.face = face
         self.left: ReplayPoint | None = None
         """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
         self._told = 0
@@ -69,21 +68,6 @@ class ExternalSampler(EpochBatchSampler):
     def source(self) -> Iterable[Any]:
         """The sampler that this plan reads."""
         return self.items
-
-    @property
-    def batch_size(self) -> int | None:
-        """Number of indices in a batch; None if the sampler yields batches."""
-        return None if self._face is None else self._face.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether the last batch is left out if it is not full."""
-        return self._face is not None and self._face.drop_last
-
-    @property
-    def unit(self) -> str:
-        """Unit in which a cursor counts."""
-        return "batch" if self.batch_size is None else "sample"
 
     @property
     def _reported_epoch(self) -> int | None:
@@ -104,7 +88,7 @@ class ExternalSampler(EpochBatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the sampler."""
         super().set_epoch(epoch)
-        self.chosen(Cursor(epoch=epoch))
+        self.tell(epoch, again=True)
 
     @property
     def bookmark(self) -> Bookmark:  # type: ignore[override]
@@ -129,19 +113,13 @@ class ExternalSampler(EpochBatchSampler):
         """Set the epoch of the sampler."""
         # Only a cursor of a state names its plan. A sampler that does not report its epoch may have been set by the
         # user, which the state does not know: for a state, call set_epoch only if the epoch differs.
-        if cursor.plan:
-            self.tell(cursor.epoch)
-        else:
-            self._say(cursor.epoch)
+        self.tell(cursor.epoch, again=not cursor.plan)
 
-    def tell(self, epoch: int) -> None:
-        """Set the sampler's epoch to the one that begins, unless it is already set or the sampler has no epochs."""
-        said = self._reported_epoch
-        if (self._told if said is None else said) != epoch:
-            self._say(epoch)
-
-    def _say(self, epoch: int) -> None:
-        if hasattr(self.items, "set_epoch"):
+    def tell(self, epoch: int, *, again: bool = False) -> None:
+        """Set the sampler's epoch, if it has epochs, unless it is already set (``again`` sets it once more)."""
+        reported = self._reported_epoch
+        known = self._told if reported is None else reported
+        if (again or known != epoch) and hasattr(self.items, "set_epoch"):
             self.items.set_epoch(epoch)
             self._told = epoch
 
@@ -151,8 +129,8 @@ class ExternalSampler(EpochBatchSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        of = type(self.items).__name__
-        cursor = Cursor.read(state, of=of, plan=self._identity(), unit=self.unit)
+        of, unit = type(self.items).__name__, "batch" if self.face is None else "sample"
+        cursor = Cursor.read(state, of=of, plan=self._identity(), unit=unit)
         if "states" in cursor.entropy:
             read_mapping(cursor.entropy, "states", of=of)
             pulls = cursor.entropy.get("pulls")
@@ -174,6 +152,11 @@ class ReplayPoint(NamedTuple):
     states: Frozen
     pulls: list[int]
 
+    def after(self, pulls: int) -> ReplayPoint:
+        """Return the position after more calls of next()."""
+        *before, last = self.pulls
+        return ReplayPoint(self.states, [*before, last + pulls])
+
 
 class _Mark(NamedTuple):
     """The states after a batch."""
@@ -190,95 +173,106 @@ class _Drawn(BatchEpochPlan):
     one_by_one = True
 
     def __init__(self, plan: ExternalSampler, cursor: Cursor) -> None:
-        self._plan = plan
-        self._items = plan.items
-        self._size = plan.batch_size
-        self._cursor = cursor
+        self._plan, self._items, self._cursor = plan, plan.items, cursor
+        face = plan.face
+        # Without a size the sampler yields batches, and a cursor counts them.
+        self._size = None if face is None else face.batch_size
+        self._drop_last = face is not None and face.drop_last
+        self._unit = "batch" if face is None else "sample"
         self._identity = plan._identity()
         self.epoch = cursor.epoch
-        self.first_batch = cursor.consumed if self._size is None else cursor.consumed // self._size
+        self.first_batch = cursor.consumed // (self._size or 1)
         self._begun: ReplayPoint | None = None
         self._marks: deque[_Mark] = deque(maxlen=_KEPT_STATES)
         # Batches drawn here, and the units of the epoch consumed with them.
         self._drawn = 0, cursor.consumed
 
     def __len__(self) -> int:
-        left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)
-        if self._size is None:
-            return left
-        return left // self._size if self._plan.drop_last else -(-left // self._size)
+        left, size = max(0, len(cast(Sized, self._items)) - self._cursor.consumed), self._size or 1
+        return left // size if self._drop_last else -(-left // size)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._plan.tell(self.epoch)
+        plan, size = self._plan, self._size or 1
+        plan.tell(self.epoch)
         self._begun = point = self._where_it_begins()
-        with self._plan.drawing():
+        with plan.drawing():
             iterator = self._open(point)
         consumed, wait = self._cursor.consumed, 0
         for number in itertools.count(1):
-            with self._plan.drawing():
-                batch, pulls = self._next(iterator)
-            point = self._plan.left = _longer(point, pulls)
-            if batch is None:
+            with plan.drawing():
+                taken = _take(iterator, size)
+            ended = len(taken) < size
+            point = plan.left = None if point is None else point.after(len(taken) + ended)
+            if not taken or (ended and self._drop_last):
                 return
-            positions = self._positions(consumed, len(batch))
-            consumed += 1 if self._size is None else len(batch)
-            ended = self._size is not None and len(batch) < self._size
+            # Positions in this rank's epoch: the number of the batch in the upper bits, the index in it below.
+            if self._size is None:
+                batch = list(taken[0])
+                positions = (np.int64(consumed) << 24) + np.arange(len(batch), dtype=np.int64)
+            else:
+                batch = taken
+                batches, places = np.divmod(np.arange(consumed, consumed + len(batch), dtype=np.int64), size)
+                positions = (batches << 24) + places
+            consumed += len(taken)
             if wait:
                 wait -= 1
             # After its last batch the sampler's state may already be of the next epoch.
             elif not ended and (found := states_of(sampler=self._items, iterator=iterator)):
                 states = freeze(found)
-                point = self._plan.left = ReplayPoint(states, [0])
+                point = plan.left = ReplayPoint(states, [0])
                 self._marks.append(_Mark(number, consumed, states))
                 wait = len(states) // _AMORTISE if isinstance(states, bytes) else 0
             self._drawn = number, consumed
             yield batch, positions
 
     def cursor(self, count: int) -> Cursor:
-        consumed = self._cursor.consumed + count * (1 if self._size is None else self._size)
+        consumed = self._cursor.consumed + count * (self._size or 1)
         if count >= self._drawn[0] > 0:
             consumed = self._drawn[1]
+        mark = next((mark for mark in reversed(self._marks) if mark.batches <= count), None)
+        if mark is not None:
+            point: ReplayPoint | None = ReplayPoint(mark.states, [consumed - mark.consumed])
+        elif (point := self._begun or self._where_it_begins()) is not None:
+            point = point.after(consumed - self._cursor.consumed)
         return Cursor(
             epoch=self.epoch,
             consumed=consumed,
-            unit=self._plan.unit,
+            unit=self._unit,
             plan=self._identity,
-            entropy=self._entropy(count, consumed),
+            entropy={} if point is None else {"states": thaw(point.states), "pulls": point.pulls},
         )
-
-    def _entropy(self, count: int, consumed: int) -> State:
-        mark = next((mark for mark in reversed(self._marks) if mark.batches <= count), None)
-        if mark is not None:
-            return {"states": thaw(mark.states), "pulls": [consumed - mark.consumed]}
-        point = self._begun or self._where_it_begins()
-        if point is None:
-            return {}
-        *before, last = point.pulls
-        return {"states": thaw(point.states), "pulls": [*before, last + consumed - self._cursor.consumed]}
 
     def _where_it_begins(self) -> ReplayPoint | None:
         """Return the replay point of the start of this plan; None for a sampler without states."""
-        entropy = self._cursor.entropy
+        entropy, left = self._cursor.entropy, self._plan.left
         if "states" in entropy:
             return ReplayPoint(freeze(dict(entropy["states"])), list(entropy["pulls"]))
         if self._cursor.consumed:
             return None
-        if self._plan.left is not None:
-            return ReplayPoint(self._plan.left.states, [*self._plan.left.pulls, 0])
+        if left is not None:
+            return ReplayPoint(left.states, [*left.pulls, 0])
         states = states_of(sampler=self._items)
         return ReplayPoint(freeze(states), [0]) if states else None
 
     def _open(self, point: ReplayPoint | None) -> Iterator[Any]:
         """Return an iterator of the sampler at the cursor."""
         if "states" in self._cursor.entropy and point is not None:
-            return self._reopen(point)
+            states, (first, *later) = thaw(point.states), point.pulls
+            _restore(self._items, states.get("sampler"))
+            iterator = iter(self._items)
+            _restore(iterator, states.get("iterator"))
+            _pull(iterator, first)
+            for pulls in later:
+                iterator = iter(self._items)
+                _pull(iterator, pulls)
+            return iterator
         iterator = iter(self._items)
         if consumed := self._cursor.consumed:
             name = type(self._items).__name__
             if not (isinstance(self._items, Sequence | np.ndarray) or has_state(iterator)):
                 warnings.warn(
                     f"{name} has no state_dict and load_state_dict, so the resume draws "
-                    f"{counted(consumed, self._plan.unit)} again and drops them: it is exact only if the sampler "
+                    f"{counted(consumed, self._unit)} again and drops them: it is exact only if the sampler "
                     "repeats its order",
                     stacklevel=2,
                 )
@@ -288,49 +282,16 @@ class _Drawn(BatchEpochPlan):
             drop(iterator, consumed, name)
         return iterator
 
-    def _reopen(self, point: ReplayPoint) -> Iterator[Any]:
-        states = thaw(point.states)
-        self._restore(self._items, states.get("sampler"))
-        iterator = iter(self._items)
-        self._restore(iterator, states.get("iterator"))
-        for pulls in point.pulls[:-1]:
-            _pull(iterator, pulls)
-            iterator = iter(self._items)
-        _pull(iterator, point.pulls[-1])
-        return iterator
 
-    def _restore(self, item: Any, state: Any) -> None:
-        if state is None:
-            return
-        if not hasattr(item, "load_state_dict"):
-            raise StateError(
-                f"the state holds a state of the sampler, but {type(item).__name__} has no load_state_dict: resume "
-                "with the same objects, or start anew without the state"
-            )
-        item.load_state_dict(state)
-
-    def _next(self, iterator: Iterator[Any]) -> tuple[list[Any] | None, int]:
-        """Return the next batch, or None at the end, and the number of next() calls."""
-        if self._size is None:
-            batches = _take(iterator, 1)
-            return list(batches[0]) if batches else None, 1
-        batch = _take(iterator, self._size)
-        ended = len(batch) < self._size
-        return None if not batch or (self._plan.drop_last and ended) else batch, len(batch) + ended
-
-    def _positions(self, consumed: int, count: int) -> Indices:
-        """Return positions in this rank's epoch: batch number in the upper bits, index in the batch below."""
-        if self._size is None:
-            return (np.int64(consumed) << 24) + np.arange(count, dtype=np.int64)
-        batches, places = np.divmod(np.arange(consumed, consumed + count, dtype=np.int64), self._size)
-        return (batches << 24) + places
-
-
-def _longer(point: ReplayPoint | None, pulls: int) -> ReplayPoint | None:
-    if point is None:
-        return None
-    *before, last = point.pulls
-    return ReplayPoint(point.states, [*before, last + pulls])
+def _restore(item: Any, state: Any) -> None:
+    if state is None:
+        return
+    if not hasattr(item, "load_state_dict"):
+        raise StateError(
+            f"the state holds a state of the sampler, but {type(item).__name__} has no load_state_dict: resume "
+            "with the same objects, or start anew without the state"
+        )
+    item.load_state_dict(state)
 
 
 def _take(iterator: Iterator[Any], count: int) -> list[Any]:
