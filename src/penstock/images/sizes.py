@@ -127,12 +127,9 @@ class Sizes:
     image that could not be read. A pickle contains only the path and the expected fingerprint.
     """
 
-    def __init__(self, path: Path, fingerprint: str, rows: int) -> None:
+    def __init__(self, path: Path, fingerprint: str | None, rows: int | None) -> None:
         """Use `Sizes.open`."""
         self.path = path
-        self.fingerprint = fingerprint
-        """Fingerprint of the manifest."""
-        self._rows = rows
         try:
             with pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
@@ -141,22 +138,35 @@ class Sizes:
             raise io_error(path, error, doing) from error
         except (pa.ArrowInvalid, OSError) as error:
             raise ManifestError(f"{str(path)!r} is not a file of image sizes: {error}") from error
-        _check_identity(path, table.schema, fingerprint, rows, table.num_rows)
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        if metadata.get("penstock.sizes") != _VERSION or table.schema.names != ["width", "height"]:
+            raise ManifestError(
+                f"{str(path)!r} is not a file of image sizes (version {_VERSION}); write one: penstock manifest sizes "
+                "FILE"
+            )
+        self.fingerprint = metadata.get("penstock.fingerprint")
+        """Fingerprint of the manifest."""
+        if fingerprint is not None and (self.fingerprint != fingerprint or table.num_rows != rows):
+            raise StateError(
+                f"{str(path)!r} belongs to another manifest or an older version of it: it has {table.num_rows} rows "
+                f"and the fingerprint {self.fingerprint}, the manifest {rows} rows and {fingerprint}; measure again "
+                "with: penstock manifest sizes FILE"
+            )
         self.widths, self.heights = (_mapped(table.column(name)) for name in ("width", "height"))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> Sizes:
-        """Open the sizes at `path`, which must belong to the current content of `manifest`.
+    def open(cls, path: str | os.PathLike[str], manifest: Manifest | None = None) -> Sizes:
+        """Open the sizes at `path`, which must belong to the current content of `manifest`, if there is one.
 
         Raises `ManifestIOError` (missing), `ManifestError` (another kind of file), `StateError` (another manifest).
         """
-        return cls(Path(path), manifest.fingerprint, len(manifest))
+        return cls(Path(path), *((None, None) if manifest is None else (manifest.fingerprint, len(manifest))))
 
     def __len__(self) -> int:
         return len(self.widths)
 
-    def __reduce__(self) -> tuple[type[Sizes], tuple[Path, str, int]]:
-        return Sizes, (self.path, self.fingerprint, self._rows)
+    def __reduce__(self) -> tuple[type[Sizes], tuple[Path, str | None, int]]:
+        return Sizes, (self.path, self.fingerprint, len(self))
 
     def group_ids(self, boundaries: Sequence[float] = (1.0,)) -> npt.NDArray[np.uint8] | npt.NDArray[np.int16]:
         """Return the aspect-ratio group of every row: the number of `boundaries` that are <= height / width.
@@ -184,17 +194,3 @@ def _mapped(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return np.zeros(0, np.int32)
     array: npt.NDArray[np.int32] = as_numpy(column.combine_chunks() if column.num_chunks > 1 else column.chunk(0))
     return array
-
-
-def _check_identity(path: Path, schema: pa.Schema, fingerprint: str, rows: int, found_rows: int) -> None:
-    metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-    if metadata.get("penstock.sizes") != _VERSION or schema.names != ["width", "height"]:
-        raise ManifestError(
-            f"{str(path)!r} is not a file of image sizes (version {_VERSION}); write one: penstock manifest sizes FILE"
-        )
-    if metadata.get("penstock.fingerprint") != fingerprint or found_rows != rows:
-        raise StateError(
-            f"{str(path)!r} belongs to another manifest or an older version of it: it has {found_rows} rows and the "
-            f"fingerprint {metadata.get('penstock.fingerprint')}, the manifest {rows} rows and {fingerprint}; "
-            "measure again with: penstock manifest sizes FILE"
-        )

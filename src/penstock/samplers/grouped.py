@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -387,7 +386,10 @@ def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = N
         StateError: its sizes were measured from another manifest than the manifest of the dataset ``data``.
     """
     if isinstance(source, str | os.PathLike):
-        source = _open_sizes(source)
+        # Imported here because it needs OpenCV.
+        from penstock.images.sizes import Sizes
+
+        source = Sizes.open(source)
     here, there = fingerprint_of(data), getattr(source, "fingerprint", None)
     if here is not None and there is not None and here != there:
         raise StateError(
@@ -395,24 +397,6 @@ def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = N
             f"fingerprint {there}, the dataset has {here}; measure again with: penstock manifest sizes FILE"
         )
     return source.group_ids(bounds) if hasattr(source, "group_ids") else source
-
-
-def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
-    """Return the sizes in a file, of any manifest: a sampler knows only the number of samples."""
-    # Imported here because it needs OpenCV.
-    import pyarrow as pa
-
-    from penstock.images.sizes import Sizes
-
-    found = ("", -1)
-    if os.path.isfile(path):
-        with pa.memory_map(os.fspath(path)) as file:
-            try:
-                metadata = pa.ipc.open_file(file).schema.metadata or {}
-                found = metadata[b"penstock.fingerprint"].decode(), int(metadata[b"penstock.rows"])
-            except (pa.ArrowInvalid, KeyError, ValueError):
-                pass  # Sizes raises a better error
-    return Sizes(Path(path), *found)
 
 
 def _data_of(sampler: Any) -> Any:
