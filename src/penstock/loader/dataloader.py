@@ -68,7 +68,7 @@ from penstock.loader.window import SHUTDOWN_TIMEOUT_S, Window
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State
 from penstock.samplers.identity import holds_a_share, own_order
-from penstock.samplers.share_sampler import SequentialSamplerOfShare
+from penstock.samplers.shares import SequentialSamplerOfShare
 
 if TYPE_CHECKING:
     from penstock.loader.autotune import Autotuner

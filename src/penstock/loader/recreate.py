@@ -11,7 +11,7 @@ Lightning calls ``type(loader)`` again, with a sampler for the rank, and gets th
     for args, function in record of assignments: function(new, *args)          `Assignments` supplies the record
 
 Lightning first checks ``isinstance(loader.sampler, DistributedSampler)`` and does not touch such a loader. Therefore
-our samplers of a share belong to that class, see `penstock.samplers.share_sampler`.
+our samplers of a share belong to that class, see `penstock.samplers.shares`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_by_row, parts_of
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
-from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamplerOfShare
-from penstock.samplers.shares import layers, rank_splitter
+from penstock.samplers.shares import RandomSamplerOfShare, SequentialSamplerOfShare, layers, rank_splitter
 from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.wording import kind_text
 

@@ -1,19 +1,42 @@
-"""Tests whether a sampler yields one rank's share of the data. Splitting a share once more would lose data."""
+"""Samplers of one rank's share of the data, and which samplers yield one. Splitting a share again would lose data.
+
+The samplers over a share that is split already, by the dataset or a batch sampler, are subclasses of torch's
+``DistributedSampler``, so no framework splits them again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data
 
 from penstock.distributed import LateWorld
 from penstock.samplers.distributed import DistributedSampler
+from penstock.samplers.random import RandomSampler
+from penstock.samplers.sequential import SequentialSampler
 
-__all__ = ["layers", "rank_of", "rank_splitter"]
+__all__ = ["RandomSamplerOfShare", "SequentialSamplerOfShare", "layers", "rank_of", "rank_splitter"]
 
 _COUNTS = ("num_replicas", "world_size", "_world_size")
 _RANKS = ("rank", "_rank")
 """Attributes of samplers that split by rank: of torch and its copies, mmengine, detectron2."""
+
+if TYPE_CHECKING:
+    # torch annotates its attributes more narrowly than it documents them.
+    class _Torch: ...
+
+else:
+    _Torch = torch.utils.data.DistributedSampler
+
+
+class SequentialSamplerOfShare(SequentialSampler, _Torch):
+    """The indices of one rank's share in its own order."""
+
+
+class RandomSamplerOfShare(RandomSampler, _Torch):
+    """The indices of one rank's share in random order."""
 
 
 def rank_splitter(sampler: Any, *, ranks: int) -> Any:
@@ -23,7 +46,6 @@ def rank_splitter(sampler: Any, *, ranks: int) -> Any:
         sampler: a sampler or batch sampler of any library.
         ranks: number of ranks of the job, for samplers that have a rank but no world size.
 
-    >>> import torch
     >>> type(rank_splitter(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0), ranks=1)).__name__
     'DistributedSampler'
     """
@@ -47,7 +69,6 @@ def rank_splitter(sampler: Any, *, ranks: int) -> Any:
 def rank_of(sampler: Any, *, ranks: int) -> int | None:
     """Return the rank whose share a sampler yields; None if it does not split by rank, or names no rank.
 
-    >>> import torch
     >>> rank_of(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=1), ranks=1)
     1
     """
