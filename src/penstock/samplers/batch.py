@@ -53,39 +53,31 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._torchs: torch.utils.data.BatchSampler | None = None
-        self._plan = self._read_sampler()
+        # The sampler that was read last, and its plan: programs may assign another one.
+        self._read: tuple[Iterable[Any], EpochSampler | ExternalSampler] | None = None
 
     @classmethod
     def of(cls, batches: torch.utils.data.BatchSampler) -> BatchSampler:
         """Return the plan of torch's batch sampler. It reads the attributes there, which programs may assign."""
         made = cls(batches.sampler, batches.batch_size, batches.drop_last)
         made._torchs = batches
-        made._plan = made._read_sampler()
         return made
 
     @property
-    def face(self) -> torch.utils.data.BatchSampler:
+    def source(self) -> torch.utils.data.BatchSampler:
         """The object with the sampler, the batch size and ``drop_last``, which programs may assign: this one or
         torch's.
         """
         return self if self._torchs is None else self._torchs
 
     @property
-    def source(self) -> Any:
-        """The batch sampler of the program: this one or torch's."""
-        return self.face
-
-    @property
     def inner(self) -> EpochSampler | ExternalSampler:
         """The plan of the sampler, or of its batches for a sampler of another library."""
-        if self._sampler_read is not self.face.sampler:
-            self._plan = self._read_sampler()
-        return self._plan
-
-    def _read_sampler(self) -> EpochSampler | ExternalSampler:
-        self._sampler_read = sampler = self.face.sampler
-        plan = plan_of(sampler)
-        return ExternalSampler(sampler, self.face) if plan is None else plan
+        sampler = self.source.sampler
+        if self._read is None or self._read[0] is not sampler:
+            plan = plan_of(sampler)
+            self._read = sampler, ExternalSampler(sampler, self.source) if plan is None else plan
+        return self._read[1]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler."""
@@ -101,8 +93,7 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
-        face = self.face
-        return batched(self.inner.bind(cursor, entropy), face.batch_size, face.drop_last)
+        return batched(self.inner.bind(cursor, entropy), self.source.batch_size, self.source.drop_last)
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
         if isinstance(self.inner, ExternalSampler):
@@ -160,7 +151,7 @@ def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
 
 def sampler_of(plan: EpochBatchSampler) -> Any:
     """Return the sampler inside a plan of batches, or the plan itself if it is a batch sampler."""
-    return plan.face.sampler if isinstance(plan, BatchSampler) else plan
+    return plan.source.sampler if isinstance(plan, BatchSampler) else plan
 
 
 def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
