@@ -52,14 +52,14 @@ def test_ranks_come_from_the_process_group(tmp_path: Path) -> None:
 def split_in_groups(rank: int, path: Path) -> list[Any]:
     """A 2 x 2 mesh: data parallel over rows, so that both ranks of a column see the same data."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    groups: list[Any] = [mesh["dp"], mesh["dp"].get_group()]
+    ways: list[Any] = [{"mesh": mesh}, {"mesh": mesh["dp"]}, {"process_group": mesh["dp"].get_group()}]
     shares = []
-    for group in groups:
-        data = RankDataset(path, process_group=group, seed=1)
-        stream = MPDataset(path, batch_size=3, process_group=group, seed=1)
+    for way in ways:
+        data = RankDataset(path, **way, seed=1)
+        stream = MPDataset(path, batch_size=3, **way, seed=1)
         assert [row for _, _, row in stream] == [row for _, _, row in data]  # type: ignore[attr-defined]
         shares.append((data.rank, data.world_size, [row for _, _, row in data]))  # type: ignore[attr-defined]
-    assert shares[0] == shares[1]
+    assert shares[0] == shares[1] == shares[2]
     pair = dist.new_group([0, 2])
     if rank in (0, 2):
         assert RankDataset(path, process_group=pair).world_size == 2
@@ -68,6 +68,10 @@ def split_in_groups(rank: int, path: Path) -> list[Any]:
             RankDataset(path, process_group=pair)
     with pytest.raises(PartitionError, match="not both"):
         RankDataset(path, rank=0, world_size=1, process_group=pair)
+    with pytest.raises(PartitionError, match="either mesh or process_group, not both"):
+        RankDataset(path, mesh=mesh, process_group=pair)
+    with pytest.raises(PartitionError, match="pass the DeviceMesh as mesh="):
+        RankDataset(path, process_group=mesh["dp"])  # type: ignore[arg-type]
     return list(shares[0])
 
 

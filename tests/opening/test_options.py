@@ -117,7 +117,7 @@ def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[An
         ps.open(source, **options, sede=1)
     # With these a Parquet file is a manifest, and any file holds tokens.
     others = READS_MANIFESTS if kind == "tables" else frozenset()
-    names = IMAGES.union(*ACCEPTED.values()) - others - {"sequence_length", "process_group", "dtype"}
+    names = IMAGES.union(*ACCEPTED.values()) - others - {"sequence_length", "process_group", "mesh", "dtype"}
     for name in sorted(names - (IMAGES if kind in OF_IMAGES else set())):
         if name not in ACCEPTED[kind]:
             with pytest.raises(ConfigError, match=f"{name}="):

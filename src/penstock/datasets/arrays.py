@@ -49,7 +49,7 @@ class ArrayDataset(SourceDataset):
         labels: files in the same form, with the same number of rows. An item is then the pair ``(row, label)``.
         load: ``load(row)``, or ``load((row, label))``, converts the tensors to the item, in the scope of the sample's
             own `penstock.generator`.
-        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`.
         storage: access to object stores, see `penstock.storage.Storage`.
 

@@ -33,7 +33,7 @@ class MDSDataset(SourceDataset):
         split, columns, images, allow_pickle, validate_hash, cache_dir, storage: see `MDSFolder`.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample: a dict of its columns.
-        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of about one shard, reads from only a few
             shards at a time; ``"global"`` reads from all of them.
 

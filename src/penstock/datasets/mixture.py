@@ -90,7 +90,7 @@ class Mixture(SourceDataset):
             drawn from (seed, pass through the source, row), replaces each excluded row. All other positions keep their
             rows, so an earlier state can still be loaded. Rows that a source itself excludes are excluded here
             too.
-        rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
+        rank, world_size, process_group, mesh, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
     Raises:
         ConfigError, PartitionError: invalid arguments, an empty source, or a source with one rank's samples only.

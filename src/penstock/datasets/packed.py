@@ -75,7 +75,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
             global batch contains the same packs as without it.
         exclude: rows of documents to leave out, at most 100,000; see below.
         load: ``load(pack)`` converts the dict to the item, in the scope of the pack's own `penstock.generator`.
-        rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
+        rank, world_size, process_group, mesh, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
     Raises:
         ConfigError, PartitionError, SamplerError, OrderError: invalid arguments, unknown lengths, or a dataset of one
@@ -393,9 +393,7 @@ def _packed_mixture(
     Raises:
         ConfigError: an option that the mixture decides, or lengths that do not fit the sources.
     """
-    wrong = sorted(
-        options.keys() & {"balance", "rank", "world_size", "process_group", "mini_epochs", "seed", "remainder"}
-    )
+    wrong = sorted(options.keys() & {"balance", *PartitionOptions.__annotations__})
     if wrong:
         raise ConfigError(
             f"{wrong[0]}= cannot be set for a packed mixture: leave it out here, or set it in the Mixture if it has it"

@@ -33,8 +33,8 @@ class RankDataset(HasClasses, SourceDataset):
 
     Args:
         source: a `Manifest`, or a path for `Manifest.open`.
-        rank, world_size: by default from torch.distributed, else RANK and WORLD_SIZE, else 0 and 1. They are resolved
-            at first use and do not change afterwards.
+        rank, world_size: by default those of the job, see `penstock.distributed`. They are resolved at first use and
+            do not change afterwards.
         mini_epochs: the number of mini-epochs (sub-epochs) in an epoch. All have the same length; padding is at the end
             of the epoch.
         group: cut the manifest into this number of blocks, shuffle inside the blocks, and shuffle the blocks (short for
@@ -49,6 +49,7 @@ class RankDataset(HasClasses, SourceDataset):
             slow network file systems. The buffers hold ``2 * n / (world_size * mini_epochs)`` rows, because a thread
             loads the next mini-epoch in the background.
         process_group: the process group whose ranks split the data; by default the default group.
+        mesh: a DeviceMesh whose data dimensions split the data, see `penstock.distributed.current`.
         progress: show a progress bar while a file is indexed or rows are preloaded; by default if stderr is a terminal.
 
     Raises:

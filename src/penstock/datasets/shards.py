@@ -43,7 +43,7 @@ class ShardDataset(SourceDataset):
             By default values are bytes.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample, a dict.
-        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of about one shard, reads from only a few
             shards at a time; ``"global"`` reads from all of them.
         locality: ``"node"``: each node reads the same shards in every epoch, see `penstock.RankDataset`. With
@@ -129,5 +129,5 @@ class ShardDataset(SourceDataset):
 
 
 def _world_size(share: ShareOptions) -> int:
-    group = share.get("process_group")
-    return LateWorld(share.get("rank"), share.get("world_size"), process_group=group, of="dataset").ranks
+    given: dict[str, Any] = {name: share.get(name) for name in ("rank", "world_size", "process_group", "mesh")}
+    return LateWorld(**given, of="dataset").ranks

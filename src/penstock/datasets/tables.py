@@ -52,7 +52,7 @@ class TableDataset(HasClasses, SourceDataset):
         split, columns, images, images_from, cache_bytes, storage: see `TableFiles`; for JSON lines, `JsonFiles`.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample: a dict of its columns.
-        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`. ``shuffle="global"`` reads rows at random, at no extra cost for Arrow files. For
             Parquet, each sample decodes a whole row group as soon as the row groups exceed ``cache_bytes``: use
             ``shuffle="block"`` there. Its blocks are by default one row group each, and a window has as many blocks as

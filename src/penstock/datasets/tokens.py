@@ -51,7 +51,7 @@ class TokenDataset(SourceDataset):
         token_type: dtype of the tensors: "int64", "int32", or any other that can hold the files' dtype.
         load: ``load(tokens)`` converts a tensor (sequence_length,) to the item, in the scope of the sequence's own
             `penstock.generator`. By default the item is the tensor.
-        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`.
         storage: access to object stores, see `penstock.storage.Storage`.
 

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
@@ -124,6 +125,9 @@ class DataLoader(TorchDataLoader[T_co]):
             True: the loader splits any map-style dataset. Without shuffle no sample is repeated, and ranks may differ
             by one sample unless ``drop_last``.
             False: each rank reads all. See `splits`.
+        rank, world_size, process_group, mesh: the ranks among which the loader splits the dataset, if they are not
+            those of the job, see `penstock.distributed.current`. They imply ``split=True``. Pass them to the dataset or
+            the sampler instead if one of these splits.
         on_error: what to do with a sample that cannot be loaded: ``"raise"``, ``"skip"``, ``"replace"``, a callable, or
             an `OnError` with limits and a report.
         on_worker_death: ``"raise"``, or ``"restart"``: a new worker repeats the unfinished work of the dead one.
@@ -186,6 +190,10 @@ class DataLoader(TorchDataLoader[T_co]):
         dispatch: None = None,
         seed: int | None = None,
         split: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
         skip: None = None,
         on_error: str | Callable[[Failure], str] | OnError = "raise",
         on_worker_death: str = "raise",
@@ -202,9 +210,11 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments["shuffle"] = bool(shuffle) if isinstance(shuffle, int | np.bool_) and shuffle in (0, 1) else shuffle
         arguments["seed"] = None if seed is None else checked_seed(seed)
         arguments["num_workers"] = resolve_num_workers(num_workers, executor)
+        world = distributed.LateWorld(rank, world_size, process_group=process_group, mesh=mesh, of="DataLoader")
+        arguments["split"] = True if world.given and split is None else split
         self._config = config = LoaderConfig(**arguments)
         check(config)
-        data, chosen = choose_data(dataset, config, batch_sampler if sampler is None else sampler)
+        data, chosen = choose_data(dataset, config, batch_sampler if sampler is None else sampler, world)
         self._has_chosen_sampler = chosen is not None
         self._given_dataset = dataset
         convert_positional_arguments(self, data)

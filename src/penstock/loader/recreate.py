@@ -74,8 +74,8 @@ def drop_base_record(loader: Any) -> Iterator[None]:
 def convert_positional_arguments(loader: Any, dataset: Any) -> None:
     """Convert positional arguments in Lightning's record to keyword arguments, since it adds others by keyword.
 
-    Positional-only arguments and ``*args`` of a subclass stay. ``split`` is removed, because Lightning's sampler
-    replaces it. ``dataset`` is the one that the loader reads.
+    Positional-only arguments and ``*args`` of a subclass stay. ``split`` and the ranks are removed, because Lightning's
+    sampler replaces them. ``dataset`` is the one that the loader reads.
     """
     record = vars(loader)
     if _ARGS not in record:
@@ -86,7 +86,8 @@ def convert_positional_arguments(loader: Any, dataset: Any) -> None:
         kwargs |= {one.name: value for one, value in zip(parameters, args, strict=True)}
         record[_ARGS], record[_NAMES] = (), ()
     if isinstance(kwargs.get("split"), bool | None):
-        kwargs.pop("split", None)
+        for name in ("split", "rank", "world_size", "process_group", "mesh"):
+            kwargs.pop(name, None)
     if "dataset" in kwargs:
         kwargs["dataset"] = dataset
     record[_KWARGS] = kwargs

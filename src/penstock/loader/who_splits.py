@@ -13,6 +13,9 @@ For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more 
 torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of the datasets inside. It is one ConfigError
 if some of these are split and others are not.
 
+The ranks are those of the job, or those of the loader's ``rank=`` and ``world_size=``, ``process_group=`` or ``mesh=``,
+which imply ``split=True``. If the loader does not split, these are a ConfigError.
+
 With one rank nothing is split, but ``split=True`` yields the same order as with several ranks. A sampler splits
 or not according to its own arguments, and so does an iterable dataset: with these, ``split=`` is a ConfigError.
 
@@ -60,7 +63,9 @@ _warned = False
 """Whether this process has warned that every rank reads all samples."""
 
 
-def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sampler[int] | None]:
+def choose_data(
+    dataset: Any, config: LoaderConfig, given: Any, world: distributed.LateWorld
+) -> tuple[Any, Sampler[int] | None]:
     """Return the dataset that a loader reads, and a sampler, by the rule of this module.
 
     For ``shuffle=False`` the dataset is a copy of a share in order. The sampler is None if the user's one stays, or if
@@ -68,6 +73,7 @@ def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sa
 
     Args:
         given: the user's sampler or batch sampler.
+        world: the ranks among which the loader splits.
 
     Raises:
         ConfigError: the arguments contradict each other or the dataset.
@@ -79,6 +85,10 @@ def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sa
     if plan is not None and plan.shuffle != "none" and plan.mini_epochs == 1 and hasattr(dataset, "in_order"):
         dataset = dataset.in_order()
     shares, whole, others = _parts_by_kind(dataset)
+    ranks: dict[str, Any] = {}
+    if world.given:
+        _check_splits(dataset, shares, config, given)
+        ranks = {"rank": world.get().rank, "num_replicas": world.get().world_size}
     if given is not None:
         _check_sampler(dataset, shares, config, given)
         return dataset, None
@@ -109,10 +119,11 @@ def choose_data(dataset: Any, config: LoaderConfig, given: Any) -> tuple[Any, Sa
                 "split=False to let every rank read all samples"
             )
         # Never torch's order: it needs 8 bytes per sample, and its epochs do not advance by themselves.
-        sampler = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=config.drop_last)
+        sampler = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=config.drop_last, **ranks)
     elif split:
         # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
-        sampler = DistributedSampler(dataset, shuffle=False, remainder="drop" if config.drop_last else "uneven")
+        remainder = "drop" if config.drop_last else "uneven"
+        sampler = DistributedSampler(dataset, shuffle=False, remainder=remainder, **ranks)
     elif own or not config.shuffles:
         sampler = SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
     elif config.shuffle is True and config.seed is None:
@@ -284,6 +295,20 @@ def _check_rows(dataset: Any) -> None:
     for share in parts_by_row(dataset):
         if (plan := _plan_inside(share)) is not None:
             plan.check_reads_by_row()
+
+
+def _check_splits(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any) -> None:
+    """Raise if the loader was given ranks, but does not split."""
+    if config.split is False:
+        raise ConfigError(
+            "split=False lets every rank read all samples: omit rank=, world_size=, process_group=, mesh="
+        )
+    other = dataset if shares or isinstance(dataset, IterableDataset) else given
+    if other is not None:
+        raise ConfigError(
+            "rank=, world_size=, process_group= and mesh= of a DataLoader are for a dataset that it splits itself: "
+            f"pass them to {kind_text(other)} instead"
+        )
 
 
 def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any) -> None:

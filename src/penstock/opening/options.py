@@ -118,6 +118,7 @@ class StreamOptions(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     process_group: dist.ProcessGroup | None
+    mesh: dist.device_mesh.DeviceMesh | None
 
 
 class MDSOptions(ShareOptions, total=False):

@@ -310,6 +310,7 @@ class SharePlan(Plan[ShareEpoch]):
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
         mini_epochs: int = 1,
         seed: int = 0,
         shuffle: str = "global",
@@ -343,7 +344,7 @@ class SharePlan(Plan[ShareEpoch]):
         self.excluded = None if exclude is None else _excluded(exclude, rows)
         """Excluded rows, numbered among the rows that the filters keep."""
         self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
-        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="dataset")
+        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, mesh=mesh, of="dataset")
         self._by_node = locality == "node"
         if self._by_node:
             if window is not None:

@@ -24,9 +24,10 @@ class PartitionOptions(TypedDict, total=False):
     """Options of the partition among ranks and mini-epochs.
 
     Keys:
-        rank, world_size: by default from torch.distributed, else from RANK and WORLD_SIZE, else 0 and 1. They are read
-            at the first use and fixed from then on.
+        rank, world_size: by default those of the job, see `penstock.distributed`. They are read at the first use and
+            fixed from then on.
         process_group: the group that splits the data, if it is not the default group.
+        mesh: a DeviceMesh whose data dimensions split the data, see `penstock.distributed.current`.
         mini_epochs: number of mini-epochs (sub-epochs) of an epoch. All have the same length, with padding at the end
             of the epoch.
         seed: the order is a function of (seed, epoch); the same on all ranks. 0 by default.
@@ -37,6 +38,7 @@ class PartitionOptions(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     process_group: dist.ProcessGroup | None
+    mesh: dist.device_mesh.DeviceMesh | None
     mini_epochs: int
     seed: int
     remainder: str

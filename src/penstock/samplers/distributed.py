@@ -37,8 +37,8 @@ class DistributedSampler(EpochSampler, _Torch):
 
     Args:
         dataset: anything with a length (read again for every epoch).
-        num_replicas, rank: world size and rank. By default from torch.distributed, else from RANK and WORLD_SIZE, else
-            1 and 0. They are read at the first use, so the sampler may be made before the process group.
+        num_replicas, rank: world size and rank, by default those of the job, see `penstock.distributed`. They are read
+            at the first use, so the sampler may be made before the process group.
         shuffle: ``True`` yields torch's own indices (O(N) memory, 8 bytes each). ``"global"`` and ``"block"`` yield
             Penstock's in O(1) memory. ``False`` or ``"none"`` keeps the order of the dataset.
         seed: the same on all ranks.
@@ -48,6 +48,7 @@ class DistributedSampler(EpochSampler, _Torch):
             exact evaluation). By default ``"drop"`` with ``drop_last``, else ``"pad"``.
         block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
         process_group: the group that splits the data, if it is not the default group.
+        mesh: a DeviceMesh whose data dimensions split the data, see `penstock.distributed.current`.
 
     Raises:
         SamplerError: an unknown shuffle.
@@ -85,6 +86,7 @@ class DistributedSampler(EpochSampler, _Torch):
         block_size: int | None = None,
         window: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         if holds_a_share(dataset):
@@ -95,7 +97,7 @@ class DistributedSampler(EpochSampler, _Torch):
         if remainder is not None and drop_last and remainder != "drop":
             raise PartitionError(f"drop_last=True contradicts remainder={remainder!r}")
         self._world = distributed.LateWorld(
-            rank, num_replicas, process_group=process_group, each=True, of="DistributedSampler"
+            rank, num_replicas, process_group=process_group, mesh=mesh, each=True, of="DistributedSampler"
         )
         self.dataset = dataset
         self.shuffle = shuffle

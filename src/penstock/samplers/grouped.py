@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch.distributed as dist
 import xxhash
 
 from penstock import distributed
@@ -64,8 +65,8 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             samples of the next group that has any left, or of the last such group. All other samples keep their
             positions, so older states still load. To load a state saved with excluded samples, exclude at least the
             same ones.
-        world_size, rank: for other samplers. By default from torch.distributed, else from RANK and WORLD_SIZE, else 1
-            and 0, read at the first use. With ``world_size=1`` all batches belong to this rank.
+        world_size, rank, process_group, mesh: for other samplers, as for `DistributedSampler`. With ``world_size=1``
+            all batches belong to this rank.
 
     Raises:
         SamplerError: a sample has no group, the sampler is not Penstock's or its dataset is one rank's share, arguments
@@ -104,6 +105,8 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         exclude: npt.ArrayLike | None = None,
         world_size: int | None = None,
         rank: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
@@ -116,13 +119,15 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         self.drop_last = self.drop_uneven = drop_last
         self.order = order
         if isinstance(sampler, DistributedSampler):
-            if world_size is not None or rank is not None:
+            if any(one is not None for one in (world_size, rank, process_group, mesh)):
                 raise SamplerError("world_size and rank come from the DistributedSampler: leave them out")
             self._world = sampler._world
             self.remainder = "drop" if drop_last else sampler.remainder
         else:
             rank = 0 if world_size == 1 and rank is None else rank
-            self._world = distributed.LateWorld(rank, world_size, of="GroupedBatchSampler")
+            self._world = distributed.LateWorld(
+                rank, world_size, process_group=process_group, mesh=mesh, of="GroupedBatchSampler"
+            )
             self.remainder = "drop" if drop_last else "pad"
         data = _data_of(sampler)
         self.groups = Groups(group_ids_of(group_ids, data=data))

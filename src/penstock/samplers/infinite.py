@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 import numpy as np
+import torch.distributed as dist
 
 from penstock import distributed
 from penstock.errors import SamplerError
@@ -31,8 +32,8 @@ class InfiniteSampler(RankMixin, EpochSampler):
         dataset: anything with a length.
         shuffle: ``"global"``, ``"block"``, ``"none"`` or False, or True for torch's order (8 bytes per index).
         seed: the same on all ranks.
-        rank, world_size: by default from torch.distributed, else from RANK and WORLD_SIZE, else 0 and 1, read at the
-            first use. Rank r yields the positions r, r + world_size, ... of the stream: no padding, no short epochs.
+        rank, world_size, process_group, mesh: as for `DistributedSampler`. Rank r yields the positions r,
+            r + world_size, ... of the stream: no padding, no short epochs.
         block_size, window: of the block shuffle.
 
     Raises:
@@ -57,11 +58,15 @@ class InfiniteSampler(RankMixin, EpochSampler):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
         block_size: int | None = None,
         window: int | None = None,
     ) -> None:
         super().__init__()
-        self._world = distributed.LateWorld(rank, world_size, of="InfiniteSampler")
+        self._world = distributed.LateWorld(
+            rank, world_size, process_group=process_group, mesh=mesh, of="InfiniteSampler"
+        )
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = checked_seed(seed)

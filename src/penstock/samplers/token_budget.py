@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
+import torch.distributed as dist
 import xxhash
 
 from penstock import distributed
@@ -55,8 +56,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         remainder: how to treat batches that do not divide among the ranks: ``"pad"``: repeat the first batches of the
             epoch, so that all ranks have the same number; ``"drop"``: leave them out; ``"uneven"``: neither. By default
             ``"drop"`` with ``drop_last``, else ``"pad"``.
-        world_size, rank: by default from torch.distributed, else from RANK and WORLD_SIZE, else 1 and 0, read at the
-            first use.
+        world_size, rank, process_group, mesh: as for `DistributedSampler`.
         cache_dir: folder of the class index, by default in the user's cache folder.
         exclude: samples to leave out, such as damaged ones found during a run; at most 100,000. See below.
 
@@ -108,6 +108,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         remainder: str | None = None,
         world_size: int | None = None,
         rank: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         exclude: npt.ArrayLike | None = None,
     ) -> None:
@@ -131,7 +133,9 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self.drop_last = drop_last
         # Raises for an unknown remainder now, not at the first batch.
         Partition(0, remainder=self.remainder)
-        self._world = distributed.LateWorld(rank, world_size, of="TokenBudgetBatchSampler")
+        self._world = distributed.LateWorld(
+            rank, world_size, process_group=process_group, mesh=mesh, of="TokenBudgetBatchSampler"
+        )
         self.lengths = lengths_of(lengths, data=data_source)
         self.classes = min(most, max(1, len(self.lengths)))
         self._classes = classes_of(self.lengths, self.max_tokens, self.classes)

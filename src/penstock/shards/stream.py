@@ -53,7 +53,7 @@ class StreamShards(ResumableDataset):
         handler: decides about errors of shards: True or False skips the rest of the shard; for a repeated extension,
             True skips only the second file. Without it, errors raise.
         storage: access options, see `penstock.storage.Storage`.
-        rank, world_size, process_group: see `penstock.RankDataset`.
+        rank, world_size, process_group, mesh: see `penstock.RankDataset`.
 
     Raises:
         ConfigError, PartitionError: invalid arguments, or fewer shards than ranks.
@@ -78,6 +78,7 @@ class StreamShards(ResumableDataset):
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        mesh: dist.device_mesh.DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         if shuffle not in ("shards", "none"):
@@ -89,7 +90,7 @@ class StreamShards(ResumableDataset):
         self.shuffle, self.buffer_bytes, self.seed, self.handler = shuffle, buffer_bytes, seed, handler
         self._load = chained(decode, load)
         self._storage = storage
-        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="dataset")
+        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, mesh=mesh, of="dataset")
 
     def __repr__(self) -> str:
         """Return shards, order and share in words. This determines neither rank nor world size."""
