@@ -4,12 +4,11 @@
     torchrun --nproc-per-node 2 fsdp2.py --checkpoint run --tensor-parallel 2      after a kill: both ranks get the same
 
 The model and the optimizer are saved by torch.distributed.checkpoint, each rank its shards. The loader's state is that
-of the job, the same on all ranks, and is saved once, as text.
+of the job, the same on all ranks, and is saved once.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -49,19 +48,17 @@ def main() -> None:
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
 
-    # Rank and number of ranks are those within the mesh's dimension: ranks that share layers get the same samples.
+    # The mesh's dimension "data" splits the data: ranks that share layers get the same samples.
     data = images(args.data)
-    sampler = ps.DistributedSampler(data, shuffle="global", seed=0, process_group=mesh["data"].get_group())
+    sampler = ps.DistributedSampler(data, shuffle="global", seed=0, mesh=mesh)
     loader = ps.DataLoader(data, args.batch_size // mesh["data"].size(), sampler=sampler)
 
     step = 0
     if args.checkpoint and (folder := newest(args.checkpoint)):
         weights, moments = get_state_dict(model, optimizer)
-        saved = {"model": weights, "optimizer": moments, "loader": "", "step": 0}
+        saved = {"model": weights, "optimizer": moments, "loader": loader, "step": 0}
         dcp.load(saved, checkpoint_id=folder)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-        # As text: what a dict is loaded into would have to have the very keys of the one that was saved.
-        loader.load_state_dict(json.loads(saved["loader"]))
         step = saved["step"]
 
     log = Log(args, dist.get_rank())
@@ -77,8 +74,7 @@ def main() -> None:
             optimizer.step()
             if args.checkpoint and step % args.checkpoint_every == 0:
                 weights, moments = get_state_dict(model, optimizer)
-                text = json.dumps(loader.state_dict())
-                state = {"model": weights, "optimizer": moments, "loader": text, "step": step}
+                state = {"model": weights, "optimizer": moments, "loader": loader, "step": step}
                 dcp.save(state, checkpoint_id=args.checkpoint / f"{step:08d}")
     dist.destroy_process_group()
 
