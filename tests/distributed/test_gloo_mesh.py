@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_run import full_only
 from gloo_support import start_ranks, write_rows
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -118,7 +117,6 @@ def build_with_accelerate(rank: int) -> tuple[list[list[int]], list[list[int]]]:
     return batches(one), batches(other)
 
 
-@full_only("starts eight ranks that import accelerate")
 def test_meshes_of_accelerate() -> None:
     pytest.importorskip("accelerate")
     found = start_ranks(8, build_with_accelerate)
@@ -134,7 +132,6 @@ def build_with_lightning(rank: int) -> None:
     assert distributed.current(mesh=mesh) == (rank // 2, 2)
 
 
-@full_only("starts four ranks that import lightning")
 def test_meshes_of_lightning() -> None:
     pytest.importorskip("lightning.fabric")
     start_ranks(4, build_with_lightning)
