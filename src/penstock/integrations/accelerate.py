@@ -470,15 +470,10 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     Args:
         changes: new values by name. A batch sampler removes the arguments that it replaces.
     """
-    names = set(inspect.signature(DataLoader.__init__).parameters) - {
-        "self",
-        "shuffle",
-        "skip",
-        "split",
-        "batch_sampler",
-        "sampler",
-        "dispatch",
-    }
+    # Who splits is settled: the new loader reads samples or batches that Accelerate has chosen.
+    split = {"split", "rank", "world_size", "process_group", "mesh"}
+    chosen = {"self", "shuffle", "skip", "batch_sampler", "sampler", "dispatch"}
+    names = set(inspect.signature(DataLoader.__init__).parameters) - split - chosen
     config = loader.config
     arguments = {name: getattr(loader, name) for name in names}
     arguments["prefetch_factor"] = config.prefetch_factor
