@@ -3,17 +3,14 @@
     with process_pool(8) as pool:
         results = list(pool.map(work, items))
 
-A killed process cannot stop its workers, so each worker notices the end of its parent, whether it is busy or idle. The
-fork server and the resource tracker of `multiprocessing` end with the last worker.
+A killed process cannot stop its workers. So each worker has a thread that waits for the end of the parent, whether the
+worker is busy or idle. The fork server and the resource tracker of `multiprocessing` end with the last worker.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +21,6 @@ from multiprocessing.connection import wait
 from typing import Any
 
 __all__ = ["end_with_parent", "process_pool"]
-
-_PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
 @contextmanager
@@ -56,34 +51,13 @@ def _begin(parent: int, begin: Callable[..., object] | None, arguments: tuple[An
 
 
 def end_with_parent(parent: int, *, grace: float = 0.0) -> None:
-    """End this process when its parent has ended. Call it in the main thread.
-
-    Linux can send a signal to a direct child. Elsewhere a thread waits, which costs more than it seems: as soon as a
-    process has two threads, the C library locks in each allocation.
+    """Start a thread that ends this process when its parent has ended.
 
     Args:
         parent: pid of the process that requested this one; its parent in the system may be a fork server.
         grace: seconds that this process gets to end by itself.
     """
-    watch = threading.Thread(target=_outlive, args=(parent, grace), name="penstock-watch", daemon=True)
-
-    def check(*_: object) -> None:
-        # The signal also comes when just the thread that started this process has ended.
-        if os.getppid() != parent and watch.ident is None:
-            watch.start()
-
-    if os.getppid() != parent or not _signal_of_death(check):
-        watch.start()
-    check()  # it may have ended before the system knew whom to tell
-
-
-def _signal_of_death(handler: Callable[..., object]) -> bool:
-    """Have a handler called when the parent in the system ends; return False if this system cannot do that."""
-    if sys.platform != "linux":
-        return False
-    signal.signal(signal.SIGRTMAX, handler)
-    signal.siginterrupt(signal.SIGRTMAX, False)  # C code continues its system calls
-    return int(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGRTMAX, 0, 0, 0)) == 0
+    threading.Thread(target=_outlive, args=(parent, grace), name="penstock-watch", daemon=True).start()
 
 
 def _outlive(parent: int, grace: float) -> None:
@@ -96,6 +70,7 @@ def _wait_for_end(parent: int) -> bool:
     """Wait until a process has ended; return False if the system cannot report that."""
     known = parent_process()
     # End of file on a pipe would also show it, but forks of the parent keep the pipe open, so prefer pidfd_open.
+    # PR_SET_PDEATHSIG does not work: it fires when the *thread* that started this process ends.
     sentinel = known.sentinel if known is not None and known.pid == parent else None
     if hasattr(os, "pidfd_open"):
         try:

@@ -287,6 +287,19 @@ def test_an_epoch_set_before_the_first_batch_of_a_user_s_stream_is_its_epoch(how
     assert set(loader) == {8}
 
 
+@pytest.mark.parametrize("had", [0, 1])
+@pytest.mark.parametrize("how", [INLINE, WORKERS["processes"]], ids=["inline", "processes"])
+def test_epoch_0_is_read_of_a_user_s_stream_that_begins_at_another(how: dict[str, Any], had: int) -> None:
+    data = SaysEpoch()
+    data.epoch = 3
+    loader = ps.DataLoader(data, batch_size=None, **how)
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(had)]
+    loader.set_epoch(0)
+    assert set(got + list(iterator)) == ({3} if had else {0})
+    assert set(loader) == ({0} if had else {1})
+
+
 def test_a_loaded_state_of_a_user_s_stream_belongs_to_its_epoch() -> None:
     loader = ps.DataLoader(SaysEpoch(), batch_size=None)
     loader.set_epoch(3)

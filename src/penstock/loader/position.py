@@ -164,9 +164,11 @@ class Position:
                 f"{type(self.dataset).__name__} is iterable-style and has no set_epoch method: define one, or omit "
                 "the call"
             )
-        reader: PlanReader[Any] = PlanReader(UserEpochs(self.dataset))
+        plan = UserEpochs(self.dataset)
+        reader: PlanReader[Any] = PlanReader(plan)
         if self._progress is not None:
-            # It began before anyone counted.
+            # It began before anyone counted, in the epoch that the dataset had.
+            plan.bookmark.write(Cursor(epoch=max(0, self.epoch)))
             reader.start(advance=False)
             self._progress.reader = reader
         return reader
