@@ -35,8 +35,6 @@ def read(rank: int, folder: Path, shape: tuple[int, int], kind: str, steps: int 
         data = ps.RankDataset(folder / "meta.txt", seed=1, mini_epochs=2, mesh=mesh, load=row)
     elif kind == "sampler":
         sampler = ps.DistributedSampler(data, shuffle="global", mesh=mesh)
-    else:
-        sampler = None
     options = {"shuffle": True, "seed": 0, "mesh": mesh} if kind == "loader" else {"sampler": sampler}
     loader: Any = ps.DataLoader(data, GLOBAL // shape[0], **options)
     objects: dict[str, Any] = {"loader": loader}
