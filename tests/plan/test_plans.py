@@ -26,7 +26,7 @@ from penstock.errors import SamplerError, StateError
 from penstock.manifest import Manifest
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
-from penstock.plan.reader import Plan, PlanReader
+from penstock.plan.reader import Draws, Plan, PlanReader
 from penstock.samplers import RandomSampler
 
 TAKE = 90  # more than any finite case has; of the endless ones, so many
@@ -133,16 +133,16 @@ def generators() -> Any:
 def test_binding_is_pure(make: Maker) -> None:
     plan = make().plan
     cursor = plan.bookmark.cursor
-    entropy = plan.draw(cursor, None, None)
+    draws = Draws()
     before, request = generators(), choice(plan)
-    first, second = plan.bind(cursor, entropy), plan.bind(cursor, entropy)
+    first, second = plan.bind(cursor, draws), plan.bind(cursor, draws)
     assert length(first) == length(second)
     assert (first.seed, first.epoch, first.place) == (second.seed, second.epoch, second.place)
     assert generators() == before
     assert choice(plan) == request
     whole = items(first)
     assert items(second) == whole
-    assert items(plan.bind(cursor, entropy)) == whole
+    assert items(plan.bind(cursor, draws)) == whole
     assert choice(plan) == request
 
 
@@ -173,10 +173,10 @@ def _own(sampler: Any) -> Any:
 def test_any_part_is_that_of_the_whole(make: Maker) -> None:
     plan = make().plan
     cursor = plan.bookmark.cursor
-    entropy = plan.draw(cursor, None, None)
-    run = plan.bind(cursor, entropy)
+    draws = Draws()
+    run = plan.bind(cursor, draws)
     n = length(run)
-    whole, places = plan.bind(cursor, entropy).block(0, n)
+    whole, places = plan.bind(cursor, draws).block(0, n)
     assert whole.dtype == places.dtype == np.int64
     assert whole.shape == places.shape == (n,)
     parts = [(a, b) for a in range(n + 1) for b in range(a, n + 1)]
@@ -190,10 +190,10 @@ def test_any_part_is_that_of_the_whole(make: Maker) -> None:
 def test_blocks_and_lists_are_those_of_the_iteration(make: Maker) -> None:
     plan = make().plan
     cursor = plan.bookmark.cursor
-    entropy = plan.draw(cursor, None, None)
-    whole = items(plan.bind(cursor, entropy))
+    draws = Draws()
+    whole = items(plan.bind(cursor, draws))
     found: list[Any] = []
-    for rows, positions in plan.bind(cursor, entropy).blocks():
+    for rows, positions in plan.bind(cursor, draws).blocks():
         lists = rows if isinstance(rows, list) else rows.tolist()
         assert positions.dtype == np.int64
         assert positions.shape == (len(lists), len(lists[0]))

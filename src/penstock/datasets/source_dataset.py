@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import State
+from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.source import Source
 from penstock.random import call_in_scope, in_sample, load_each
@@ -275,7 +276,7 @@ class SourceDataset(BatchedDataset):
 
         A Penstock loader counts by itself: use its ``state_dict``.
         """
-        return self.plan.bind(ShareCursor.at(self.plan.shown), None).cursor(count).state()
+        return self.plan.bind(ShareCursor.at(self.plan.shown), Draws()).cursor(count).state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """Go to the position of a state, at the same or another world size.

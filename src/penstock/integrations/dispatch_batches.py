@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, length_of
-from penstock.plan.reader import OuterPlan
+from penstock.plan.reader import Draws, OuterPlan
 from penstock.samplers.base import EpochBatchSampler
 
 __all__ = ["DispatchedBatches"]
@@ -76,10 +76,10 @@ class DispatchedBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
         """The batch sampler of all ranks."""
         return self.batch_sampler
 
-    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the plan of this rank's batches in the cursor's epoch, from the cursor on."""
         inner = self.batch_sampler
-        return _DispatchedPlan(self, inner.bind(cursor, entropy), inner.bind(cursor.whole(), entropy))
+        return _DispatchedPlan(self, inner.bind(cursor, draws), inner.bind(cursor.whole(), draws.again()))
 
 
 class _DispatchedPlan(BatchEpochPlan):

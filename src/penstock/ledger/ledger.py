@@ -29,6 +29,7 @@ from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
 from penstock.plan.epoch import RankPartition
+from penstock.plan.reader import Draws
 from penstock.plan.share import ShareCursor
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import has_own_order, sampler_of, why_not_computable
@@ -162,7 +163,7 @@ class Ledger:
 
     def _rank_partition(self, cursor: Cursor) -> RankPartition:
         """Return how the rest of an epoch is distributed to the job's ranks."""
-        share = self._plan.bind(cursor, None).rank_partition
+        share = self._plan.bind(cursor, Draws()).rank_partition
         if share is None and self._own:
             raise ConfigError(
                 f"epoch {cursor.epoch} is read in windows of shards that had not been counted before, and a ledger "
@@ -230,7 +231,7 @@ class Ledger:
 
     def _run(self, epoch: int) -> Any:
         """Return the sampler's epoch plan."""
-        return sampler_of(self._plan).bind(Cursor(epoch=epoch), None)
+        return sampler_of(self._plan).bind(Cursor(epoch=epoch), Draws())
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and its first position in the job's epoch."""

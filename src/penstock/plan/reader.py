@@ -1,6 +1,6 @@
 """`Plan`: the order of the samples, without a position. `PlanReader`: one reader of a plan, with its position.
 
-    plan        an immutable order: bind(cursor, draw) -> one epoch
+    plan        an immutable order: bind(cursor, draws) -> one epoch
     bookmark    one cell of a sampler or dataset: where readers begin next. `set_epoch` and `load_state_dict` write it
     reader      of a loader, or of ``iter(sampler)``: the current epoch plan, and the cursor of the next one
 
@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor, checked_epoch
 
-__all__ = ["Bookmark", "OuterPlan", "Plan", "PlanReader"]
+__all__ = ["Bookmark", "Draws", "OuterPlan", "Plan", "PlanReader"]
 
 
 class OneEpoch(Protocol):
@@ -74,6 +74,39 @@ class Bookmark:
         keeps = self.loaded and self.cursor.epoch == epoch
         self.write(self.cursor if keeps else Cursor(epoch=epoch), loaded=keeps)
 
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, to be shown to programs. A loaded state is used once.
+
+        Args:
+            cursor: where the reader is, or where it begins next.
+            loaded: whether the cursor is of a loaded state.
+            running: whether the reader is reading.
+        """
+        self.epoch = cursor.epoch
+        if running and self.loaded and cursor is self.cursor:
+            self.cursor, self.loaded = cursor.whole(), False
+
+
+class Draws:
+    """The random draw of one epoch, made when a plan is bound: once, however often the epoch is bound.
+
+    Attributes:
+        seed: seed of the reader; None for torch's draws.
+        held: what the plan has drawn.
+        fixed: whether the held draw counts at every cursor.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self.held: Any = None
+        self.fixed = False
+
+    def again(self) -> Draws:
+        """Return the same draw, for another part of the same epoch."""
+        same = copy.copy(self)
+        same.fixed = True
+        return same
+
 
 class Plan(abc.ABC, Generic[E]):
     """The order of the samples of every epoch, for one rank.
@@ -94,12 +127,12 @@ class Plan(abc.ABC, Generic[E]):
         return None
 
     @abc.abstractmethod
-    def bind(self, cursor: Cursor, entropy: Any) -> E:
+    def bind(self, cursor: Cursor, draws: Draws) -> E:
         """Return the plan of the cursor's epoch, from the cursor on.
 
         Args:
             cursor: of this plan.
-            entropy: from `draw`.
+            draws: keeps the epoch's random draw, if the plan makes one.
         """
 
     @abc.abstractmethod
@@ -110,35 +143,12 @@ class Plan(abc.ABC, Generic[E]):
             StateError: the state belongs to other data or to another order, or is damaged.
         """
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the random draw of one epoch, made once, at its first use; None if the plan needs none.
-
-        Args:
-            cursor: the start of the epoch. The cursor of a state already holds the draw.
-            held: an earlier result of this method for an epoch that has not begun, or None.
-            seed: seed of the reader. It replaces draws from torch's global generator.
-        """
-        return None
-
     def chosen(self, cursor: Cursor) -> None:
         """Handle a cursor that the user of a reader chose: sets the epoch of another library's sampler."""
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, to be shown to programs. A loaded state is used once.
-
-        Args:
-            cursor: where the reader is, or where it begins next.
-            loaded: whether the cursor is of a loaded state.
-            running: whether the reader is reading.
-        """
-        mark = self.bookmark
-        mark.epoch = cursor.epoch
-        if running and mark.loaded and cursor is mark.cursor:
-            mark.cursor, mark.loaded = cursor.whole(), False
-
 
 class OuterPlan(Plan[E]):
-    """A plan over the epochs, cursors and random draws of an inner plan. Subclasses implement `inner` and `bind`."""
+    """A plan over the epochs and cursors of an inner plan. Subclasses implement `inner` and `bind`."""
 
     @property
     @abc.abstractmethod
@@ -164,17 +174,9 @@ class OuterPlan(Plan[E]):
         """Return the cursor in a state of the inner plan."""
         return self.inner.read(state)
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the random draw of the inner plan's epoch."""
-        return self.inner.draw(cursor, held, seed)
-
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
         self.inner.chosen(cursor)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader with the inner plan."""
-        self.inner.show(cursor, loaded=loaded, running=running)
 
 
 class PlanReader(Generic[E]):
@@ -188,13 +190,13 @@ class PlanReader(Generic[E]):
         self.plan = plan
         self._seed = seed
         self.run: E | None = None
-        self._run_entropy: Any = None
+        self._run_draws = Draws(seed)
         # Where the next epoch plan begins, if that was chosen; and whether a loaded state or the bookmark chose it.
         self._next: Cursor | None = None
         self._loaded = False
         self._requested = False
-        # The random draw of the next epoch plan, if it was needed already.
-        self._entropy: Any = None
+        # The random draw of the next epoch plan.
+        self._draws = Draws(seed)
         # The version of the bookmark that was followed.
         self._followed = -1
         self.attached = False
@@ -203,7 +205,7 @@ class PlanReader(Generic[E]):
     def __getstate__(self) -> dict[str, Any]:
         # The current epoch plan stays in this process. A copy begins at that epoch's start, or at the chosen position.
         upcoming = self.run.start if self._next is None and self.run is not None else self._next
-        rest = {"run": None, "_run_entropy": None, "_entropy": None, "attached": False}
+        rest = {"run": None, "_run_draws": Draws(self._seed), "_draws": Draws(self._seed), "attached": False}
         return self.__dict__ | rest | {"_next": upcoming}
 
     @property
@@ -253,8 +255,9 @@ class PlanReader(Generic[E]):
         """Begin the next run at a cursor. This replaces what the bookmark says."""
         self._choose(cursor, loaded=loaded)
         self.plan.chosen(cursor)
-        self.plan.show(cursor, loaded=loaded, running=False)
-        self._followed = self.plan.bookmark.version
+        mark = self.plan.bookmark
+        mark.show(cursor, loaded=loaded, running=False)
+        self._followed = mark.version
 
     def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
         """Return where `start` would begin."""
@@ -272,22 +275,21 @@ class PlanReader(Generic[E]):
             delivered: number of units of the last run that were delivered to the consumer.
         """
         cursor = self.next_start(advance=advance, delivered=delivered)
-        entropy = self.plan.draw(cursor, self._entropy, self._seed)
-        run = self.plan.bind(cursor, entropy)
-        self.run, self._run_entropy, self.attached = run, entropy, True
-        self._next, self._loaded, self._requested, self._entropy = None, False, False, None
-        self.plan.show(cursor, loaded=False, running=True)
+        run = self.plan.bind(cursor, self._draws)
+        self.run, self._run_draws, self.attached = run, self._draws, True
+        self._next, self._loaded, self._requested, self._draws = None, False, False, Draws(self._seed)
+        self.plan.bookmark.show(cursor, loaded=False, running=True)
         return run
 
     def undo(self, before: dict[str, Any]) -> None:
         """Undo a `start`, because nothing could be read. ``before`` is a copy of the attributes before it."""
         # Its random draw is not made again.
-        drawn = self._entropy if self.run is before["run"] else self._run_entropy
-        vars(self).update(before, _entropy=drawn)
+        draws = self._draws if self.run is before["run"] else self._run_draws
+        vars(self).update(before, _draws=draws)
         # If the bookmark had a loaded state, the start has used it up there.
         self._requested = self._requested and not self._loaded
         if self._next is not None:
-            self.plan.show(self._next, loaded=self._loaded, running=False)
+            self.plan.bookmark.show(self._next, loaded=self._loaded, running=False)
 
     def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
@@ -311,29 +313,26 @@ class PlanReader(Generic[E]):
         assert self.run is not None
         if self._next is None:
             self._choose(self.run.after(delivered) if advance else self.run.start)
-            self.plan.show(self._upcoming(), loaded=False, running=False)
-        self.run, self._run_entropy, self.attached = None, None, False
+            self.plan.bookmark.show(self._upcoming(), loaded=False, running=False)
+        self.run, self._run_draws, self.attached = None, Draws(self._seed), False
 
     def peek(self) -> E:
         """Return the current run, or else the next one without beginning it."""
         if self.current and self.run is not None:
             return self.run
-        cursor = self._upcoming()
-        self._entropy = self.plan.draw(cursor, self._entropy, self._seed)
-        return self.plan.bind(cursor, self._entropy)
+        return self.plan.bind(self._upcoming(), self._draws)
 
     def preview(self) -> E:
         """Return a copy of the next run with a separate random draw, which does not affect the draw of the run."""
-        cursor = self._upcoming()
-        return self.plan.bind(cursor, self.plan.draw(cursor, None, self._seed))
+        return self.plan.bind(self._upcoming(), Draws(self._seed))
 
     def whole(self) -> E:
         """Return the whole epoch of the current or next run, from its start."""
         if self.current and self.run is not None:
-            return self.plan.bind(self.run.start, self._run_entropy)
+            return self.plan.bind(self.run.start, self._run_draws.again())
         cursor = self._upcoming()
-        self._entropy = self.plan.draw(cursor, self._entropy, self._seed)
-        return self.plan.bind(cursor.whole(), self._entropy)
+        self.plan.bind(cursor, self._draws)  # makes the draw, which the start of the epoch does not hold
+        return self.plan.bind(cursor.whole(), self._draws.again())
 
     def cursor(self, count: int) -> Cursor:
         """Return the cursor after ``count`` delivered units of the current run; else the start of the next run."""

@@ -29,7 +29,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import EpochPlan, RankPartition
-from penstock.plan.reader import Bookmark, Plan
+from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared import SharedIntegers
 from penstock.wording import counted
 
@@ -365,7 +365,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Epoch plans of readers in this process."""
         self.running = False
         """Whether a reader is reading the place in `shown`."""
-        self.bookmark = Bookmark()
+        self.bookmark = _ShareBookmark(self)
         # Whether a state was loaded and no reader has begun since.
         self._loaded = False
 
@@ -623,7 +623,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Seed of the samples' generators."""
         return self.seed
 
-    def bind(self, cursor: Cursor, entropy: Any) -> ShareEpoch:
+    def bind(self, cursor: Cursor, draws: Draws) -> ShareEpoch:
         """Return the share of an epoch from the cursor on."""
         # Raises if a process group that was made later disagrees.
         _ = self.world
@@ -747,6 +747,18 @@ def _excluded(rows: Any, of: int) -> ExcludedRows:
     from penstock.plan.exclusion import ExcludedRows
 
     return ExcludedRows.of(rows, of)
+
+
+class _ShareBookmark(Bookmark):
+    """The bookmark of a share, whose plan shows the positions of readers to programs and workers."""
+
+    def __init__(self, plan: SharePlan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader."""
+        self._plan.show(cursor, loaded=loaded, running=running)
 
 
 class EpochRows:

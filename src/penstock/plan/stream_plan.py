@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.plan.cursor import Cursor, State, read_int, read_mapping
-from penstock.plan.reader import Bookmark, Plan
+from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared_epoch import SharedEpoch
 
 if TYPE_CHECKING:
@@ -72,10 +72,11 @@ class StreamBookmark(Bookmark):
         if self.loaded:
             self.cursor, self.loaded = StreamStart(epoch=self.cursor.epoch), False
 
-    def begin(self, epoch: int) -> None:
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Show the epoch that a loader begins, which uses up a loaded state."""
-        self.leave()
-        self._epochs.show(epoch)
+        if running:
+            self.leave()
+            self._epochs.show(cursor.epoch)
 
 
 class StreamPlan(Plan[StreamStart]):
@@ -89,14 +90,9 @@ class StreamPlan(Plan[StreamStart]):
         """Where readers begin next."""
         return self._dataset.bookmark
 
-    def bind(self, cursor: Cursor, entropy: Any) -> StreamStart:
+    def bind(self, cursor: Cursor, draws: Draws) -> StreamStart:
         """Return the opening of the cursor's epoch."""
         return cursor if isinstance(cursor, StreamStart) else StreamStart(epoch=cursor.epoch)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Show the epoch that a loader begins, which uses up a loaded state."""
-        if running:
-            self.bookmark.begin(cursor.epoch)
 
     def read(self, state: Mapping[str, Any]) -> StreamStart:
         """Return the opening in a state.
@@ -126,6 +122,3 @@ class UserEpochs(StreamPlan):
     def chosen(self, cursor: Cursor) -> None:
         """Set an epoch that the user chose."""
         self._dataset.set_epoch(cursor.epoch)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Do nothing: workers set the epoch on their copies."""

@@ -12,7 +12,7 @@ from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, batched
 from penstock.plan.iteration import CountedIterator
-from penstock.plan.reader import OuterPlan
+from penstock.plan.reader import Draws, OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
@@ -91,9 +91,9 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         """
         self.inner.load_state_dict(state)
 
-    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
-        return batched(self.inner.bind(cursor, entropy), self.source.batch_size, self.source.drop_last)
+        return batched(self.inner.bind(cursor, draws), self.source.batch_size, self.source.drop_last)
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
         if isinstance(self.inner, ExternalSampler):

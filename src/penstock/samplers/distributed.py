@@ -16,6 +16,7 @@ from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
+from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, order_kind
@@ -137,7 +138,7 @@ class DistributedSampler(EpochSampler, _Torch):
         """Seed of the samples' generators; None for torch's orders, which follow torch's rules throughout."""
         return self.seed if isinstance(self.shuffle, str) else None
 
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's share of the rest of the cursor's epoch."""
         n, epoch = len(self.dataset), cursor.epoch
         make = partial(self._order, n, epoch)

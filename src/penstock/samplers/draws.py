@@ -21,6 +21,7 @@ from penstock.errors import StateError
 from penstock.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import Cursor, State, read_int
+from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 
 __all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "check_entropy", "decode_generator", "scale"]
@@ -175,19 +176,23 @@ class DrawingSampler(EpochSampler):
     generator: torch.Generator | None
     at_once: ClassVar[bool] = False
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
-        """Return the draw of one epoch."""
-        at_once, seeded = self.at_once, seed is not None and self.generator is None
+    def _draw(self, cursor: Cursor, draws: Draws) -> Draw:
+        """Return the draw of one epoch: the one that was made, if it is still of this epoch, else a new one."""
+        held, seed, at_once = draws.held, draws.seed, self.at_once
+        seeded = seed is not None and self.generator is None
         generator = torch.default_generator if self.generator is None and at_once else self.generator
-        if isinstance(held, Draw) and held.fits(cursor, seed) and (held.given is generator or (seeded and at_once)):
+        if isinstance(held, Draw) and (
+            draws.fixed or (held.fits(cursor, seed) and (held.given is generator or (seeded and at_once)))
+        ):
             return held
         if seed is None or not seeded:
-            return Draw.of(generator, cursor)
-        key = derive_key(seed, cursor.epoch, "draw") >> 1
-        if at_once:
-            return Draw.of(torch.Generator().manual_seed(key), cursor)
-        draw = Draw.of(None, cursor)
-        draw.drawn = key if draw.drawn is None else draw.drawn
+            draw = Draw.of(generator, cursor)
+        elif at_once:
+            draw = Draw.of(torch.Generator().manual_seed(derive_key(seed, cursor.epoch, "draw") >> 1), cursor)
+        else:
+            draw = Draw.of(None, cursor)
+            draw.drawn = derive_key(seed, cursor.epoch, "draw") >> 1 if draw.drawn is None else draw.drawn
+        draws.held = draw
         return draw
 
     def chosen(self, cursor: Cursor) -> None:

@@ -27,7 +27,7 @@ import torch.utils.data
 from penstock.errors import StateError
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
-from penstock.plan.reader import Bookmark
+from penstock.plan.reader import Bookmark, Draws
 from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.wording import counted
@@ -123,7 +123,7 @@ class ExternalSampler(EpochBatchSampler):
             self.items.set_epoch(epoch)
             self._told = epoch
 
-    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches from the cursor on. They are drawn as they are iterated."""
         return _Drawn(self, cursor)
 

@@ -21,7 +21,7 @@ from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
 from penstock.plan.exclusion import check_excluded
-from penstock.plan.reader import Bookmark
+from penstock.plan.reader import Bookmark, Draws
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
@@ -195,16 +195,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, also with the inner sampler."""
-        super().show(cursor, loaded=loaded, running=running)
-        self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
-
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the random draw of the inner sampler's epoch."""
-        return self.inner.draw(self._inner_cursor(cursor), held, seed)
-
-    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         rank, world_size = self._world.get()
         sampler = self.sampler
@@ -215,7 +206,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
                 "and samples would be lost and repeated: use penstock.DistributedSampler, or pass the sampler a seed=, "
                 "or a generator with the same seed on all ranks"
             )
-        inside = self.inner.bind(self._inner_cursor(cursor), entropy)
+        inside = self.inner.bind(_inner_cursor(cursor), draws)
         if self.order != "class":
             return _Grouped(self, inside, cursor.consumed)
         inner = inside.cursor(0)
@@ -252,7 +243,9 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         )
         mark = None if self._excluded is None else self._excluded.mark
         check_excluded(state, mark, of="GroupedBatchSampler")
-        run = self.bind(cursor.whole(), self.draw(cursor, None, None))
+        draws = Draws()
+        self.bind(cursor, draws)  # makes the draw
+        run = self.bind(cursor.whole(), draws.again())
         assert isinstance(run, _Grouped | ClassBatchPlan)
         # Checked only for permutations: if indices repeat, counting the batches would read the whole stream.
         if run.rounds is not None and cursor.consumed > run.total:
@@ -262,10 +255,6 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
                 "start anew without one"
             )
         return cursor
-
-    def _inner_cursor(self, cursor: Cursor) -> Cursor:
-        """Return the cursor of the inner sampler at the start of the epoch."""
-        return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
     @cached_property
     def _digest(self) -> str:
@@ -301,9 +290,19 @@ class _GroupedBookmark(Bookmark):
         elif self.loaded and self.cursor.sampler is inside.cursor and not inside.loaded:
             self.cursor, self.loaded = self.cursor.whole(), False
 
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, also with the sampler inside."""
+        super().show(cursor, loaded=loaded, running=running)
+        self._inner.bookmark.show(_inner_cursor(cursor), loaded=loaded, running=running)
+
     def ignore(self) -> None:
         """Leave out what was written inside, because it came from here."""
         self._followed = self._inner.bookmark.version
+
+
+def _inner_cursor(cursor: Cursor) -> Cursor:
+    """Return the cursor of the inner sampler at the start of the epoch."""
+    return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
 
 class _Grouped(BatchEpochPlan):

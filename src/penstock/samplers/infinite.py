@@ -17,6 +17,7 @@ from penstock.order.permutation import MAX_N, Indices
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, read_int
 from penstock.plan.epoch import EpochPlan
+from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, order_kind
@@ -91,7 +92,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
         """Seed of the samples' generators."""
         return self.seed
 
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's part of the stream from the cursor on.
 
         The whole stream counts as one epoch, with the number of the cursor's epoch.

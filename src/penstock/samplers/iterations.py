@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, RemainingBatches
+from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of
 from penstock.wording import kind_text
@@ -86,13 +87,11 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         """Seed of the samples' generators."""
         return self.inner.key_seed
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> _Draws:
-        """Return the random draws of the batch sampler's epochs."""
-        return held if isinstance(held, _Draws) else _Draws(self.inner, seed)
-
-    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the iterations from the cursor on."""
-        return _Iterations(self, cursor, entropy)
+        if draws.held is None:
+            draws.held = _Epochs(self.inner, draws.seed)
+        return _Iterations(self, cursor, draws.held)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
@@ -111,29 +110,28 @@ class IterationBasedBatchSampler(EpochBatchSampler):
             self.inner.chosen(cursor.sampler)
 
 
-class _Draws:
-    """The random draws of the last few epochs, by the number of the epoch."""
+class _Epochs:
+    """The last few epochs of a batch sampler with their random draws, by the number of the epoch."""
 
     def __init__(self, plan: EpochBatchSampler, seed: int | None) -> None:
         self._plan = plan
         self._seed = seed
-        self._held: dict[int, Any] = {}
+        self._draws: dict[int, Draws] = {}
 
     def bind(self, cursor: Cursor) -> BatchEpochPlan:
         """Return the cursor's epoch of the batch sampler, with the same draw at every call."""
-        found = self._plan.draw(cursor, self._held.get(cursor.epoch), self._seed)
-        self._held[cursor.epoch] = found
-        while len(self._held) > _DRAWS_KEPT:
-            del self._held[next(iter(self._held))]
-        return self._plan.bind(cursor, found)
+        draws = self._draws.setdefault(cursor.epoch, Draws(self._seed))
+        while len(self._draws) > _DRAWS_KEPT:
+            del self._draws[next(iter(self._draws))]
+        return self._plan.bind(cursor, draws)
 
 
 class _Iterations(BatchEpochPlan):
     """The batches of successive epochs. A started epoch is stored while the consumer may need a cursor in it."""
 
-    def __init__(self, sampler: IterationBasedBatchSampler, cursor: Cursor, draws: _Draws) -> None:
+    def __init__(self, sampler: IterationBasedBatchSampler, cursor: Cursor, epochs: _Epochs) -> None:
         self._sampler, self._cursor = sampler, cursor
-        self._bind = draws.bind
+        self._bind = epochs.bind
         self._start = sampler.start_iter if cursor.sampler is None else cursor.consumed
         # Epochs of the batch sampler, each with the number of batches before it.
         self._begun: deque[tuple[int, BatchEpochPlan]] = deque()

@@ -16,7 +16,8 @@ from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.samplers.draws import Draw, DrawingSampler, Uniform
+from penstock.plan.reader import Draws
+from penstock.samplers.draws import DrawingSampler, Uniform
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import order_kind
 
@@ -125,11 +126,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         """Seed of the samples' generators; None for torch's order."""
         return self.seed
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
-        """Return the random draw of an epoch in torch's order; None if the order is a function of (seed, epoch)."""
-        return super().draw(cursor, held, seed) if self._kind == "torch" else None
-
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
         n, count, epoch = len(self.data_source), self.num_samples, cursor.epoch
         if n == 0:
@@ -140,8 +137,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         if self._kind != "torch":
             make = partial(self._order, n, count, epoch)
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
-        draw: Draw = entropy
-        replacement = self.replacement
+        draw, replacement = self._draw(cursor, draws), self.replacement
         run = PartitionedOrder(
             lambda: cast(Order, draw.stream(n, count, replacement)),
             partition,

@@ -11,7 +11,7 @@ import torch.utils.data
 from penstock.order import ORDER_VERSION, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.plan.reader import Bookmark, Plan
+from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, own_order
 
@@ -85,15 +85,10 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         """Where readers begin next."""
         return super().bookmark if self.inner is None else self.inner.bookmark
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader."""
-        show = super().show if self.inner is None else self.inner.show
-        show(cursor, loaded=loaded, running=running)
-
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order from the cursor on."""
         if self.inner is not None:
-            run: EpochPlan = self.inner.bind(cursor, entropy)
+            run: EpochPlan = self.inner.bind(cursor, draws)
             return run
         n = len(self.data_source)
         partition = Partition(n, remainder="uneven", consumed=cursor.consumed)

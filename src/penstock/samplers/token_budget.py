@@ -22,6 +22,7 @@ from penstock.order.token_budget import budget_batches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.exclusion import check_excluded
+from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import SampleLengths, lengths_of
@@ -195,7 +196,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
 
     # As a plan.
 
-    def bind(self, cursor: Cursor, entropy: Any) -> ClassBatchPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> ClassBatchPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         rank, world_size = self._world.get()
         return self._plan(

@@ -19,9 +19,9 @@ import xxhash
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.plan.reader import Bookmark
+from penstock.plan.reader import Bookmark, Draws
 from penstock.samplers.base import EpochSampler
-from penstock.samplers.draws import Draw, DrawingSampler
+from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import TorchOrder
 from penstock.samplers.random import RandomSampler
@@ -48,9 +48,9 @@ class TorchRandom(DrawingSampler):
         """The generator of torch's sampler."""
         return cast("torch.Generator | None", self._sampler.generator)
 
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on. Each rank draws its own."""
-        run = self._ours().bind(cursor, entropy)
+        run = self._ours().bind(cursor, draws)
         run.per_rank = True
         return run
 
@@ -124,7 +124,7 @@ class TorchDistributed(EpochSampler):
         """Set the epoch of torch's sampler."""
         self._sampler.set_epoch(cursor.epoch)
 
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's share of the rest of the cursor's epoch."""
         sampler, epoch = self._sampler, cursor.epoch
         n, seed, shuffle = self._samples, int(sampler.seed), bool(sampler.shuffle)
@@ -182,8 +182,9 @@ class _DrawnAtOnce(DrawingSampler):
         return cast("torch.Generator | None", self._sampler.generator)
 
     def _bind(
-        self, cursor: Cursor, draw: Draw, count: int, make: Callable[[torch.Generator], torch.Tensor]
+        self, cursor: Cursor, draws: Draws, count: int, make: Callable[[torch.Generator], torch.Tensor]
     ) -> EpochPlan:
+        draw = self._draw(cursor, draws)
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
 
         def entropy() -> State:
@@ -225,14 +226,14 @@ class _DrawnAtOnce(DrawingSampler):
 class TorchSubset(_DrawnAtOnce):
     """The plan of ``torch.utils.data.SubsetRandomSampler``."""
 
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
         indices: Any = self._sampler.indices
 
         def make(generator: torch.Generator) -> torch.Tensor:
             return torch.as_tensor(indices)[torch.randperm(len(indices), generator=generator)]
 
-        return self._bind(cursor, entropy, len(indices), make)
+        return self._bind(cursor, draws, len(indices), make)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
@@ -252,7 +253,7 @@ class TorchSubset(_DrawnAtOnce):
 class TorchWeighted(_DrawnAtOnce):
     """The plan of ``torch.utils.data.WeightedRandomSampler``."""
 
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the draws of the cursor's epoch, from the cursor on."""
         sampler = self._sampler
 
@@ -260,7 +261,7 @@ class TorchWeighted(_DrawnAtOnce):
             drawn = torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=generator)
             return drawn.cpu()
 
-        return self._bind(cursor, entropy, int(sampler.num_samples), make)
+        return self._bind(cursor, draws, int(sampler.num_samples), make)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""

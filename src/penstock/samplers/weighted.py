@@ -22,7 +22,8 @@ from penstock.order import ORDER_VERSION, Order, Partition
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
-from penstock.samplers.draws import Draw, DrawingSampler, scale
+from penstock.plan.reader import Draws
+from penstock.samplers.draws import DrawingSampler, scale
 
 __all__ = ["WeightedRandomSampler", "weights_digest"]
 
@@ -119,11 +120,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         """Seed of the samples' generators; None without a seed."""
         return self.seed
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
-        """Return the random draw of one epoch; None with a seed."""
-        return super().draw(cursor, held, seed) if self.seed is None else None
-
-    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the draws of the cursor's epoch, from the cursor on."""
         partition = Partition(self.num_samples, remainder="uneven", consumed=cursor.consumed)
         epoch = cursor.epoch
@@ -132,7 +129,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             key = derive_key(self.seed, epoch, "weighted")
             make = partial(self._order, key)
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=None)
-        draw: Draw = entropy
+        draw = self._draw(cursor, draws)
         return PartitionedOrder(
             lambda: self._order(derive_key(draw.key(), 0, "weighted")),
             partition,

@@ -29,6 +29,7 @@ from penstock.order.permutation import Indices
 from penstock.order.windows import WindowOrder, window_span
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
 from penstock.plan.epoch import ForwardEpoch
+from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.shards.arrivals import Arrivals, Need
@@ -410,7 +411,7 @@ class WindowPlan(SharePlan):
         if self.shown.samples != _UNKNOWN:
             super().prepare()
 
-    def bind(self, cursor: Cursor, entropy: Any) -> Any:
+    def bind(self, cursor: Cursor, draws: Draws) -> Any:
         """Return an epoch starting at a cursor: in windows if it began in windows, or if shards are not counted."""
         if isinstance(cursor, ShareCursor):
             self.windows_until = max(self.windows_until, cursor.changes.get("windows", 0))
@@ -419,7 +420,7 @@ class WindowPlan(SharePlan):
                 # A run that never stopped would have counted all shards by now, and informed the other ranks.
                 self._count_all()
             if self._place(cursor).samples != _UNKNOWN:
-                return super().bind(cursor, entropy)
+                return super().bind(cursor, draws)
             cursor = self.cursor_at(cursor.epoch, 0, 0, 0)
         self._counting = cursor.epoch
         return WindowEpoch(self, cursor)
