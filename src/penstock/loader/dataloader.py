@@ -539,7 +539,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
                 # The whole epoch; it starts at the iterator's first batch.
                 left = _length(progress.run)
-                done = 0 if length is None or left is None else length - left + len(progress.ahead)
+                done = 0 if length is None or left is None else length - left + progress.count + len(progress.ahead)
                 bar = Bar(statistics, length, done)
             iterator = DataLoaderIter(
                 window,

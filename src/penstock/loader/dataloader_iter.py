@@ -69,10 +69,10 @@ class Progress:
         self.held_by: weakref.ref[Any] | None = None
         """The iterator. The loader itself does not keep it alive."""
         self.delivered_before = ahead
-        self._skipped = sorted(ahead)
+        self._close_gap()
+        # The number of the first requested batch, and those after it that are not requested.
+        self._first, self._left_out = self.count, sorted(self.ahead)
         self._advance = advance
-        if ahead:
-            self._close_gap()
 
     def is_held(self) -> bool:
         """Return whether the iterator still exists, so that its consumer may continue."""
@@ -81,11 +81,12 @@ class Progress:
     def delivered(self, number: int) -> None:
         """Record the delivery of a batch, by its number among the requested ones."""
         self.num_delivered += 1
-        if number == self.count and not self._skipped and not self.ahead:
+        number += self._first
+        if number == self.count and not self._left_out and not self.ahead:
             self.count += 1
         else:
-            for skipped in self._skipped:
-                number += skipped <= number
+            for other in self._left_out:
+                number += other <= number
             self.ahead.add(number)
             self._close_gap()
         if self._advance is not None:

@@ -10,8 +10,8 @@ received, never on prefetched ones.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
@@ -23,8 +23,8 @@ from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.user_state import UserStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, EpochPlan, RemainingBatches, length_of
-from penstock.plan.reader import PlanReader
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan, batched, length_of
+from penstock.plan.reader import Plan, PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
 from penstock.plan.stream_plan import EpochStart, StreamPlan, UserEpochs
@@ -81,15 +81,13 @@ class Position:
         nobody counts the epochs of a user's stream.
         """
         if plan is not None:
-            self._reader = PlanReader(plan, seed=seed)
+            self._reader = PlanReader(_unwrapped(plan), seed=seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
         self._progress: Progress | None = None
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
         self._ahead: frozenset[int] = frozenset()
-        # Number of batches that the next iterator leaves out.
-        self._skipped = 0
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style dataset, also inside one of our iterable ones."""
         self._own = own_order(self.samples)
@@ -111,8 +109,7 @@ class Position:
             self._reader = other._reader.over(UserEpochs(self.dataset) if self._reader is None else self._reader.plan)
         if self._under is not None and other._under is not None:
             self._under = other._under.over(self._under.plan)
-        self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
-        self._job = other._job
+        self._base_seed, self._ahead, self._job = other._base_seed, other._ahead, other._job
 
     @property
     def rank(self) -> int:
@@ -155,7 +152,7 @@ class Position:
             self._under.set_epoch(epoch)
         self._reader.set_epoch(epoch if self.plan is not None else checked_epoch(epoch))
         if epoch != before:
-            self._ahead, self._skipped = frozenset(), 0
+            self._ahead = frozenset()
 
     def _count_epochs(self) -> PlanReader[Any]:
         """Return a reader of the epochs of a user's stream."""
@@ -180,13 +177,12 @@ class Position:
         the one after these batches. A stream without one of our plans cannot skip batches; its next iterator yields the
         whole epoch, and a loaded state is dropped.
         """
-        self._progress, self._ahead = None, frozenset()
+        self._progress, self._ahead = None, frozenset(range(batches))
         if self.plan is None:
             self.states = self.states.load(None)
-        else:
-            self._skipped = batches
+            self._ahead = frozenset()
         if self._reader is not None:
-            self._reader.choose(Cursor(epoch=self._reader.epoch))
+            self._reader.choose(Cursor(epoch=self._reader.epoch), loaded=True)
 
     def skip_batches(self, batches: int) -> None:
         """Leave out the next ``batches`` batches that the consumer has not received.
@@ -199,8 +195,7 @@ class Position:
             raise ConfigError("a stream cannot skip batches by their number: skip them in the training loop")
         (progress, job), running = self._present(), self.running
         assert progress.run is not None
-        run, end = _whole(progress.run), _at(progress.run, progress.count)
-        ahead = sorted(_at(progress.run, number) for number in progress.ahead)
+        run, end, ahead = progress.run, progress.count, sorted(progress.ahead)
         left = length_of(run) - end - len(ahead)
         if not 0 <= batches <= left:
             raise ConfigError(f"epoch {run.epoch} has {left} batches left: skip takes 0 to {left}, got {batches}")
@@ -221,7 +216,7 @@ class Position:
             self._under.choose(self._under.cursor(0), loaded=True)
         self._reader.choose(cursor, loaded=True)
         self._ahead = frozenset(number - end for number in ahead if number >= end)
-        self._progress, self._skipped, self._job = None, 0, job
+        self._progress, self._job = None, job
 
     # Iteration.
 
@@ -261,7 +256,7 @@ class Position:
         """
         if self._reader is None or self.plan is None or not self.seeded:
             return base_seed
-        start = self._reader.next_start(advance=self._advances, delivered=_delivered(self._progress))
+        start = self._reader.next_start(advance=self._advances, delivered=self._delivered)
         seed = self._seed if self._seed is not None else self.plan.key_seed
         assert seed is not None
         return mix(_WORKERS, seed, self.rank, start.epoch, start.consumed) >> 1
@@ -296,31 +291,38 @@ class Position:
                 self.states = self.states.leave()
         if self._under is not None:
             self._under.start(advance=self.seeded)
-        run: Any = None if reader is None else reader.start(advance=self._advances, delivered=_delivered(before))
+        run: Any = None if reader is None else reader.start(advance=self._advances, delivered=self._delivered)
         if self.plan is None:
             self._progress = Progress(None, base_seed)
         else:
-            if before is not None and before.num_delivered:
-                self._epoch_delivered = _epoch(before)
+            if before is not None and before.run is not None and before.num_delivered:
+                self._epoch_delivered = before.run.epoch
             if run.epoch == self._epoch_delivered and not self._warned:
                 self._warn_of_same_epoch()
             self._progress, self._job = self._beginning(run, base_seed)
         self._progress.reader = reader
-        self._skipped, self._ahead = 0, frozenset()
+        self._ahead = frozenset()
         return self._progress
 
-    def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
-        """Return the progress of a new iterator over an epoch plan, and the job's layouts until then.
+    def _batches(self, run: Any) -> BatchEpochPlan:
+        """Return the batches of an epoch plan of the reader."""
+        plan = self.plan
+        if not isinstance(plan, BatchSampler):
+            return cast(BatchEpochPlan, run)
+        # Programs may assign other settings to torch's batch sampler.
+        return batched(run, plan.source.batch_size, plan.source.drop_last)
 
-        The iterator leaves out skipped batches and those already delivered ahead of others.
+    def _beginning(self, run: Any, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
+        """Return the progress of a new iterator over an epoch plan of the reader, and the job's layouts until then.
+
+        The iterator leaves out batches that were skipped, or delivered ahead of others.
         """
-        left = RemainingBatches(run, self._skipped) if self._skipped else run
-        job = None if self._job is None else _followed(self._job, run)
-        own, plan, skipped = self._own, self.plan, self._skipped
+        batches, own, plan = self._batches(run), self._own, self.plan
+        job = None if self._job is None else _followed(self._job, batches)
         if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
-            return Progress(left, base_seed, self._ahead), job
+            return Progress(batches, base_seed, self._ahead), job
         advance, size = own.advance, plan.batch_size
-        return Progress(left, base_seed, self._ahead, lambda n: advance(run.place, (skipped + n) * size)), job
+        return Progress(batches, base_seed, self._ahead, lambda count: advance(run.place, count * size)), job
 
     def _present(self) -> tuple[Progress, Layouts | None]:
         """Return the progress of the running or else the next iterator, and the job's layouts."""
@@ -355,12 +357,18 @@ class Position:
         # A request during the iteration for its own epoch changes nothing.
         self.continues(progress)
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
-            self._progress, self._epoch_delivered = None, _epoch(progress)
+            delivered = self._delivered
+            self._progress, self._epoch_delivered = None, None if progress.run is None else progress.run.epoch
             self.states.finish(fresh=fresh())
             if self._under is not None:
                 self._under.finish(advance=self.seeded)
             if self._reader is not None:
-                self._reader.finish(advance=self._advances, delivered=_delivered(progress))
+                self._reader.finish(advance=self._advances, delivered=delivered)
+
+    @property
+    def _delivered(self) -> int:
+        """Number of batches of the current epoch that were delivered or left out."""
+        return 0 if self._progress is None else self._progress.count
 
     @property
     def _advances(self) -> bool:
@@ -405,8 +413,7 @@ class Position:
     def whole(self) -> BatchEpochPlan:
         """Return all batches of the current or next epoch."""
         assert self._reader is not None
-        whole: BatchEpochPlan = self._reader.whole()
-        return whole
+        return self._batches(self._reader.whole())
 
     def _read_layouts(self, state: Mapping[str, Any]) -> Layouts:
         """Return the layouts in a state."""
@@ -431,11 +438,13 @@ class Position:
         else:
             here, job = self._present()
             assert here.run is not None
-            at = _at(here.run, here.count)
             state["sampler"] = here.run.cursor(here.count).state()
-            state.update(self._overtaking(_at(here.run, number) - at for number in here.ahead))
+            if here.ahead:
+                # Numbers relative to the first gap. They are valid for this rank and batch size only.
+                state["ahead"] = sorted(number - here.count for number in here.ahead)
+                state |= {"world": list(distributed.current()), "batch_size": self._layout["batch_size"]}
             if job is not None:
-                state.update(job.state(at))
+                state.update(job.state(here.count))
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
         if not self.seeded:
@@ -445,14 +454,6 @@ class Position:
         if (workers := (self.states.leave() if left else self.states).state()) is not None:
             state["workers"] = workers
         return state
-
-    def _overtaking(self, ahead: Iterable[int]) -> State:
-        """Return the numbers of batches delivered out of order, relative to the first gap, as part of a state.
-
-        They are valid for this rank and batch size only.
-        """
-        numbers, size = sorted(ahead), self._layout["batch_size"]
-        return {"ahead": numbers, "world": list(distributed.current()), "batch_size": size} if numbers else {}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """See `DataLoader.load_state_dict`."""
@@ -489,8 +490,7 @@ class Position:
             reader.choose(cursor, loaded=True)
         if self._under is not None and under is not None:
             self._under.choose(under, loaded=True)
-        self.states, self._ahead, self._skipped, self._job = states, ahead, 0, job
-        self._base_seed = base_seed
+        self.states, self._ahead, self._job, self._base_seed = states, ahead, job, base_seed
         self._progress = self._epoch_delivered = None
 
     def check(self, state: Mapping[str, Any]) -> None:
@@ -522,6 +522,11 @@ class Position:
 def base_seed_after(base_seed: int) -> int:
     """Return the base seed of the next iterator of persistent workers. torch draws one for all of them."""
     return mix(base_seed, 1) >> 1
+
+
+def _unwrapped(plan: EpochBatchSampler) -> Plan[Any]:
+    """Return the plan inside a batch sampler, whose samples become batches here; another plan as it is."""
+    return plan.inner if isinstance(plan, BatchSampler) else plan
 
 
 def _endless() -> Iterator[BatchRequest]:
@@ -562,25 +567,6 @@ def _followed(job: Layouts, run: BatchEpochPlan) -> Layouts:
     """Return a job's layouts until an epoch plan starts."""
     share = run.rank_partition
     return job if share is None else job.followed(share)
-
-
-def _epoch(progress: Progress) -> int | None:
-    return None if progress.run is None else progress.run.epoch
-
-
-def _delivered(progress: Progress | None) -> int:
-    """Return the number of batches of an epoch plan that were delivered or left out."""
-    return 0 if progress is None else progress.count if progress.run is None else _at(progress.run, progress.count)
-
-
-def _at(run: BatchEpochPlan, count: int) -> int:
-    """Return the number, in the epoch plan, of the batch after the first ``count`` of an iterator."""
-    return run.skipped + count if isinstance(run, RemainingBatches) else count
-
-
-def _whole(run: BatchEpochPlan) -> BatchEpochPlan:
-    """Return the epoch plan of an iterator, including the batches left out."""
-    return run.whole if isinstance(run, RemainingBatches) else run
 
 
 def _length(run: BatchEpochPlan) -> int:

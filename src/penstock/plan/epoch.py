@@ -31,7 +31,6 @@ __all__ = [
     "ForwardEpoch",
     "PartitionedOrder",
     "RankPartition",
-    "RemainingBatches",
     "batched",
     "length_of",
 ]
@@ -122,7 +121,7 @@ class _OneEpoch(abc.ABC):
         return Cursor(epoch=self.epoch)
 
     def after(self, count: int) -> Cursor:
-        """Return the start of the next epoch of a consumer that has received the first ``count`` samples or batches."""
+        """Return the start of the next epoch of a consumer that has received the first ``count`` batches."""
         return Cursor(epoch=self.epoch + 1)
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
@@ -165,10 +164,7 @@ class BatchEpochPlan(_OneEpoch):
 
     Attributes:
         seed, epoch: as in `EpochPlan`.
-        first_batch: number of the first batch in this rank's epoch.
     """
-
-    first_batch: int = 0
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Batch]:
@@ -258,14 +254,14 @@ class _Batches(BatchEpochPlan):
         return None if share is None else share._replace(batch_size=self._batch_size, drop_last=self._drop_last)
 
     def cursor(self, count: int) -> Cursor:
-        return self._samples.cursor(min(count * self._batch_size, length_of(self._samples)))
+        return self._samples.cursor(count * self._batch_size)
 
     @property
     def start(self) -> Cursor:
         return self._samples.start
 
     def after(self, count: int) -> Cursor:
-        return self._samples.after(count * self._batch_size)
+        return self._samples.after(count)
 
     def exhaust(self) -> None:
         self._samples.exhaust()
@@ -362,42 +358,6 @@ class PartitionedOrder(EpochPlan):
         """Record that the plan was read to its end."""
         if self._exhaust is not None:
             self._exhaust()
-
-
-class RemainingBatches(BatchEpochPlan):
-    """A batch epoch plan without its first batches. Their indices are drawn and dropped.
-
-    Args:
-        whole: the plan with all batches.
-        skipped: number of first batches to leave out.
-    """
-
-    def __init__(self, whole: BatchEpochPlan, skipped: int) -> None:
-        self.whole, self.skipped = whole, skipped
-        self.first_batch = whole.first_batch + skipped
-        self.seed, self.epoch = whole.seed, whole.epoch
-        self.per_rank, self.one_by_one = whole.per_rank, whole.one_by_one
-
-    @property
-    def place(self) -> Any:
-        """The position of the dataset."""
-        return self.whole.place
-
-    @property
-    def rank_partition(self) -> RankPartition | None:
-        return self.whole.rank_partition
-
-    def __len__(self) -> int:
-        return max(0, len(self.whole) - self.skipped)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return itertools.islice(self.whole, self.skipped, None)
-
-    def cursor(self, count: int) -> Cursor:
-        return self.whole.cursor(count + self.skipped)
-
-    def exhaust(self) -> None:
-        self.whole.exhaust()
 
 
 def length_of(plan: EpochPlan | ForwardEpoch | BatchEpochPlan) -> int:

@@ -181,7 +181,6 @@ class _Drawn(BatchEpochPlan):
         self._unit = "batch" if face is None else "sample"
         self._identity = plan._identity()
         self.epoch = cursor.epoch
-        self.first_batch = cursor.consumed // (self._size or 1)
         self._begun: ReplayPoint | None = None
         self._marks: deque[_Mark] = deque(maxlen=_KEPT_STATES)
         # Batches drawn here, and the units of the epoch consumed with them.

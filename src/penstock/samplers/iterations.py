@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, RemainingBatches
+from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of
@@ -156,19 +157,19 @@ class _Iterations(BatchEpochPlan):
         if not left and self._cursor.sampler is None:
             return
         run, skip = self._locate()
-        if skip:
-            run = RemainingBatches(run, skip) if run.one_by_one else self._bind(run.cursor(skip))
+        if skip and not run.one_by_one:
+            run, skip = self._bind(run.cursor(skip)), 0
         if not left:
             run.exhaust()  # resumed at the end
             return
         while True:
-            self._begun.append((done, run))
+            self._begun.append((done - skip, run))
             while len(self._begun) > 1 and self._begun[1][0] < done - _LAG:
                 self._begun.popleft()
             # These follow the current inner plan.
             self.one_by_one, self.per_rank = run.one_by_one, run.per_rank
             before, shift = done, (run.epoch - self.epoch) % _EPOCHS << _EPOCH_SHIFT
-            for indices, positions in run:
+            for indices, positions in itertools.islice(run, skip, None):
                 done += 1
                 yield indices, positions + shift
                 if done == left:
@@ -177,7 +178,7 @@ class _Iterations(BatchEpochPlan):
             empty = empty + 1 if done == before else 0
             if empty > _EMPTY_EPOCHS:
                 raise SamplerError(f"{empty} epochs of the batch sampler in a row yielded no batch")
-            run = self._bind(Cursor(epoch=run.epoch + 1))
+            run, skip = self._bind(Cursor(epoch=run.epoch + 1)), 0
 
     def cursor(self, count: int) -> Cursor:
         found = self._epoch_of(count)
