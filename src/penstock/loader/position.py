@@ -124,7 +124,9 @@ class Position:
     @property
     def seeded(self) -> bool:
         """Whether order and samples follow from a seed of the loader or its sampler."""
-        return self._seed is not None or (self.plan is not None and self.plan.key_seed is not None)
+        if self._seed is not None:
+            return True
+        return self.plan is not None and self._reader is not None and self._reader.plan.key_seed is not None
 
     @property
     def epoch(self) -> int:
@@ -373,7 +375,7 @@ class Position:
     @property
     def _advances(self) -> bool:
         """Whether the next epoch follows by itself. Streams are not read again."""
-        return self.plan is None or (self.seeded and self.plan.advances)
+        return self.plan is None or self._reader is None or (self.seeded and self._reader.plan.advances)
 
     def _warn_of_same_epoch(self) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""

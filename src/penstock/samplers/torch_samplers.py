@@ -16,14 +16,13 @@ import torch
 import torch.utils.data
 import xxhash
 
-from penstock.order import ORDER_VERSION, Order, Partition, make_order
+from penstock.order import Order, Partition
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Bookmark, Draws
 from penstock.samplers.base import EpochSampler
+from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
-from penstock.samplers.identity import data_identity
-from penstock.samplers.orders import TorchOrder
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.weighted import weights_digest
@@ -126,39 +125,18 @@ class TorchDistributed(EpochSampler):
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's share of the rest of the cursor's epoch."""
-        sampler, epoch = self._sampler, cursor.epoch
-        n, seed, shuffle = self._samples, int(sampler.seed), bool(sampler.shuffle)
-        partition = Partition(
-            n,
-            int(sampler.num_replicas),
-            int(sampler.rank),
-            remainder="drop" if sampler.drop_last else "pad",
-            consumed=cursor.consumed,
-        )
-
-        def make() -> Order:
-            return TorchOrder(n, seed, epoch) if shuffle else make_order("none", n)
-
-        return PartitionedOrder(make, partition, partial(dict, self._identity()), seed=None, epoch=epoch)
+        return self._ours().bind(cursor, draws)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
-        return Cursor.read(state, of="DistributedSampler", plan=self._identity(), most=self._samples)
+        return self._ours().read(state)
 
-    @property
-    def _samples(self) -> int:
-        return len(cast(Any, self._sampler.dataset))
-
-    def _identity(self) -> State:
-        return {
-            "order_version": ORDER_VERSION,
-            "shuffle": "torch" if self._sampler.shuffle else "none",
-            **data_identity(self._sampler.dataset, self._samples),
-            "seed": int(self._sampler.seed),
-        }
-
-
-_Make = Callable[[torch.Generator], torch.Tensor]
+    def _ours(self) -> DistributedSampler:
+        """Return our sampler with torch's attributes: programs assign them."""
+        given = self._sampler
+        return DistributedSampler(
+            cast(Sized, given.dataset), given.num_replicas, given.rank, bool(given.shuffle), given.seed, given.drop_last
+        )
 
 
 class _DrawnAtOnce(DrawingSampler):
