@@ -20,6 +20,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -257,13 +258,10 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._workers.config.kind == "process":
             # Unsupported settings are reported now, not at the first iter().
             self._workers.check()
-        self._base_seed: int | None = None
-        self._passes: list[weakref.ref[DataLoaderIter]] = []
+        self._iterators: weakref.WeakSet[DataLoaderIter] = weakref.WeakSet()
         self._starts = threading.RLock()
         self._assigned = False
         """Whether a setting was assigned since the last `iter()`."""
-        self._world = distributed.World(0, 1)
-        """The ranks among which the splitting was checked."""
 
     # Settings.
 
@@ -372,13 +370,12 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads, workers and a running iterator belong to this process.
-        private = dict.fromkeys(("_workers", "_starts", "_iterator", "_tuner", "_base_seed"))
-        return {**self.__dict__, **private, "_passes": []}
+        return {**self.__dict__, **dict.fromkeys(("_workers", "_starts", "_iterator", "_iterators", "_tuner"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.__dict__["_starts"] = threading.RLock()
-        self.__dict__["_workers"] = self._new_workers(self._config)
+        self._iterators, self._starts = weakref.WeakSet(), threading.RLock()
+        self._workers = self._new_workers(self._config)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -488,9 +485,8 @@ class DataLoader(TorchDataLoader[T_co]):
             self._follow_tuner()
         workers, position = self._workers, self.pipeline.position
         config, states, statistics, log = workers.config, position.states, self._statistics, self._log
-        if config.split is None and not self.pipeline.is_split and (world := distributed.current()) != self._world:
-            check_split(self, position.plan, chosen=self._has_chosen_sampler)
-            self._world = world
+        if config.split is None and not self.pipeline.is_split and (ranks := distributed.current().world_size) > 1:
+            check_split(self, position.plan, ranks=ranks, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
@@ -502,16 +498,19 @@ class DataLoader(TorchDataLoader[T_co]):
             from penstock.loader.device import CopiesAhead, copier_of
 
             copier = copier_of(config.device)
-        kept = workers.kept and not states.resumes
-        base_seed, began = position.base_seed(self._draw_base_seed), time.perf_counter()
+
+        # Nothing has moved yet when the workers start, which may fail.
+        kept, began = workers.kept and not states.resumes, time.perf_counter()
+        base_seed = position.base_seed(self._draw_base_seed)
         if self.num_workers:
             base_seed = position.seed_of_workers(base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
         workers.prepare(worker_seed, anew=states.resumes)
+
         saved = position.saved()
         try:
             progress = position.start(base_seed)
-            self._base_seed = progress.base_seed
+            workers.base_seed = base_seed
             states = position.states = position.states.begin(fresh=config.forks_workers and not kept)
             states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
             if states.resumed and position.plan is None and (resumed := states.repeated):
@@ -524,12 +523,17 @@ class DataLoader(TorchDataLoader[T_co]):
             window = workers.window(requests, position.stream_epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
                 self._iterator = _PersistentIterator(workers)  # type: ignore[assignment]
+
             statistics.begin(config)
             if log is not None:
                 log.begin()
-            length = None
-            if position.plan is not None and (self.progress or self._tuner is not None):
-                length = _length(position.whole())
+            # Batches of the whole epoch, and of these the ones before this iterator's first one.
+            length, done = None, 0
+            if progress.run is not None and (self.progress or self._tuner is not None):
+                # Endless samplers have no length, nor have shards that are not counted yet.
+                with suppress(TypeError):
+                    length = len(position.whole())
+                    done = length - len(progress.run) + progress.count + len(progress.ahead)
             if self._tuner is not None and self._tuner.chosen is None:
                 self._tuner.begin(window, began, length)
             bar: Bar | None = None
@@ -537,10 +541,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 # Imported only for progress=True.
                 from penstock.loader.bar import Bar
 
-                # The whole epoch; it starts at the iterator's first batch.
-                left = _length(progress.run)
-                done = 0 if length is None or left is None else length - left + progress.count + len(progress.ahead)
                 bar = Bar(statistics, length, done)
+
             iterator = DataLoaderIter(
                 window,
                 progress,
@@ -559,7 +561,7 @@ class DataLoader(TorchDataLoader[T_co]):
             )
             progress.held_by = weakref.ref(iterator)
             iterator.renewed = partial(self._replacement, progress)
-            self._passes = [*[held for held in self._passes if held() is not None], weakref.ref(iterator)]
+            self._iterators.add(iterator)
             return iterator
         except BaseException:
             # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
@@ -576,9 +578,9 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _draw_base_seed(self) -> int:
         """Draw torch's base seed: one per iterator, before the sampler draws; only one for persistent workers."""
-        kept = self._workers.kept or (self._tuner is not None and self.persistent_workers)
-        if self._base_seed is not None and kept:
-            return base_seed_after(self._base_seed)
+        last = self._workers.base_seed
+        if last is not None and (self._workers.kept or (self._tuner is not None and self.persistent_workers)):
+            return base_seed_after(last)
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
     def _finished(self, progress: Progress) -> None:
@@ -641,10 +643,9 @@ class DataLoader(TorchDataLoader[T_co]):
         starts new ones.
         """
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
-        passes, self._passes = self._passes, []
-        for held in passes:
-            if (iterator := held()) is not None:
-                iterator.end(max(0.5, deadline - time.monotonic()))
+        iterators, self._iterators = self._iterators, weakref.WeakSet()
+        for iterator in list(iterators):
+            iterator.end(max(0.5, deadline - time.monotonic()))
         # Also those of an iterator that another thread is about to start.
         self._workers.close(running=True)
         self._iterator = None
@@ -681,11 +682,3 @@ def _failure_log(config: LoaderConfig) -> FailureLog | None:
     """Return where failed samples are recorded; None if they raise."""
     policy = OnError.of(config.on_error)
     return FailureLog(policy) if policy.tolerant else None
-
-
-def _length(run: Any) -> int | None:
-    """Return the number of batches of an epoch plan; None if it is unknown."""
-    try:
-        return None if run is None else len(run)
-    except TypeError:
-        return None

@@ -144,7 +144,7 @@ def has_rank(sampler: Any) -> bool:
     return penstocks or rank_splitter(sampler, ranks=2) is not None
 
 
-def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, chosen: bool) -> None:
+def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, ranks: int, chosen: bool) -> None:
     """Raise, or warn once per process, if all ranks are about to read all samples without the user's consent.
 
     With data that are not Penstock's there is no warning for an unseeded shuffle, since each rank draws another order,
@@ -154,6 +154,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     Args:
         loader: a loader that is about to start, without ``split=`` and without a framework that distributes batches.
         plan: plan of the loader's batches; None if only an iterable dataset knows them.
+        ranks: number of ranks, more than one.
         chosen: whether `choose_data` chose the loader's sampler.
 
     Raises:
@@ -161,9 +162,6 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
         PartitionError: the process group was created after a loader that would have split the data.
     """
     global _warned
-    ranks = distributed.current().world_size
-    if ranks == 1:
-        return
     shares, whole, _ = _parts_by_kind(loader.dataset)
     if plan is None or shares or has_rank(_outermost(loader)):
         return

@@ -44,12 +44,14 @@ class Workers:
     Attributes:
         executor: the workers that are ready for the next epoch iterator, or serve the present one and stay.
         restarts: number of workers that were replaced after their death.
+        base_seed: base seed of the last epoch iterator; None before the first one.
     """
 
     def __init__(self, config: LoaderConfig, make_fetcher: Callable[[LoaderConfig], Fetcher]) -> None:
         self.config = config
         self.executor: Executor | None = None
         self.restarts = 0
+        self.base_seed: int | None = None
         self._make_fetcher = make_fetcher
         self._fetcher: Fetcher | None = None
         self._flow: Flow | None = None
@@ -78,7 +80,19 @@ class Workers:
         """
         config = self.config
         self._fetcher = fetcher = self._make_fetcher(config)
-        self._policy = _policy_of(config, fetcher)
+        stream, restart = isinstance(fetcher, StreamFetch), config.on_worker_death == "restart"
+        if restart and fetcher.has_states:
+            raise ConfigError(
+                "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
+                "it is lost with the worker"
+            )
+        turns = {"process": fetcher.has_states or not config.pure, "ray": fetcher.has_states}.get(config.kind, stream)
+        self._policy = DispatchPolicy(
+            turns=turns,
+            stream=stream,
+            restart=restart or (config.kind == "ray" and not turns),
+            persistent=config.persistent_workers or config.kind == "ray",
+        )
         # Otherwise a worker's draws in the next epoch would depend on how far ahead it was when this epoch was left.
         draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
         ahead = not fetcher.has_states and (draws_by_key or not config.persistent_workers)
@@ -100,29 +114,43 @@ class Workers:
             ClusterError: the Ray cluster is missing.
             Exception: an error of starting workers, such as a dataset that cannot be pickled for spawn.
         """
-        renews = self.config.kind == "ray" and (anew or not self.config.persistent_workers)
+        config = self.config
+        # Workers on a cluster start slowly, so they stay, with other objects.
+        renews = config.kind == "ray" and (anew or not config.persistent_workers)
         if anew and not renews:
             self.close()
-        if self._ready and not renews:
+        ready = self._ready
+        if ready and not renews:
             return
         if self._fetcher is None:
             self.check()
-        fetcher, self._fetcher = self._fetcher, None
+        fetcher, flow = self._fetcher, self._flow
         assert fetcher is not None
-        if isinstance(fetcher, Fetch):
-            # The next workers have the same. One of a stream has its position.
-            self._fetcher = fetcher
-        if self._ready:
-            # Workers on a cluster start slowly, so they stay.
+        assert flow is not None
+        if isinstance(fetcher, StreamFetch):
+            # The next workers need another one, since this one has a position.
+            self._fetcher = None
+        if ready:
             cast("RayExecutor", self.executor).renew(fetcher, base_seed)
+        elif config.kind == "inline":
+            self.executor = InlineExecutor(fetcher)
+        elif config.kind == "thread":
+            from penstock.loader.executors.threads import ThreadExecutor
+
+            self.executor = ThreadExecutor(fetcher, config.workers, config.worker_init_fn, base_seed)
+        elif config.kind == "ray":
+            from penstock.loader.executors.ray.executor import RayExecutor
+
+            self.executor = RayExecutor(fetcher, config, base_seed)
         else:
-            self.executor = _start_executor(self.config, fetcher, self._context, base_seed, self._rings)
-            if self.config.kind != "inline":
-                self._started.add(self.executor)
+            from penstock.loader.executors.process.executor import ProcessExecutor
+
+            self.executor = ProcessExecutor(fetcher, config, self._context, base_seed, self._rings)
         assert self.executor is not None
-        assert self._flow is not None
+        if config.kind != "inline":
+            self._started.add(self.executor)
         if self.executor.max_bytes is not None:
-            self._flow.limit_bytes(self.executor.max_bytes)
+            flow.limit_bytes(self.executor.max_bytes)
 
     def window(
         self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int
@@ -195,46 +223,6 @@ def _drawn_together(requests: Iterator[BatchRequest], count: int) -> Iterator[Ba
     if failed is not None:
         raise failed
     yield from requests
-
-
-def _start_executor(
-    config: LoaderConfig, fetcher: Fetcher, context: Any, base_seed: int, rings: list[Ring]
-) -> Executor:
-    """Return an executor whose workers have started."""
-    if config.kind == "inline":
-        return InlineExecutor(fetcher)
-    if config.kind == "thread":
-        from penstock.loader.executors.threads import ThreadExecutor
-
-        return ThreadExecutor(fetcher, config.workers, config.worker_init_fn, base_seed)
-    if config.kind == "ray":
-        from penstock.loader.executors.ray.executor import RayExecutor
-
-        return RayExecutor(fetcher, config, base_seed)
-    from penstock.loader.executors.process.executor import ProcessExecutor
-
-    return ProcessExecutor(fetcher, config, context, base_seed, rings)
-
-
-def _policy_of(config: LoaderConfig, fetcher: Fetcher) -> DispatchPolicy:
-    """Return how batches are assigned to workers.
-
-    Raises:
-        ConfigError: ``on_worker_death="restart"``, but a state would be lost with a worker.
-    """
-    stream, restart = isinstance(fetcher, StreamFetch), config.on_worker_death == "restart"
-    if restart and fetcher.has_states:
-        raise ConfigError(
-            "on_worker_death='restart' cannot restore a dataset or collate function that has a state: "
-            "it is lost with the worker"
-        )
-    turns = {"process": fetcher.has_states or not config.pure, "ray": fetcher.has_states}.get(config.kind, stream)
-    return DispatchPolicy(
-        turns=turns,
-        stream=stream,
-        restart=restart or (config.kind == "ray" and not turns),
-        persistent=config.persistent_workers or config.kind == "ray",
-    )
 
 
 def _start_method(context: Any, dataset: Any) -> Any:
