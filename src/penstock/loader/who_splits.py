@@ -41,7 +41,7 @@ from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_by_row, parts_of
+from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.shares import RandomSamplerOfShare, SequentialSamplerOfShare, layers, rank_splitter
@@ -84,18 +84,21 @@ def choose_data(
     # What cannot be read in order is refused below, such as a mixture or packs, whose order is not one of rows.
     if plan is not None and plan.shuffle != "none" and plan.mini_epochs == 1 and hasattr(dataset, "in_order"):
         dataset = dataset.in_order()
-    shares, whole, others = _parts_by_kind(dataset)
-    ranks: dict[str, Any] = {}
+    # Lightning's child processes have WORLD_SIZE without RANK until the process group exists. The first iter() checks
+    # again.
+    known = world.known()
+    ranks = 1 if known is None else known.world_size
+    loader_may_split = config.split is None and config.shuffles and given is None
+    shares, whole = _shares_and_whole(dataset, ranks, loader_may_split=loader_may_split)
     if world.given:
         _check_splits(dataset, shares, config, given)
-        ranks = {"rank": world.get().rank, "num_replicas": world.get().world_size}
     if given is not None:
-        _check_sampler(dataset, shares, config, given)
+        _check_sampler(dataset, shares, config, given, ranks)
         return dataset, None
     own = own_order(dataset) is not None
     # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
     free = config.shuffles and not own and not isinstance(dataset, IterableDataset)
-    _check_shares(shares, replace(config, shuffle=None, seed=None) if free else config)
+    _check_shares(shares, replace(config, shuffle=None, seed=None) if free else config, ranks)
     if isinstance(dataset, IterableDataset):
         if config.split is not None:
             raise ConfigError(
@@ -103,14 +106,11 @@ def choose_data(
                 "not. Omit split, or make it a map-style dataset"
             )
         return dataset, None
-    _check_rows(dataset)
     # A share is never split again.
-    split = bool(config.split) and not shares
-    if config.split is None and config.shuffles and whole and _ranks() > 1:
-        _refuse_mixed(dataset, whole, others)
-        split = True
+    split = (config.split and not shares) or (loader_may_split and whole and ranks > 1)
     shuffle: Any = "global" if config.shuffle is True else config.shuffle
     seed, random = config.seed or 0, RandomSamplerOfShare if shares else RandomSampler
+    rank, count = world.get() if world.given else (None, None)
     sampler: Sampler[int]
     if split and config.shuffles:
         if config.generator is not None:
@@ -119,11 +119,11 @@ def choose_data(
                 "split=False to let every rank read all samples"
             )
         # Never torch's order: it needs 8 bytes per sample, and its epochs do not advance by themselves.
-        sampler = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=config.drop_last, **ranks)
+        sampler = DistributedSampler(dataset, count, rank, shuffle=shuffle, seed=seed, drop_last=config.drop_last)
     elif split:
         # Ranks may differ by one sample, and no sample is repeated: for an exact evaluation.
         remainder = "drop" if config.drop_last else "uneven"
-        sampler = DistributedSampler(dataset, shuffle=False, remainder=remainder, **ranks)
+        sampler = DistributedSampler(dataset, count, rank, shuffle=False, remainder=remainder)
     elif own or not config.shuffles:
         sampler = SequentialSamplerOfShare(dataset) if shares else SequentialSampler(dataset)
     elif config.shuffle is True and config.seed is None:
@@ -162,7 +162,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
         PartitionError: the process group was created after a loader that would have split the data.
     """
     global _warned
-    shares, whole, _ = _parts_by_kind(loader.dataset)
+    shares, whole = _shares_and_whole(loader.dataset, ranks)
     if plan is None or shares or has_rank(_outermost(loader)):
         return
     should_split = chosen and bool(whole)
@@ -219,52 +219,52 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     return epoch + (consumed > 0)
 
 
-def _parts_by_kind(dataset: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the datasets inside a dataset: shares of ranks, unsplit Penstock datasets, and all others.
+def _shares_and_whole(dataset: Any, ranks: int, *, loader_may_split: bool = False) -> tuple[list[Any], list[Any]]:
+    """Return the datasets inside a dataset that are shares of ranks, and Penstock's others, which are unsplit.
+
+    Args:
+        ranks: number of ranks.
+        loader_may_split: whether the loader splits Penstock's unsplit datasets by itself.
 
     Raises:
-        ConfigError: several ranks would read a share of some, and all of others.
+        ConfigError: several ranks would read a share of some datasets inside, and all of others.
     """
-    kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
+    shares: list[Any] = []
+    whole: list[Any] = []
+    others: list[Any] = []
     for part in parts_of(dataset):
         # The base class is checked first, because the protocol accesses the fingerprint, which may read a file.
-        kind = 0 if getattr(part, "splits_by_rank", False) else 1 if isinstance(part, BatchedDataset | Source) else 2
-        kinds[kind].append(part)
-    shares, whole, others = kinds
-    _refuse_mixed(dataset, shares, whole + others)
-    return kinds
-
-
-def _refuse_mixed(dataset: Any, split: list[Any], unsplit: list[Any]) -> None:
-    """Raise if several ranks would read a share of some datasets inside a dataset, and all of others."""
-    ranks = _ranks()
+        is_share = getattr(part, "splits_by_rank", False)
+        (shares if is_share else whole if isinstance(part, BatchedDataset | Source) else others).append(part)
     # A share that was opened for one rank is everything.
-    split = [one for one in split if (order := own_order(one)) is None or order.ranks > 1]
-    if ranks == 1 or not split or not unsplit:
-        return
-    name, shared = type(dataset).__name__, kind_text(split[0])
-    is_share = getattr(split[0], "splits_by_rank", False)
-    first = f"replace {shared} by the data that it splits (a Manifest, a ShardSet, ...), then " if is_share else ""
-    raise ConfigError(
-        f"this {name} contains {shared}, which is split among the {ranks} ranks, and {kind_text(unsplit[0])}, which is "
-        f"not: {first}pass split=True to let each rank read a share of everything, or split=False to let every rank "
-        f"read everything, or use a Mixture instead of {name}, which splits all its parts"
-    )
+    split = [share for share in shares if (plan := own_order(share)) is None or plan.ranks > 1]
+    unsplit, remedy = whole + others, "replace {} by the data that it splits (a Manifest, a ShardSet, ...), then "
+    if loader_may_split and not split:
+        split, unsplit, remedy = whole, others, ""
+    if ranks > 1 and split and unsplit:
+        name, first = type(dataset).__name__, kind_text(split[0])
+        raise ConfigError(
+            f"this {name} contains {first}, which is split among the {ranks} ranks, and {kind_text(unsplit[0])}, which "
+            f"is not: {remedy.format(first)}pass split=True to let each rank read a share of everything, or "
+            f"split=False to let every rank read everything, or use a Mixture instead of {name}, which splits all its "
+            "parts"
+        )
+    return shares, whole
 
 
-def _check_shares(shares: list[Any], config: LoaderConfig) -> None:
+def _check_shares(shares: list[Any], config: LoaderConfig, ranks: int) -> None:
     """Raise if a share has another order than the requested one, or is another part of the data."""
     for share in shares:
         plan, name = _plan_inside(share), type(share).__name__
         # Checked only with split=, since the world may not be known yet.
-        ranks = None if config.split is None else _ranks() if plan is None else plan.ranks
-        if config.split is False and ranks != 1:
+        of = None if config.split is None else ranks if plan is None else plan.ranks
+        if config.split is False and of != 1:
             raise ConfigError(
-                f"split=False, but this {name} already is one rank's share of {ranks}: open it with rank=0, "
+                f"split=False, but this {name} already is one rank's share of {of}: open it with rank=0, "
                 "world_size=1 to let every rank read all of it"
             )
         # A share for fewer ranks than the job has may belong to a process group. A share for one rank is everything.
-        if config.split and ranks == 1 and _ranks() > 1:
+        if config.split and of == 1 and ranks > 1:
             raise ConfigError(
                 f"split=True, but this {name} was opened with world_size=1, so that every rank reads all of it: omit "
                 "rank and world_size there"
@@ -288,13 +288,6 @@ def _check_shares(shares: list[Any], config: LoaderConfig) -> None:
             )
 
 
-def _check_rows(dataset: Any) -> None:
-    """Raise if torch's ``Subset`` or ``StackDataset`` takes an index of a share, a position in its order, for a row."""
-    for share in parts_by_row(dataset):
-        if (plan := _plan_inside(share)) is not None:
-            plan.check_reads_by_row()
-
-
 def _check_splits(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any) -> None:
     """Raise if the loader was given ranks, but does not split."""
     if config.split is False:
@@ -309,20 +302,19 @@ def _check_splits(dataset: Any, shares: list[Any], config: LoaderConfig, given: 
         )
 
 
-def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any) -> None:
+def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any, ranks: int) -> None:
     """Raise if a user's sampler contradicts ``split=``, or the share or the order of the dataset."""
     if config.split is not None:
         raise ConfigError(
             f"split={config.split} and sampler= or batch_sampler= exclude each other: the sampler determines which "
             "samples this rank reads. Omit split, or pass shuffle= instead of the sampler"
         )
-    second = rank_splitter(given, ranks=_ranks()) if shares else None
+    second = rank_splitter(given, ranks=ranks) if shares else None
     if second is not None:
         raise PartitionError(
             f"{type(dataset).__name__} already is this rank's share, and {type(second).__name__} would split it "
             "again: omit the sampler, or use it with the Manifest"
         )
-    _check_rows(dataset)
     *_, innermost = layers(given)
     # A random order of positions is a random order of rows.
     if isinstance(innermost, SequentialSamplerOfShare | torch.utils.data.RandomSampler):
@@ -345,13 +337,3 @@ def _plan_inside(dataset: Any) -> SharePlan | None:
 def _outermost(loader: TorchDataLoader[Any]) -> Any:
     """Return the sampler that the loader reads: the batch sampler, or the sampler of indices without batching."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
-def _ranks() -> int:
-    """Return the number of ranks known when a loader is created."""
-    try:
-        return distributed.current().world_size
-    except PartitionError:
-        # Lightning's child processes have WORLD_SIZE without RANK until the process group exists. The first iter()
-        # checks again, and raises any error that remains.
-        return 1
