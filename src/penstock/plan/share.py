@@ -430,15 +430,6 @@ class SharePlan(Plan[ShareEpoch]):
         """Whether an index is the same row in every epoch and mini-epoch."""
         return self.mini_epochs == 1 and self.excluded is None and self.agrees_with(False)
 
-    def check_reads_by_row(self) -> None:
-        """Raise if torch's ``Subset`` or ``StackDataset`` would have other rows in another epoch.
-
-        Raises:
-            ConfigError: parts of a ``random_split`` would share rows, and items of a stack would not fit together.
-        """
-        if not self.keeps_rows:
-            raise _not_rows()
-
     def unshuffle(self) -> None:
         """Take the order of the source, in which no rank repeats a row, and begin at the start of the epoch."""
         self.shuffle, self.block, self._by_node, self._views = "none", {}, False, {}

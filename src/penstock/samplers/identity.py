@@ -18,7 +18,6 @@ __all__ = [
     "fingerprint_of",
     "holds_a_share",
     "own_order",
-    "parts_by_row",
     "parts_of",
     "shares_in",
 ]
@@ -94,15 +93,6 @@ def parts_of(data: Any) -> Iterator[Any]:
 def _inside(data: Any) -> Iterable[Any]:
     inner: Any = data.datasets
     return inner.values() if isinstance(inner, Mapping) else inner
-
-
-def parts_by_row(data: Any) -> Iterator[Any]:
-    """Yield the datasets inside torch's `Subset` and `StackDataset`, which take an index inside for a row."""
-    if isinstance(data, Subset | StackDataset):
-        yield from parts_of(data)
-    elif isinstance(data, ConcatDataset):
-        for one in _inside(data):
-            yield from parts_by_row(one)
 
 
 def shares_in(data: Any) -> Iterator[Any]:
