@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import reprlib
 import threading
 import time
 import warnings
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
 
 from penstock import distributed
 from penstock.errors import ConfigError
@@ -45,7 +46,6 @@ from penstock.loader.config import (
     resolve_num_workers,
 )
 from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
-from penstock.loader.describe import describe
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
@@ -71,6 +71,7 @@ from penstock.loader.workers import Workers
 from penstock.plan.cursor import State
 from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.shares import SequentialSamplerOfShare
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.loader.autotune import Autotuner
@@ -378,7 +379,23 @@ class DataLoader(TorchDataLoader[T_co]):
         self._workers = self._new_workers(self._config)
 
     def __repr__(self) -> str:
-        return describe(self)
+        """Return the loader in three lines: its data, its executor and its position. Moves no generator."""
+        config = self.running_config
+        batches = "from the sampler"
+        if config.batch_size is not None:
+            batches = f"of {counted(config.batch_size, 'sample')}{', full ones only' if config.drop_last else ''}"
+        makers = "the caller's thread"
+        if config.kind != "inline":
+            name = {"thread": "thread", "process": "process", "ray": "Ray worker"}[config.kind]
+            threads = f" of {counted(config.threads, 'thread')}" if config.threads > 1 else ""
+            makers = counted(config.workers, name) + threads
+        delivered = counted(self.pipeline.position.num_delivered, "batch")
+        seed = "" if config.seed is None else f", seed {config.seed}"
+        return (
+            f"{type(self).__name__} of {_one_line(self.dataset)}\n"
+            f"  batches: {batches}, made in {makers}\n"
+            f"  state: epoch {self.epoch}, {delivered} delivered{seed}; split by {self.splits}"
+        )
 
     # Epoch and state.
 
@@ -517,7 +534,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 warnings.warn(
                     f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
                     "dropped",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             requests = position.requests(progress)
             window = workers.window(requests, position.stream_epoch, states.resumed.get, states.next)
@@ -682,3 +699,14 @@ def _failure_log(config: LoaderConfig) -> FailureLog | None:
     """Return where failed samples are recorded; None if they raise."""
     policy = OnError.of(config.on_error)
     return FailureLog(policy) if policy.tolerant else None
+
+
+def _one_line(dataset: Any) -> str:
+    """Return a dataset in one line, which stays short for a list of a million samples."""
+    if isinstance(dataset, Subset):
+        return f"{type(dataset).__name__} of {_one_line(dataset.dataset)}"
+    if isinstance(dataset, list | tuple | dict):
+        return reprlib.repr(dataset)
+    if repr(dataset) == object.__repr__(dataset):
+        return type(dataset).__name__
+    return repr(dataset).partition("\n")[0]
