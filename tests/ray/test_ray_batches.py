@@ -178,7 +178,7 @@ def test_workers_are_not_started_again() -> None:
             passes += 1
         assert {pid for batch in loader for pid in batch["pid"].tolist()} <= pids
         assert len(pids) == 2
-        assert loader.stats()["ways"].keys() <= {"message", "ring"}
+        assert loader.stats()["ways"].keys() == {"message"}
         nodes = loader.stats()["nodes"]
         assert sum(node["batches"] for node in nodes.values()) == 16 * (passes + 1)
         assert sum(node["samples"] for node in nodes.values()) == 64 * (passes + 1)
@@ -317,7 +317,7 @@ def test_batches_are_writable_and_stay_as_they_are() -> None:
         for number, batch in enumerate(kept):
             expected = torch.tensor([(4 * number + k) % 251 + 1 for k in range(4)], dtype=torch.uint8)
             assert torch.equal(batch["data"], expected[:, None].expand(4, 40_000))
-        assert loader.stats()["ways"] == {"ring": 20}
+        assert loader.stats()["ways"] == {"message": 20}
     assert torch.equal(kept[3]["data"][:, 7], torch.arange(13, 17, dtype=torch.uint8))
 
 

@@ -124,8 +124,8 @@ class BatchResult(NamedTuple):
         worker: the worker that made it.
         state: states of the user's dataset, iterator and collate function right after this batch or its error; None
             without states.
-        way: transport: "local" (same process), "ring", "pipe" (without large tensors; of Ray "message"), or "refused"
-            (the same, because there was no memory for it in the ring).
+        way: transport: "local" (same process), "ring", "pipe" (without large tensors), "refused" (the same, because
+            there was no memory for it in the ring), or Ray's "message".
         error: exception raised in place of this batch.
         run: number of the run that asked for it.
         ended: whether there is no such batch, because the worker's stream has ended.

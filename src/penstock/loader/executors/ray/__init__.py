@@ -2,7 +2,7 @@
 
     requests -> RayExecutor -- direct method calls --> actor (Worker), threads inside      on any node of the cluster
                  ^                                    |
-                 `----- object store: one copy in, one copy out into reused memory
+                 `----- object store: one copy in, one copy out
 
 Ray is imported when the first epoch iterator starts.
 """

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayError
@@ -32,10 +33,10 @@ from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
+from penstock.loader.executors.process.transport import unpack
 from penstock.loader.executors.ray.cluster import attach, session
 from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
-from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
 from penstock.loader.executors.ray.worker import Worker, versions
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -136,7 +137,6 @@ class RayExecutor(Executor):
         self.max_bytes = int(store * _STORE_SHARE)
         # Whether it matters which worker makes a batch.
         self._turns = self.tells_begin = fetcher.has_states
-        self._memory = ReceiveBuffer()
         self._run = 0
         self._setup: Any = None  # Ray's reference to the present dataset
         self._digest = b""
@@ -322,13 +322,17 @@ class RayExecutor(Executor):
         for result, offsets in cloudpickle.loads(packed):
             begin, metrics = time.perf_counter(), result.metrics
             large = [arrays.pop() for _ in offsets]
-            batch, way, failure, nbytes = None, "message", result.error, 0
+            batch, failure, nbytes = None, result.error, 0
             if failure is not None:
                 failure = rebuild(cast(RemoteError, failure))
             elif not result.ended:
                 nbytes = len(result.batch) + sum(array.nbytes for array in large)
                 try:
-                    batch, way = self._memory.land(result.batch, offsets, large)
+                    # Ray's arrays are read-only views of objects that others may share: tensors would change them.
+                    memory = np.empty(offsets[-1] + large[-1].nbytes if large else 0, np.uint8)
+                    for offset, array in zip(offsets, large, strict=True):
+                        memory[offset : offset + array.nbytes] = array
+                    batch = unpack(result.batch, memory)
                 except Exception as failed:  # too little memory, or an object that cannot be unpickled
                     failure = failed
                 counts["batches"] += 1
@@ -337,7 +341,7 @@ class RayExecutor(Executor):
                 counts["seconds"] += metrics.fetch + metrics.collate
             metrics.hand_over += time.perf_counter() - begin
             number = call.number if self._turns else 0
-            events.append(result._replace(batch=batch, way=way, error=failure, nbytes=nbytes, worker=number))
+            events.append(result._replace(batch=batch, way="message", error=failure, nbytes=nbytes, worker=number))
         return events
 
     def _lose(self, worker: RayWorker, error: object) -> list[Event]:

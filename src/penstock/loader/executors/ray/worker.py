@@ -16,10 +16,12 @@ import queue
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import ray
 import torch
 from ray import cloudpickle
@@ -27,8 +29,7 @@ from ray import cloudpickle
 import penstock
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
-from penstock.loader.executors.process.transport import pack
-from penstock.loader.executors.ray.receive_buffer import Buffers
+from penstock.loader.executors.process.transport import ALIGNMENT, pack
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Maker
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -47,6 +48,28 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__.partition("+")[0],
         "penstock": penstock.__version__,
     }
+
+
+class Buffers:
+    """The large tensors and arrays of one batch, which Ray writes to the object store from where they are.
+
+    Attributes:
+        arrays: their memory.
+        offsets: where each is to be in the program's memory.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[npt.NDArray[np.uint8]] = []
+        self.offsets: list[int] = []
+        self._used = 0
+
+    def put(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> int:
+        """See `penstock.loader.executors.process.transport.Target`."""
+        offset = self._used
+        self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.arrays.append(read())
+        self.offsets.append(offset)
+        return offset
 
 
 class Worker:
