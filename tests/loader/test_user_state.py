@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loader_support import Squares
 from state_support import CountingMap, DrawingStatefulStream, Items, PlainStream, StatefulStream, as_they_are
 
 import penstock as ps
@@ -30,38 +29,8 @@ def state_after(loader: ps.DataLoader[Any], batches: int) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-class Unpicklable(Squares):
-    """A state that can be copied and not pickled."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(n)
-        self.parts: list[int] = []
-
-    def __getitem__(self, index: int) -> int:
-        self.parts.append(index)
-        return index
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": self.parts, "call": lambda: 3}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.parts = state["parts"]
-
-
-def test_a_state_that_cannot_be_pickled_is_copied() -> None:
-    loader = over(Unpicklable(6))
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    next(iterator)
-    again = over(Unpicklable(6))
-    again.load_state_dict(state)
-    assert list(again) == [[2, 3], [4, 5]]
-    assert state["workers"]["workers"]["0"]["snapshot"]["dataset"]["parts"] == [0, 1]
-
-
 class LambdaStream(PlainStream):
-    """A stream whose state cannot leave its worker."""
+    """A stream whose state cannot be pickled."""
 
     def state_dict(self) -> Any:
         return {"next": lambda: 1}
@@ -70,9 +39,10 @@ class LambdaStream(PlainStream):
         raise NotImplementedError
 
 
-def test_a_state_that_cannot_be_sent_is_an_error_of_its_first_batch() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_cannot_be_pickled_is_an_error(workers: int) -> None:
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"):
-        list(ps.DataLoader(LambdaStream(4), num_workers=1))
+        list(ps.DataLoader(LambdaStream(4), num_workers=workers))
 
 
 def test_copies_of_a_data_set_with_different_states_need_as_many_workers() -> None:

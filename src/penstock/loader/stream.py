@@ -252,7 +252,7 @@ class StreamFetch:
             self._wait -= 1
             return None
         snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own)
-        self._wait = sum(len(state) for state in (snapshot or {}).values() if isinstance(state, bytes)) // _AMORTISE
+        self._wait = sum(map(len, (snapshot or {}).values())) // _AMORTISE
         return snapshot
 
     def state_after_error(self) -> None:

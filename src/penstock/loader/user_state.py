@@ -29,7 +29,7 @@ import torch
 from penstock.errors import StateError
 from penstock.plan.cursor import State, read_int
 from penstock.plan.stream import ResumableDataset, Stream, is_opened
-from penstock.plan.user_states import Frozen, freeze, has_state, same_states, states_of, thaw
+from penstock.plan.user_states import freeze, has_state, same_states, states_of, thaw
 
 __all__ = [
     "LayoutError",
@@ -51,7 +51,7 @@ class LayoutError(StateError, AssertionError):
 # Where the objects live.
 
 
-Snapshot = dict[str, Frozen]
+Snapshot = dict[str, bytes]
 """The states of one worker's objects, frozen, by owner: stream, dataset, iterator, collate_fn, generators."""
 
 _PLACES = frozenset(("stream", "dataset", "iterator"))

@@ -1,12 +1,11 @@
 """States of the user's own objects, such as samplers, datasets and iterators.
 
-An object has a state if it has ``state_dict()`` and ``load_state_dict(state)``. A state is frozen when it is taken, so
-later changes, also to tensors, do not affect it.
+An object has a state if it has ``state_dict()`` and ``load_state_dict(state)``. A state is frozen when it is taken: it
+becomes a pickle, so later changes, also to tensors, do not affect it, and it can be sent.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import pickle
 from typing import Any
@@ -14,10 +13,7 @@ from typing import Any
 from penstock.errors import escaped
 from penstock.plan.reader import Plan
 
-__all__ = ["Frozen", "freeze", "has_state", "same_states", "states_of", "thaw"]
-
-Frozen = bytes | dict[str, Any]
-"""States that cannot change any more: a pickle, or a deep copy if they cannot be pickled."""
+__all__ = ["freeze", "has_state", "same_states", "states_of", "thaw"]
 
 
 def has_state(item: Any) -> bool:
@@ -30,19 +26,18 @@ def has_state(item: Any) -> bool:
     )
 
 
-def freeze(state: dict[str, Any]) -> Frozen:
-    """Return a copy that shares nothing with the original."""
-    try:
-        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # pickle and users' reducers raise any type
-        # The state must be picklable only when it leaves the process.
-        return copy.deepcopy(state)
+def freeze(state: Any) -> bytes:
+    """Return a copy that shares nothing with the original.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
+    return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
 
 
-def thaw(frozen: Frozen) -> dict[str, Any]:
+def thaw(frozen: bytes) -> Any:
     """Return a new copy of a frozen state."""
-    state: dict[str, Any] = pickle.loads(frozen) if isinstance(frozen, bytes) else copy.deepcopy(frozen)
-    return state
+    return pickle.loads(frozen)
 
 
 def states_of(**items: Any) -> dict[str, Any]:
@@ -67,4 +62,4 @@ def same_states(one: Any, other: Any) -> bool:
     try:
         return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):  # tensors and arrays
-        return freeze({"state": one}) == freeze({"state": other})
+        return freeze(one) == freeze(other)

@@ -28,7 +28,7 @@ from penstock.errors import StateError
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Bookmark, Draws
-from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
+from penstock.plan.user_states import freeze, has_state, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.wording import counted
 
@@ -149,7 +149,7 @@ class ReplayPoint(NamedTuple):
     has items, because the code behind its last ``yield`` has run.
     """
 
-    states: Frozen
+    states: bytes
     pulls: list[int]
 
     def after(self, pulls: int) -> ReplayPoint:
@@ -163,7 +163,7 @@ class _Mark(NamedTuple):
 
     batches: int
     consumed: int
-    states: Frozen
+    states: bytes
 
 
 class _Drawn(BatchEpochPlan):
@@ -220,7 +220,7 @@ class _Drawn(BatchEpochPlan):
                 states = freeze(found)
                 point = plan.left = ReplayPoint(states, [0])
                 self._marks.append(_Mark(number, consumed, states))
-                wait = len(states) // _AMORTISE if isinstance(states, bytes) else 0
+                wait = len(states) // _AMORTISE
             self._drawn = number, consumed
             yield batch, positions
 

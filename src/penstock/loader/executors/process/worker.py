@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -34,7 +33,6 @@ from penstock.loader.make import Fetcher, Maker
 from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
-from penstock.loader.user_state import Snapshot
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent
 from penstock.random import show_samples
@@ -116,12 +114,6 @@ def _peak_memory() -> int:
     return peak // 1024 if sys.platform == "darwin" else peak
 
 
-def _check_sendable(snapshot: Snapshot) -> None:
-    """Raise if a snapshot, which is a deep copy of states that cannot be pickled, cannot leave this process."""
-    if not all(isinstance(state, bytes) for state in snapshot.values()):
-        pickle.dumps(snapshot)
-
-
 class _Worker:
     """The loop of a worker.
 
@@ -166,15 +158,8 @@ class _Worker:
             crash = partial(os._exit, 1)
             self._pool = ThreadPool(start.threads, boards=self._board[3:], crash=crash)
         began = self.maker.begin(start)
-        if not self.maker.fetcher.has_states:
-            return
-        try:
-            if began.snapshot is not None:
-                _check_sendable(began.snapshot)
-        except Exception as error:
-            self.maker.fail(error)
-            began = began._replace(snapshot=None)
-        self._answers.append(began)
+        if self.maker.fetcher.has_states:
+            self._answers.append(began)
 
     def _wanted(self, run: int) -> bool:
         """Return whether a run is wanted.
@@ -216,11 +201,9 @@ class _Worker:
             if error is None and not result.ended:
                 begin = time.perf_counter()
                 try:
-                    if state is not None:
-                        _check_sendable(state)
                     data = pack(result.batch, slot)
                 except Exception as failed:
-                    error, state = failed, self._state_after_error()
+                    error = failed
                 metrics.hand_over += time.perf_counter() - begin
             how = REFUSED if slot.refused and not how else how
         if self._pool is not None and result is not None:
@@ -231,16 +214,6 @@ class _Worker:
             metrics.packed(),
             *(state, None if error is None else describe(error, self._where), how),
         )
-
-    def _state_after_error(self) -> Any:
-        """Return a snapshot after a batch that cannot be sent; None if it cannot be sent either."""
-        try:
-            state = self.maker.fetcher.state_after_error()
-            if state is not None:
-                _check_sendable(state)
-        except Exception:  # the batch's error is raised
-            return None
-        return state
 
     def _flush(self) -> None:
         if self._answers:

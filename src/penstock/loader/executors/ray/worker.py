@@ -188,7 +188,7 @@ class Worker:
                     # For example a class of the main program, which only Ray's pickle can send.
                     result = result._replace(batch=cloudpickle.dumps(result.batch))
                 except Exception as failed:
-                    error, result = failed, result._replace(state=None)
+                    error = failed
         if error is not None:
             remote: Any = describe(error, self._where, cloudpickle.dumps)
             result = result._replace(batch=None, error=remote)
