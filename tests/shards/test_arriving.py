@@ -33,8 +33,8 @@ from penstock.errors import (
     StorageChangedError,
     StorageNotFoundError,
 )
-from penstock.order.windows import WindowOrder, window_span
 from penstock.shards import ShardSet
+from penstock.shards.epoch_windows import WindowOrder, window_span
 from penstock.storage import Cache, Storage
 
 COUNTS = [3, 0, 17, 30, 5, 5, 12, 1, 9, 30, 2, 8, 21]

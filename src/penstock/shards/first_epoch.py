@@ -1,6 +1,6 @@
 """`WindowPlan`: the order of shards in a store that may not be counted. `WindowEpoch`: their first epoch, in windows.
 
-    shards permuted by (seed, epoch)  ->  windows (`penstock.order.windows`)  ->  samples, when a window is counted
+    shards permuted by (seed, epoch)  ->  windows (`epoch_windows`)  ->  samples, when a window is counted
 
 An epoch that begins while indexes are missing reads the shards in windows to its end, even if all indexes are known
 before. Every other epoch has the order of `SharePlan`. The number of samples of an epoch in windows is known only when
@@ -26,13 +26,13 @@ from penstock.errors import ConfigError, LengthUnknownError, StateError, Storage
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.permutation import Indices
-from penstock.order.windows import WindowOrder, window_span
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
 from penstock.plan.epoch import ForwardEpoch
 from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.shards.arrivals import Arrivals, Need
+from penstock.shards.epoch_windows import WindowOrder, window_span
 from penstock.shards.facts import Facts
 from penstock.shards.opened import pack_rows, split_rows
 from penstock.storage.urls import shown
