@@ -24,14 +24,9 @@ def shares(n: int, world: int, minis: int, **options: Any) -> list[list[Partitio
 
 
 @settings(deadline=None, max_examples=examples(75, 300))
-@given(
-    n=n_, world=world_, minis=minis_, layout=st.sampled_from(["strided", "contiguous"]), consumed=st.integers(0, 320)
-)
-def test_pad_is_everything_once_and_the_declared_padding(
-    n: int, world: int, minis: int, layout: str, consumed: int
-) -> None:
-    consumed = consumed if layout == "strided" else 0
-    parts = shares(n, world, minis, layout=layout, consumed=consumed)
+@given(n=n_, world=world_, minis=minis_, consumed=st.integers(0, 320))
+def test_pad_is_everything_once_and_the_declared_padding(n: int, world: int, minis: int, consumed: int) -> None:
+    parts = shares(n, world, minis, consumed=consumed)
     positions = np.concatenate([p.positions() for row in parts for p in row])
     first = parts[0][0]
     assert len({len(p) for row in parts for p in row}) == 1
@@ -66,10 +61,10 @@ def test_uneven_is_everything_exactly_once(n: int, world: int, minis: int, consu
 
 
 @settings(deadline=None, max_examples=examples(25, 100))
-@given(n=n_, world=world_, minis=minis_, layout=st.sampled_from(["strided", "contiguous"]), data=st.data())
-def test_index_positions_and_slices_agree(n: int, world: int, minis: int, layout: str, data: Any) -> None:
+@given(n=n_, world=world_, minis=minis_, data=st.data())
+def test_index_positions_and_slices_agree(n: int, world: int, minis: int, data: Any) -> None:
     rank, mini = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, minis - 1))
-    p = Partition(n, world, rank, mini_epochs=minis, mini_epoch=mini, layout=layout, remainder="uneven")
+    p = Partition(n, world, rank, mini_epochs=minis, mini_epoch=mini, remainder="uneven")
     whole = p.positions()
     assert len(whole) == len(p)
     assert p[np.arange(len(p))].tolist() == whole.tolist()
@@ -139,18 +134,6 @@ def test_huge() -> None:
     assert p[len(p) - 1] == p.positions(len(p) - 1)[0] == 2**62 + p.padded - 1
 
 
-def test_layouts_differ_as_documented() -> None:
-    assert [Partition(10, 4, r, layout="contiguous").positions().tolist() for r in range(4)] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6, 7, 8],
-        [9, 10, 11],
-    ]
-    assert Partition(10, 4, 0, layout="contiguous").consumed_after(3) == 10
-    with pytest.raises(PartitionError, match="same world size"):
-        Partition(10, 4, 0, layout="contiguous").consumed_after(2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,22 +145,9 @@ def test_layouts_differ_as_documented() -> None:
         ({"n": 1, "mini_epochs": 0}, "must be positive"),
         ({"n": 1, "mini_epochs": 2, "mini_epoch": 2}, "mini_epoch 2 is outside the epoch's 2"),
         ({"n": 1, "remainder": "wrap"}, "unknown remainder 'wrap'"),
-        ({"n": 1, "layout": "zigzag"}, "unknown layout 'zigzag'"),
         ({"n": 1, "consumed": -1}, "consumed must be 0 or more"),
-        ({"n": 1, "consumed": 1, "layout": "contiguous"}, "needs layout='strided'"),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PartitionError, match=message):
         Partition(**arguments)
-
-
-@settings(deadline=None, max_examples=examples(50, 200))
-@given(n=st.integers(0, 40), world=st.integers(1, 60), data=st.data())
-def test_samples_are_positions_without_padding(n: int, world: int, data: st.DataObject) -> None:
-    consumed = data.draw(st.integers(0, n))
-    partition = Partition(n, world, data.draw(st.integers(0, world - 1)), consumed=consumed)
-    start = data.draw(st.integers(0, len(partition)))
-    stop = data.draw(st.one_of(st.none(), st.integers(0, len(partition))))
-    expected = [position % n for position in partition.positions(start, stop).tolist()]
-    assert partition.samples(start, stop).tolist() == expected

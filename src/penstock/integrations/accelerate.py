@@ -182,7 +182,6 @@ def _ends(share: RankPartition) -> list[_End]:
             mini_epochs=mine.mini_epochs,
             mini_epoch=mine.mini_epoch,
             remainder=mine.remainder,
-            layout=mine.layout,
             consumed=mine.consumed,
         )
         left = max(0, len(partition) - share.skip)

@@ -5,15 +5,14 @@ first ``consumed`` positions. The rest is cut into ``mini_epochs`` ranges (sub-e
 the ranks::
 
     positions   0 ........ consumed | mini-epoch 0        | mini-epoch 1        | ... n (+ padding)
-    strided                         | 0 1 2 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2   |
-    contiguous                      | 0 0 0 1 1 1 2 2 2   | 0 0 0 1 1 1 2 2 2   |
+    ranks                           | 0 1 2 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2   |
 
 Each rank has ``share = ceil((n - consumed) / (world_size * mini_epochs))`` positions in each mini-epoch, so all shares
 are equally long. Missing positions at the very end of the epoch are padded: they repeat the epoch from its start.
 
 Invariant: the union over ranks and mini-epochs is every position from ``consumed`` to n exactly once, plus the declared
-padding. With the strided layout, the positions that a job has consumed are always a prefix of the epoch, so any other
-number of ranks can resume after it.
+padding. The positions that a job has consumed are always a prefix of the epoch, so any other number of ranks can resume
+after it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from penstock.errors import PartitionError
 from penstock.order.permutation import MAX_N, Indices, normalise
 from penstock.wording import counted
 
-__all__ = ["LAYOUTS", "REMAINDERS", "Partition"]
+__all__ = ["REMAINDERS", "Partition"]
 
 REMAINDERS = ("pad", "drop", "uneven")
-LAYOUTS = ("strided", "contiguous")
 
 
 class Partition:
@@ -45,12 +43,10 @@ class Partition:
         remainder: ``"pad"``: all shares are equal, and the last positions repeat the first of the epoch. ``"drop"``:
             all shares are equal, and the last samples are left out. ``"uneven"``: every sample exactly once, for exact
             evaluation; shares differ by one, and the last mini-epochs may be short.
-        layout: ``"strided"``: rank 0 of 4 gets the positions 0, 4, 8, ...; ``"contiguous"``: each rank gets a range.
         consumed: number of first positions of the epoch that the whole job, of any size, has already consumed.
 
     Raises:
-        PartitionError: a rank or mini-epoch is outside its range, a size is negative, a name is unknown, or
-            ``consumed`` is used with the contiguous layout, whose consumed positions are not a prefix.
+        PartitionError: a rank or mini-epoch is outside its range, a size is negative, or the remainder is unknown.
 
     ``p[i]`` is the position of the rank's i-th sample; an integer array returns an array. Positions of n or more are
     padding and mean ``position % n``, see `repeated`. Cost: O(1) memory, a few operations per index.
@@ -70,7 +66,6 @@ class Partition:
         mini_epochs: int = 1,
         mini_epoch: int = 0,
         remainder: str = "pad",
-        layout: str = "strided",
         consumed: int = 0,
     ) -> None:
         if not 0 <= n <= MAX_N:
@@ -88,37 +83,25 @@ class Partition:
             )
         if remainder not in REMAINDERS:
             raise PartitionError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
-        if layout not in LAYOUTS:
-            raise PartitionError(f"unknown layout {layout!r}: use one of {', '.join(map(repr, LAYOUTS))}")
         if consumed < 0:
             raise PartitionError(f"consumed must be 0 or more, got {consumed}")
-        if consumed and layout == "contiguous":
-            raise PartitionError(
-                "consumed= needs layout='strided': with layout='contiguous', the consumed samples are not a prefix of "
-                "the epoch"
-            )
         self.n = operator.index(n)
         self.world_size = operator.index(world_size)
         self.rank = operator.index(rank)
         self.mini_epochs = operator.index(mini_epochs)
         self.mini_epoch = operator.index(mini_epoch)
         self.remainder = remainder
-        self.layout = layout
         self.consumed = min(operator.index(consumed), self.n)
         rest = self.n - self.consumed
         shares = self.world_size * self.mini_epochs
-        self._share = rest // shares if remainder == "drop" else -(-rest // shares)
-        self._end = self.n if remainder == "uneven" else self.consumed + self._share * shares
-        self.begin = min(self.consumed + self.mini_epoch * self._share * self.world_size, self._end)
+        share = rest // shares if remainder == "drop" else -(-rest // shares)
+        self._end = self.n if remainder == "uneven" else self.consumed + share * shares
+        self.begin = min(self.consumed + self.mini_epoch * share * self.world_size, self._end)
         """First position of this mini-epoch, over all ranks."""
-        self.end = min(self.begin + self._share * self.world_size, self._end)
+        self.end = min(self.begin + share * self.world_size, self._end)
         """First position after this mini-epoch."""
-        if layout == "strided":
-            self._first, self._step = self.begin + self.rank, self.world_size
-            self._length = max(0, -(-(self.end - self._first) // self._step))
-        else:
-            self._first, self._step = min(self.begin + self.rank * self._share, self.end), 1
-            self._length = min(self._share, self.end - self._first)
+        self._first = self.begin + self.rank
+        self._length = max(0, -(-(self.end - self._first) // self.world_size))
 
     def __len__(self) -> int:
         return self._length
@@ -126,8 +109,7 @@ class Partition:
     def __repr__(self) -> str:
         return (
             f"Partition(n={self.n}, world_size={self.world_size}, rank={self.rank}, mini_epochs={self.mini_epochs}, "
-            f"mini_epoch={self.mini_epoch}, remainder={self.remainder!r}, layout={self.layout!r}, "
-            f"consumed={self.consumed})"
+            f"mini_epoch={self.mini_epoch}, remainder={self.remainder!r}, consumed={self.consumed})"
         )
 
     @overload
@@ -142,34 +124,17 @@ class Partition:
                 raise IndexError(
                     f"index {i} is out of range for the {counted(self._length, 'sample')} of rank {self.rank}"
                 )
-            return self._first + (i % self._length) * self._step
-        return normalise(index, self._length) * self._step + self._first
+            return self._first + (i % self._length) * self.world_size
+        return normalise(index, self._length) * self.world_size + self._first
 
     def positions(self, start: int = 0, stop: int | None = None) -> Indices:
         """Return the positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 (count,)."""
         stop = self._length if stop is None else min(stop, self._length)
-        begin, end = (self._first + i * self._step for i in (min(start, stop), stop))
-        return np.arange(begin, end, self._step, dtype=np.int64)
-
-    def samples(self, start: int = 0, stop: int | None = None) -> Indices:
-        """Return `positions` with padding replaced by the positions that it repeats: valid indices of an order."""
-        positions = self.positions(start, stop)
-        # Positions ascend, so the last one shows whether the division, the largest cost here, is needed.
-        if positions.size and positions[-1] >= self.n:
-            positions %= self.n
-        return positions
+        begin, end = (self._first + i * self.world_size for i in (min(start, stop), stop))
+        return np.arange(begin, end, self.world_size, dtype=np.int64)
 
     def consumed_after(self, count: int) -> int:
-        """Return the number of positions the job has consumed when *every* rank has consumed ``count`` samples here.
-
-        Raises:
-            PartitionError: the layout is contiguous, and the count is neither 0 nor the whole share.
-        """
-        if self.layout == "contiguous" and 0 < count < self._share:
-            raise PartitionError(
-                "with layout='contiguous', the consumed samples are not a prefix of the epoch: the job can only resume "
-                "at the same world size; use layout='strided'"
-            )
+        """Return the number of positions the job has consumed when *every* rank has consumed ``count`` samples here."""
         return min(self.begin + count * self.world_size, self.end, self.n)
 
     @property

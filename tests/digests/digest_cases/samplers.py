@@ -126,8 +126,8 @@ def _huge() -> Cases:
         cases[f"distributed {kind} n=1e9, its head"] = partial(over_epochs, make, take=300)
         for n in 1, 97, HUGE, 2**40 + 15:
             cases[f"make_order {kind} n={n}"] = partial(_spread, kind, n)
-    for layout, remainder in itertools.product(("strided", "contiguous"), REMAINDERS):
-        cases[f"Partition {layout} {remainder}"] = partial(_positions, layout, remainder)
+    for remainder in REMAINDERS:
+        cases[f"Partition strided {remainder}"] = partial(_positions, remainder)
     for n in 1, 2, 97, 1000, HUGE + 7:
         cases[f"Permutation n={n}"] = partial(_permuted, n)
     return cases
@@ -143,17 +143,16 @@ def _permuted(n: int) -> list[Any]:
     return [ps.Permutation(n, key)[positions] for key in (0, 1, 2**63)]
 
 
-def _positions(layout: str, remainder: str) -> list[Any]:
+def _positions(remainder: str) -> list[Any]:
     found = []
     for n, world, minis in itertools.product((0, 1, 97, HUGE), WORLDS, (1, 4)):
-        for consumed in (0, 40) if layout == "strided" else (0,):
+        for consumed in (0, 40):
             for rank, mini in itertools.product(range(world), range(minis)):
                 part = ps.Partition(
                     *(n, world, rank),
                     mini_epochs=minis,
                     mini_epoch=mini,
                     remainder=remainder,
-                    layout=layout,
                     consumed=consumed,
                 )
                 head = np.arange(min(len(part), 20))
