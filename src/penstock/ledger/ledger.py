@@ -19,12 +19,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch
-from penstock.ledger.positions import (
-    DataPositions,
-    check_no_source,
-    positions_of_dataset,
-    positions_of_order,
-)
+from penstock.ledger.positions import DataPositions, check_no_source, positions_of_order
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
@@ -226,6 +221,8 @@ class Ledger:
 
     def _data(self, stretch: Stretch) -> DataPositions:
         if self._own:
+            from penstock.ledger.dataset_positions import positions_of_dataset
+
             return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
         return positions_of_order(self._run(stretch.epoch).order)
 

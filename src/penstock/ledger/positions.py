@@ -1,4 +1,4 @@
-"""The rows at positions of an epoch, and the positions of a row, by kind of dataset.
+"""The rows at positions of an epoch, and the positions of a row. `dataset_positions` has those of our datasets.
 
 Each class covers one mini-epoch of the whole job, in positions of the epoch: ``rows(positions)`` and its inverse,
 ``find(row, source)``.
@@ -6,24 +6,16 @@ Each class covers one mini-epoch of the whole job, in positions of the epoch: ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.datasets.mixed_rows import MixedOrder, MixedRows, Turn
-from penstock.datasets.mixture import Mixture
-from penstock.datasets.packed import PackedDataset
-from penstock.datasets.packs import PackPlan
-from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.errors import ConfigError
-from penstock.order import Partition
 from penstock.order.permutation import Indices
-from penstock.order.stages import WeightStage, counts_before
-from penstock.plan.share import EpochRows, MiniEpoch
-from penstock.wording import kind_text
+from penstock.plan.share import EpochRows
 
-__all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_dataset", "positions_of_order"]
+__all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_order"]
 
 _CHUNK = 1 << 16
 
@@ -56,24 +48,6 @@ class DataPositions(Protocol):
         Raises:
             ConfigError: the source does not exist.
         """
-
-
-def positions_of_dataset(
-    dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[WeightStage, ...]
-) -> DataPositions:
-    """Return the positions of a dataset with its own order.
-
-    Args:
-        dataset: the dataset of any rank.
-        epoch: the epoch.
-        partition: the partition of a mini-epoch; packs that are distributed by cost depend on it.
-        changes: changes of a mixture's weights.
-    """
-    if isinstance(dataset, Mixture):
-        return _Mixed(dataset, epoch, changes)
-    if isinstance(dataset, PackedDataset):
-        return _Packed(dataset, epoch, partition)
-    return _Ordered(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
 
 
 def positions_of_order(order: Any) -> DataPositions:
@@ -110,86 +84,3 @@ class _Ordered:
         for begin in range(0, len(self._order), _CHUNK):
             rows = np.asarray(self._order[np.arange(begin, min(begin + _CHUNK, len(self._order)))])
             yield from (begin + np.flatnonzero(rows == row)).tolist()
-
-
-class _Packed:
-    """Packs of documents."""
-
-    def __init__(self, dataset: PackedDataset, epoch: int, partition: Partition) -> None:
-        self._dataset, self._epoch = dataset, epoch
-        plan = cast(PackPlan, dataset.plan)
-        self._order = plan.dealt(plan.rows_in(MiniEpoch(epoch, 0, plan.samples)), partition)
-
-    def rows(self, positions: Indices) -> RowsAt:
-        found = self._dataset.documents(self._order[positions], self._epoch)
-        at = np.repeat(np.arange(len(positions)), np.diff(found.splits))
-        return RowsAt(found.rows, at, np.full(len(at), -1))
-
-    def find(self, row: int, source: int | str) -> list[int]:
-        check_no_source(source)
-        if not 0 <= row < len(self._dataset.lengths):
-            return []
-        order = cast(Any, self._order)
-        return [int(order.inverse[int(pack)]) for pack in self._dataset.packs_of(row, self._epoch)]
-
-
-class _Mixed:
-    """A mixture of rows or of packs."""
-
-    def __init__(self, dataset: Mixture, epoch: int, changes: tuple[WeightStage, ...]) -> None:
-        self._rows: MixedRows = dataset.plan.source
-        stages = self._rows.stages_with(changes)
-        self._order = MixedOrder(self._rows, epoch, stages)
-        self._had = counts_before(stages, epoch, len(self._rows))
-
-    def rows(self, positions: Indices) -> RowsAt:
-        none = np.empty(0, np.int64)
-        parts = [RowsAt(none, none, none), *(self._of_turn(turn) for turn in self._order.turns(positions))]
-        rows, at, sources = (np.concatenate(part) for part in zip(*parts, strict=True))
-        in_order = np.argsort(at, kind="stable")
-        return RowsAt(rows[in_order], at[in_order], sources[in_order])
-
-    def _of_turn(self, turn: Turn) -> RowsAt:
-        dataset, rows, at = self._rows.datasets[turn.source], turn.rows, turn.places
-        if isinstance(dataset, PackedDataset):
-            found = dataset.documents(rows, turn.turn)
-            rows, at = found.rows, np.repeat(at, np.diff(found.splits))
-        return RowsAt(rows, at, np.full(len(rows), turn.source))
-
-    def find(self, row: int, source: int | str) -> list[int]:
-        source = self._number(source)
-        dataset, size = self._rows.datasets[source], self._rows.sizes[source]
-        had, mixture = self._had[source], self._order.mixture
-        epoch_has = mixture.counts(len(self._rows))[source]
-        found = []
-        for turn in range(had // size, (had + epoch_has - 1) // size + 1):
-            for own in self._own(dataset, row, source, turn):
-                ordinal = turn * size + int(self._rows.turn_order(source, turn).inverse[own]) - had
-                if 0 <= ordinal < epoch_has:
-                    found.append(mixture.position(source, ordinal))
-        return found
-
-    def _number(self, source: int | str) -> int:
-        """Return the number of a source given by number or name."""
-        names = self._rows.names
-        if isinstance(source, str) and source in names:
-            return names.index(source)
-        if isinstance(source, str) or not 0 <= source < len(names):
-            raise ConfigError(
-                f"a row of a mixture belongs to a source: pass source= as 0 to {len(names) - 1} or one of "
-                f"{', '.join(map(str, names))}, got {source!r}"
-            )
-        return source
-
-    def _own(self, dataset: Any, row: int, source: int, turn: int) -> Iterable[int]:
-        """Return the source's samples that contain a row of the data."""
-        if isinstance(dataset, PackedDataset):
-            return dataset.packs_of(row, turn).tolist() if 0 <= row < len(dataset.lengths) else []
-        if isinstance(dataset, EpochVaryingDataset):
-            raise ConfigError(
-                f"a ledger does not know the rows of {kind_text(dataset)}: use a source with its own order"
-            )
-        if not 0 <= row < self._rows.sizes[source]:
-            return []
-        excluded = self._rows.excluded[source]
-        return [row] if excluded is None else excluded.places_of(row, self._rows.seed_of(source), turn)
