@@ -518,9 +518,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         # Nothing has moved yet when the workers start, which may fail.
         kept, began = workers.kept and not states.resumes, time.perf_counter()
-        base_seed = position.base_seed(self._draw_base_seed)
-        if self.num_workers:
-            base_seed = position.seed_of_workers(base_seed)
+        base_seed = position.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
         workers.prepare(worker_seed, anew=states.resumes)
 
@@ -536,8 +534,9 @@ class DataLoader(TorchDataLoader[T_co]):
                     "dropped",
                     stacklevel=3,
                 )
-            requests = position.requests(progress)
-            window = workers.window(requests, position.stream_epoch, states.resumed.get, states.next)
+            # Workers need the epoch only for streams.
+            epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
+            window = workers.window(position.requests(progress), epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
                 self._iterator = _PersistentIterator(workers)  # type: ignore[assignment]
 

@@ -9,6 +9,7 @@ received, never on prefetched ones.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +28,7 @@ from penstock.plan.epoch import BatchEpochPlan, EpochPlan, batched, length_of
 from penstock.plan.reader import Plan, PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
-from penstock.plan.stream_plan import EpochStart, StreamPlan, UserEpochs
+from penstock.plan.stream_plan import StreamPlan, UserEpochs
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
@@ -136,11 +137,6 @@ class Position:
             return int(getattr(self.dataset, "epoch", 0))
         return reader.run.epoch if self.running and reader.run is not None else reader.epoch
 
-    @property
-    def stream_epoch(self) -> EpochStart:
-        """The epoch passed to the workers, which only streams need."""
-        return None if self.plan is not None or self._reader is None else self._reader.run
-
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator. If it is the epoch of a state just loaded, the position is kept."""
         if self._reader is None:
@@ -245,19 +241,16 @@ class Position:
             or (reader.start_requested and progress.num_delivered > 0 and progress.is_held())
         )
 
-    def base_seed(self, draw: Callable[[], int]) -> int:
-        """Return the base seed of the next iterator: the one of a loaded state, or one drawn once."""
+    def base_seed(self, draw: Callable[[], int], *, workers: bool = False) -> int:
+        """Return the base seed of the next iterator: the one of a loaded state, or one drawn once.
+
+        With ``workers`` and a seed, the base seed of its workers: it follows from the seed and from where the iterator
+        begins, so a resumed run has the same one.
+        """
         if self._base_seed is None:
             self._base_seed = draw()
-        return self._base_seed
-
-    def seed_of_workers(self, base_seed: int) -> int:
-        """Return the base seed of the next iterator's workers.
-
-        With a seed it follows from the seed and from where the iterator begins, so a resumed run has the same one.
-        """
-        if self._reader is None or self.plan is None or not self.seeded:
-            return base_seed
+        if not workers or self._reader is None or self.plan is None or not self.seeded:
+            return self._base_seed
         start = self._reader.next_start(advance=self._advances, delivered=self._delivered)
         seed = self._seed if self._seed is not None else self.plan.key_seed
         assert seed is not None
@@ -340,19 +333,14 @@ class Position:
 
     def requests(self, progress: Progress) -> Iterator[BatchRequest]:
         """Yield the requests of an epoch iterator."""
-        run = progress.run
-        if run is None:
-            return _endless()
+        run, under = progress.run, None if self._under is None else self._under.run
+        if run is None:  # only the workers know the samples of a stream
+            return (BatchRequest([], []) for _ in itertools.repeat(None))
         seed = self._seed if self._seed is not None else run.seed
-        under = None if self._under is None else self._under.run
-        key_seed = progress.base_seed if seed is None else seed
-        requests = _plan_requests(
-            run,
-            # Positions of a single rank are other samples on other ranks, so the rank is part of the key.
-            mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
-            under=under,
-        )
-        return _without(requests, progress.delivered_before) if progress.delivered_before else requests
+        seed = progress.base_seed if seed is None else seed
+        # Positions of a single rank are other samples on other ranks, so the rank is part of the key.
+        seed = mix(seed, self.rank) if run.per_rank or under is not None else seed
+        return _requests(run, seed, under=under, without=progress.delivered_before)
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch."""
@@ -531,19 +519,18 @@ def _unwrapped(plan: EpochBatchSampler) -> Plan[Any]:
     return plan.inner if isinstance(plan, BatchSampler) else plan
 
 
-def _endless() -> Iterator[BatchRequest]:
-    while True:
-        yield BatchRequest([], [])
-
-
-def _plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = None) -> Iterator[BatchRequest]:
+def _requests(
+    run: BatchEpochPlan, seed: int, *, under: EpochPlan | None, without: frozenset[int]
+) -> Iterator[BatchRequest]:
     """Yield the batches of an epoch plan as requests, with the keys of their samples.
 
     Args:
         run: the epoch plan.
         seed: seed of the keys.
         under: epoch plan of a dataset with its own order, to which a user's sampler applies.
+        without: numbers of batches to leave out.
     """
+    numbers = itertools.count()
     # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
     epoch = run.epoch % _EPOCHS
     # In blocks, because several batches cost little more than one.
@@ -552,17 +539,14 @@ def _plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = 
         place = run.place if under is None else under.place
         packed = rows if isinstance(rows, list) else _rows_of(rows)
         for indices, keys in zip(packed, _rows_of(packed_sample_keys(seed, epoch, positions)), strict=True):
-            yield BatchRequest(indices, keys, place)
+            if next(numbers) not in without:
+                yield BatchRequest(indices, keys, place)
 
 
 def _rows_of(numbers: npt.NDArray[Any]) -> list[bytes]:
     """Return the rows of an array as bytes: slices of bytes are cheaper to make, and to send, than rows of arrays."""
     data, size = numbers.tobytes(), numbers[0].nbytes
     return [data[at * size : (at + 1) * size] for at in range(len(numbers))]
-
-
-def _without(requests: Iterator[BatchRequest], numbers: frozenset[int]) -> Iterator[BatchRequest]:
-    return (request for number, request in enumerate(requests) if number not in numbers)
 
 
 def _followed(job: Layouts, run: BatchEpochPlan) -> Layouts:
