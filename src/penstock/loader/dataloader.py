@@ -119,14 +119,11 @@ class DataLoader(TorchDataLoader[T_co]):
             seed of a Penstock sampler or dataset; without one, torch's rules hold. The order of a dataset with its own
             shuffled order follows from the dataset's seed, so another one is refused.
         split: whether the loader splits the dataset among the ranks (of ``torch.distributed``, else RANK and
-            WORLD_SIZE) if neither ``sampler`` nor ``batch_sampler`` does. A `RankDataset` or another dataset that is
-            already one rank's share is never split again; ``shuffle=True`` keeps its own order.
-            None: with ``shuffle=`` the loader splits every other Penstock dataset (`Manifest`, `ImageDataset`, ...)
-            like `DistributedSampler`. Without shuffle each rank reads all of it, and the loader warns. For your own
-            datasets torch's meaning holds: each rank reads all.
-            True: the loader splits any map-style dataset. Without shuffle no sample is repeated, and ranks may differ
-            by one sample unless ``drop_last``.
-            False: each rank reads all. See `splits`.
+            WORLD_SIZE) if no sampler does. True: any map-style dataset; without shuffle no sample is repeated, and
+            ranks may differ by one sample unless ``drop_last``. False: each rank reads all.
+            None: one rank's share, such as a `RankDataset`, keeps its order and is never split again. The loader splits
+            every other Penstock dataset like `DistributedSampler` if ``shuffle`` is set; otherwise each rank reads all
+            of it, and the loader warns. For your own datasets torch's meaning holds: each rank reads all. See `splits`.
         rank, world_size, process_group, mesh: the ranks among which the loader splits the dataset, if they are not
             those of the job, see `penstock.distributed.current`. They imply ``split=True``. Pass them to the dataset or
             the sampler instead if one of these splits.

@@ -11,16 +11,15 @@ For a map-style dataset, without ``sampler=`` and ``batch_sampler=``, with more 
                             the same on all
 
 torch's ``Subset``, ``ConcatDataset`` and ``StackDataset`` follow the rule of the datasets inside. It is one ConfigError
-if some of these are split and others are not.
+if some of these are split and others are not. With one rank nothing is split, but ``split=True`` yields the same order
+as with several ranks: without shuffle no sample is read twice.
 
 The ranks are those of the job, or those of the loader's ``rank=`` and ``world_size=``, ``process_group=`` or ``mesh=``,
-which imply ``split=True``. If the loader does not split, these are a ConfigError.
-
-With one rank nothing is split, but ``split=True`` yields the same order as with several ranks. A sampler splits
-or not according to its own arguments, and so does an iterable dataset: with these, ``split=`` is a ConfigError.
+which imply ``split=True``, and are a ConfigError if the loader does not split. A sampler and an iterable dataset split
+or not by themselves: with these, ``split=`` is a ConfigError.
 
 A share determines its order: another order or seed is a ConfigError. If it is shuffled, so is a sampler or a ``Subset``
-whose indices name rows. With ``split=True`` and no shuffle, no sample is read twice.
+whose indices name rows.
 """
 
 from __future__ import annotations
