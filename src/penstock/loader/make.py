@@ -34,7 +34,6 @@ from penstock.loader.user_state import (
     WorkerGenerators,
     WorkerState,
     load_states,
-    take_first_snapshot,
     take_snapshot,
 )
 from penstock.plan.stream_plan import EpochStart
@@ -136,7 +135,7 @@ class Fetch:
         """Return a snapshot of users' objects. The position of a Penstock dataset is part of each request."""
         if not self.has_states:
             return None
-        return take_first_snapshot(self.dataset, None, self.collate_fn, self._generators)
+        return take_snapshot(self.dataset, None, self.collate_fn, self._generators, first=True)
 
     def state_dict(self) -> Snapshot | None:
         """Return a snapshot of the user's dataset and collate function; None if neither has a state."""

@@ -22,7 +22,7 @@ from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.on_error import OnError
 from penstock.loader.position import Position
 from penstock.loader.stream import StreamFetch
-from penstock.loader.user_state import Snapshot, UserStates, take_first_snapshot
+from penstock.loader.user_state import Snapshot, UserStates, take_snapshot
 from penstock.plan.reader import Plan
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.plan.user_states import has_state
@@ -76,10 +76,10 @@ class Pipeline:
         if not config.forks_workers:
             objects = self.samples, config.collate_fn
             if stream or isinstance(self.samples, ResumableDataset) or any(map(has_state, objects)):
-                initial = partial(take_first_snapshot, self.samples, None, config.collate_fn)
+                initial = partial(take_snapshot, self.samples, None, config.collate_fn, first=True)
         elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
             # Such a dataset counts its epochs in shared memory.
-            initial = partial(take_first_snapshot, self.samples, None, None)
+            initial = partial(take_snapshot, self.samples, None, None, first=True)
         return UserStates(0 if shared else config.workers, stream=stream, initial=initial)
 
     def fetcher(self, config: LoaderConfig, policy: OnError | None) -> Fetcher:

@@ -7,7 +7,6 @@ itself with ``get_worker_info()``.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -23,7 +22,6 @@ from penstock.loader.user_state import (
     WorkerState,
     load_states,
     preserved_generators,
-    take_first_snapshot,
     take_snapshot,
 )
 from penstock.plan.cursor import State
@@ -90,12 +88,6 @@ class StreamFetch:
         self._ended = False
         self._resume: WorkerState | None = None
 
-    def copy(self) -> StreamFetch:
-        """Return a fetcher for another thread, with the same dataset, its own iterator and no state."""
-        other = copy.copy(self)
-        other._last = self._last
-        return other
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": []}
 
@@ -118,7 +110,7 @@ class StreamFetch:
         try:
             if resume is None:
                 self._open(epoch)
-                return take_first_snapshot(self.dataset, self._items, self.collate_fn, self._own)
+                return take_snapshot(self.dataset, self._items, self.collate_fn, self._own, first=True)
             self._go_on(resume, epoch)
         except StopIteration as stop:
             raise escaped(stop) from stop

@@ -39,7 +39,6 @@ __all__ = [
     "WorkerState",
     "load_states",
     "preserved_generators",
-    "take_first_snapshot",
     "take_snapshot",
 ]
 
@@ -59,7 +58,7 @@ _PLACES = frozenset(("stream", "dataset", "iterator"))
 
 
 def take_snapshot(
-    dataset: Any, iterator: Any, collate_fn: Any, generators: WorkerGenerators | None = None
+    dataset: Any, iterator: Any, collate_fn: Any, generators: WorkerGenerators | None = None, *, first: bool = False
 ) -> Snapshot | None:
     """Return the current states of a worker's objects, frozen; None if no object has one. That takes 1 µs.
 
@@ -68,36 +67,28 @@ def take_snapshot(
             iterable ones before ``iter()``.
         generators: generators of the worker process; those that were used become part of the snapshot. None in the
             trainer's process, whose generators belong to the trainer.
+        first: whether the objects have yielded nothing yet. One that has no state so early has none then.
     """
-    if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
-        states = states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
-    else:
-        states = states_of(collate_fn=collate_fn)
-        if iterator is not None:
-            states["stream"] = iterator.cursor()
-        elif not is_opened(dataset):
-            # Otherwise the loader determines the epoch.
-            states["stream"] = dataset.state_dict()
+    try:
+        if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
+            states = states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
+        else:
+            states = states_of(collate_fn=collate_fn)
+            if iterator is not None:
+                states["stream"] = iterator.cursor()
+            elif not is_opened(dataset):
+                # Otherwise the loader determines the epoch.
+                states["stream"] = dataset.state_dict()
+    except AttributeError:
+        # Attributes may be created as late as in the first next(). One that never exists raises after the first batch.
+        if first:
+            return None
+        raise
     if not states:
         return None
     if generators is not None and (drawn := generators.drawn()):
         states["generators"] = drawn
     return _frozen(states)
-
-
-def take_first_snapshot(
-    dataset: Any, iterator: Any, collate_fn: Any, generators: WorkerGenerators | None = None
-) -> Snapshot | None:
-    """Return the states of objects that have yielded nothing yet.
-
-    None also if one of them has no state before its first item.
-    """
-    try:
-        return take_snapshot(dataset, iterator, collate_fn, generators)
-    except AttributeError:
-        # Attributes may be created as late as in the first next(). One that never exists raises after the first batch,
-        # where nothing catches it.
-        return None
 
 
 def _frozen(states: Mapping[str, Any]) -> Snapshot:
@@ -316,8 +307,6 @@ class UserStates:
         """
         new, workers = UserStates(self.num_workers, stream=self.stream, initial=self._initial), self._workers
         new._between = False
-        if not fresh or self.resumes:
-            new.base_seed = self.base_seed
         if self.resumes and workers is not None:
             new.next, new._workers = self.next, list(workers)
             new.resumed = {number: one for number, one in enumerate(workers) if one != WorkerState()}

@@ -13,6 +13,7 @@ In the thread executor all threads share one dataset, and each is a worker: ``ge
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -214,13 +215,12 @@ class ThreadExecutor(Executor):
         self._events: deque[Began | BatchResult] = deque()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stream = isinstance(fetcher, StreamFetch)
-        if isinstance(fetcher, StreamFetch):
-            self._makers = [Maker(fetcher.copy(), number, catches=BaseException) for number in range(threads)]
-        else:
-            self._makers = [Maker(fetcher, catches=BaseException)]
+        # A Penstock stream, which the next iterator may continue, has one thread.
+        fetchers = [fetcher, *(copy.copy(fetcher) for _ in range(threads - 1 if self._stream else 0))]
+        self._makers = [Maker(one, number, catches=BaseException) for number, one in enumerate(fetchers)]
         begin = partial(_begin_worker, threads, seed, fetcher.dataset, init, self._makers)
-        each, firsts = threads // len(self._makers), range(len(self._makers))
-        self._pools = [ThreadPool(each, boards=self._boards, first=first, begin=begin) for first in firsts]
+        each = 1 if self._stream else threads
+        self._pools = [ThreadPool(each, boards=self._boards, first=one.worker, begin=begin) for one in self._makers]
 
     @property
     def run(self) -> int:
@@ -244,14 +244,12 @@ class ThreadExecutor(Executor):
             if isinstance(request, BatchRequest):
                 self._begin_late()
                 pool.make(maker, request, self._put, wanted=lambda run: run == self._run)
-            elif self._stream or not worker:
+            elif self._stream:
+                pool.submit(partial(self._begin, maker, request))
+            elif not worker:
                 if request.state is not None:
                     maker.fetcher.load_state_dict(request.state)
-                start = request._replace(state=None)
-                if self._stream:
-                    pool.submit(partial(self._begin, maker, start))
-                else:
-                    self._start = start
+                self._start = request
 
     def _begin(self, maker: Maker, start: Start, board: memoryview) -> None:
         self._put(maker.begin(start))
