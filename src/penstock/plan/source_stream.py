@@ -64,13 +64,13 @@ class SourceStream(Stream):
         So a source that counts its own epochs resumes in the same epoch. A generator is an exception: it has not run
         yet, and its dataset may still have the state of the last iteration, so its state is taken after the first item.
         """
-        self._items = self._open(self._opened_at or {})
+        self._items = self._open()
         if not isinstance(self._items, GeneratorType):
             self._opened_at = None
 
     def __next__(self) -> Any:
         if self._items is None:
-            self._items = self._open(self._opened_at or {})
+            self._items = self._open()
         item = next(self._items)
         self.delivered += 1
         self._opened_at = None
@@ -79,42 +79,43 @@ class SourceStream(Stream):
     def cursor(self) -> State:
         if self._opened_at is not None:
             return copy.deepcopy(dict(self._opened_at))
-        return {"had": self.delivered, **self._state()}
-
-    def _state(self) -> State:
         if is_opened(self._source):
             assert isinstance(self._items, Stream)
-            return {"cursor": self._items.cursor()}
+            return {"had": self.delivered, "cursor": self._items.cursor()}
         owners: dict[str, Any] = {"iterator": self._items, "dataset": self._source}
         for kind, owner in owners.items():
-            state = owner.state_dict() if _has_state(owner) else None
-            if state is not None:
-                return {kind: copy.deepcopy(state)}
-        return {}
+            if _has_state(owner) and (state := owner.state_dict()) is not None:
+                return {"had": self.delivered, kind: copy.deepcopy(state)}
+        return {"had": self.delivered}
 
-    def _open(self, cursor: Mapping[str, Any]) -> Iterator[Any]:
+    def _open(self) -> Iterator[Any]:
+        """Return the items of the source, from where this stream is opened."""
+        source, name, cursor = self._source, self._name, self._opened_at
+        assert cursor is not None
         try:
-            return self._opened(cursor)
+            if is_opened(source):
+                return source.open(cursor["cursor"]) if "cursor" in cursor else source.open(epoch=self._epoch)
+            # torch's loader has no ``set_epoch``, but its dataset may.
+            told = source.dataset if loads_stream(source) else source
+            if self._epoch is not None and hasattr(told, "set_epoch"):
+                (source if hasattr(source, "set_epoch") else told).set_epoch(self._epoch)
+            if "dataset" in cursor:
+                source.load_state_dict(copy.deepcopy(cursor["dataset"]))
+            items: Any = self._iterate(source)
+            if "iterator" in cursor:
+                if not _has_state(items):
+                    raise StateError(_missing("iterator", name))
+                items.load_state_dict(copy.deepcopy(cursor["iterator"]))
+            elif cursor["had"] and "dataset" not in cursor:
+                if self._warn:
+                    warnings.warn(
+                        f"{name} has no state_dict: its first {cursor['had']} samples are read again and dropped, "
+                        "which is exact only if it repeats its order",
+                        stacklevel=4,
+                    )
+                drop(items, cursor["had"], name)
         except StopIteration as stop:
             raise escaped(stop) from stop
-
-    def _opened(self, cursor: Mapping[str, Any]) -> Iterator[Any]:
-        source, had = self._source, cursor["had"]
-        if is_opened(source):
-            return source.open(cursor["cursor"]) if "cursor" in cursor else source.open(epoch=self._epoch)
-        if self._epoch is not None:
-            _tell(source, self._epoch)
-        if "dataset" in cursor:
-            source.load_state_dict(copy.deepcopy(cursor["dataset"]))
-        items: Any = self._iterate(source)
-        if "iterator" in cursor:
-            if not _has_state(items):
-                raise StateError(_missing("iterator", self._name))
-            items.load_state_dict(copy.deepcopy(cursor["iterator"]))
-        elif had and "dataset" not in cursor:
-            if self._warn:
-                _warn_of_repeating(self._name, had)
-            drop(items, had, self._name)
         return items  # type: ignore[no-any-return]
 
 
@@ -170,19 +171,5 @@ def _has_state(item: Any) -> bool:
     return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
 
 
-def _tell(source: Any, epoch: int) -> None:
-    """Set the epoch of a source that has ``set_epoch``. For a torch loader, which has none, call its dataset's."""
-    if hasattr(source.dataset if loads_stream(source) else source, "set_epoch"):
-        (source if hasattr(source, "set_epoch") else source.dataset).set_epoch(epoch)
-
-
 def _missing(held: str, name: str) -> str:
     return f"this state holds {_HELD[held]} of {name}, which has none: the state belongs to other sources"
-
-
-def _warn_of_repeating(name: str, had: int) -> None:
-    warnings.warn(
-        f"{name} has no state_dict: its first {had} samples are read again and dropped, which is exact only if it "
-        "repeats its order",
-        stacklevel=6,
-    )

@@ -130,10 +130,6 @@ class ResumableDataset(IterableDataset[Any]):
         else:
             # torch's loader copies a loaded state to each of its workers, which it may not fit.
             self.check_cursor(cursor)
-        return self._begin(cursor)
-
-    def _begin(self, cursor: State) -> Stream:
-        """Return a stream, which `state_dict` will refer to."""
         self._epochs.begin(int(cursor["epoch"]))
         self._times_set_at_start = self._epochs.times_set
         self._stream = self.open_at(cursor)
