@@ -330,10 +330,14 @@ class Maker:
         self._traceback: TracebackType | None = None  # of that error: each time it is raised, it grows
         self._ended = False
 
-    def fail(self, error: BaseException) -> None:
-        """Answer this error to each request of every run, since the worker could not be set up."""
-        self.broken = self._unusable = error
-        self._traceback = error.__traceback__
+    def init(self, function: Callable[[int], object] | None, number: int) -> None:
+        """Call ``worker_init_fn``. Its error answers each request of every run."""
+        try:
+            if function is not None:
+                function(number)
+        except self._catches as error:
+            self.broken = self._unusable = error
+            self._traceback = error.__traceback__
 
     def begin(self, start: Start) -> Began:
         """Start a run. An error answers each request of it; of a stream the first, which has then ended."""

@@ -318,8 +318,4 @@ def _begin_worker(
 ) -> None:
     """Make this thread a worker."""
     enter(thread_worker(number, max(threads, number + 1), seed + number, dataset))
-    if init is not None:
-        try:
-            init(number)
-        except BaseException as error:
-            makers[number % len(makers)].fail(error)
+    makers[number % len(makers)].init(init, number)

@@ -92,11 +92,7 @@ def main(setup: Setup) -> None:
     # Another fork may keep the request pipe open, or user code may never return.
     end_with_parent(setup.parent, grace=_ORPHAN_GRACE_S)
     worker = _Worker(setup)
-    try:
-        if setup.init is not None:
-            setup.init(setup.number)
-    except Exception as error:
-        worker.maker.fail(error)
+    worker.maker.init(setup.init, setup.number)
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the consumer is gone
         worker.run()
 

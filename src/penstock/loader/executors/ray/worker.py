@@ -136,11 +136,7 @@ class Worker:
             seed_worker(base_seed, self._number)
             process_worker(self._number, self._total, base_seed + self._number, fetcher.dataset)
             self._maker = Maker(fetcher, self._number)
-            try:
-                if init is not None:
-                    init(self._number)
-            except Exception as error:
-                self._maker.fail(error)
+            self._maker.init(init, self._number)
         return None if self._maker is None else self._maker.begin(start).snapshot
 
     @ray.method(concurrency_group="make")  # type: ignore[untyped-decorator]
