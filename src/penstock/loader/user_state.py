@@ -197,8 +197,8 @@ class WorkerState(NamedTuple):
 
     Attributes:
         snapshot: snapshot of the user's objects; empty if none has a state, or nothing was delivered.
-        since: for a stream, the number of answered requests since the snapshot. If the snapshot has no position, the
-            number since the start of the iterator: the snapshot is then loaded after those batches are made again.
+        since: for a stream, the number of answered requests since the snapshot. A snapshot without a position is from
+            the start of an iterator.
         failed: how many of them were answered by an error.
         ended: how many of them were answered by the end of the iterator, after which the dataset starts another one.
     """
@@ -220,20 +220,13 @@ class WorkerState(NamedTuple):
 
     def after(self, snapshot: Snapshot | None, *, failed: bool) -> WorkerState:
         """Return the position after one more answer of a stream, and perhaps a snapshot."""
-        if snapshot is not None and not _PLACES.isdisjoint(snapshot):
+        if snapshot is not None:
             return WorkerState(snapshot)
-        return self._replace(
-            snapshot=self.snapshot if snapshot is None or self.places else snapshot,
-            since=self.since + 1,
-            failed=self.failed + failed,
-        )
+        return self._replace(since=self.since + 1, failed=self.failed + failed)
 
     def over(self) -> WorkerState:
         """Return the position after the end of the iterator."""
-        if self.places:
-            return self._replace(since=self.since + 1, ended=self.ended + 1)
-        # The dataset's position is unknown, so it starts again.
-        return WorkerState(self.snapshot)
+        return self._replace(since=self.since + 1, ended=self.ended + 1) if self.snapshot else WorkerState()
 
     def without(self, owners: Collection[str] = _PLACES) -> WorkerState:
         """Return the position after an iterator that was left: the state of some owners is unknown."""
@@ -327,9 +320,9 @@ class UserStates:
         workers = self._known()
         while first:
             worker, snapshot = first.popitem()
-            # A dataset that stores its own position may reset it as late as in the first next(). After an iterator that
-            # has ended, only a snapshot of the iterator itself is exact.
-            if not workers[worker].ended or "stream" in snapshot or "iterator" in snapshot:
+            # A dataset that stores its own position may reset it as late as in the first next(). So after an iterator
+            # that has ended, the state of a dataset alone is not exact.
+            if not workers[worker].ended or "dataset" not in snapshot or "iterator" in snapshot:
                 workers[worker] = WorkerState(snapshot)
 
     def delivered(self, worker: int, snapshot: Snapshot | None, *, failed: bool = False) -> None:
