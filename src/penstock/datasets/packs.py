@@ -21,7 +21,7 @@ from penstock.order import Order, Partition
 from penstock.order.balance import split_by_cost
 from penstock.order.pack_blocks import different
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces
-from penstock.order.permutation import Indices, Inverse, normalise
+from penstock.order.permutation import Bijection, Indices, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
 from penstock.plan.exclusion import ExcludedDocuments, ExcludedRows, ExclusionMark
@@ -278,38 +278,32 @@ class PackPlan(SharePlan):
         return shuffle is True or shuffle == self.order
 
 
-class _Balanced:
+class _Balanced(Bijection):
     """An order in windows of a global batch, in which packs are assigned to ranks by cost."""
 
-    def __init__(self, order: Order, packs: Packs, partition: Any, window: int) -> None:
+    def __init__(self, order: Order, packs: Packs, partition: Partition, window: int) -> None:
+        self.n = len(order)
         self._order, self._packs = order, packs
         self._begin, self._end = partition.begin, min(partition.end, partition.n)
         self._world, self._window = partition.world_size, window
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, positions: Any) -> Any:
-        places = np.asarray(positions, dtype=np.int64)
-        flat = places.reshape(-1)
-        found = np.empty(flat.size, np.int64)
-        windows = (flat - self._begin) // self._window
+    def _rows(self, positions: Indices) -> Indices:
+        found = np.empty(positions.size, np.int64)
+        windows = (positions - self._begin) // self._window
         for number in different(windows):
             here = windows == number
             begin = self._begin + number * self._window
             if begin < self._begin or begin + self._window > self._end:
-                found[here] = self._order[flat[here]]
+                found[here] = self._order[positions[here]]
             else:
-                found[here] = self._assigned(begin)[flat[here] - begin]
-        return found.reshape(places.shape) if places.ndim else int(found[0])
+                found[here] = self._assigned(begin)[positions[here] - begin]
+        return found
 
-    @property
-    def inverse(self) -> Inverse:
-        """The position of each pack."""
-        return Inverse(len(self), self._find)
+    def _find(self, rows: Indices) -> Indices:
+        return np.array([self._position(pack) for pack in rows.tolist()], np.int64)
 
-    def _find(self, pack: Any) -> Any:
-        place = int(self._order.inverse[int(pack)])  # type: ignore[attr-defined]
+    def _position(self, pack: int) -> int:
+        place: int = self._order.inverse[pack]  # type: ignore[attr-defined]
         number = (place - self._begin) // self._window
         begin = self._begin + number * self._window
         if begin < self._begin or begin + self._window > self._end:

@@ -14,14 +14,11 @@ Invariant: a bijection of ``range(n)`` that depends only on (n, seed, epoch, blo
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
-
 import numpy as np
 
 from penstock.hashing import derive_key, mix
 from penstock.order.classes import ClassShuffle
-from penstock.order.permutation import Indices, Inverse, Permutation, normalise
+from penstock.order.permutation import Bijection, Indices, Permutation
 
 __all__ = ["VIRTUAL_NODES", "NodeShuffle"]
 
@@ -32,7 +29,7 @@ _FEWEST_ROWS = 64
 """Smaller parts would not be shuffled well."""
 
 
-class NodeShuffle:
+class NodeShuffle(Bijection):
     """The order of an epoch that deals parts of the rows to nodes.
 
     Args:
@@ -41,7 +38,6 @@ class NodeShuffle:
         block_size: number of consecutive rows that are read together; None: a whole part. Blocks begin at multiples of
             ``block_size``, except for the last rows of the data, less than one block for each part.
 
-    ``order[position]`` takes an int or an integer array, and ``order.inverse[row]`` returns the position of a row.
     Cost: O(1) memory, and look-ups in a few Feistel networks, vectorised.
 
     >>> rows = NodeShuffle(100_000, block_size=10)[np.arange(100_000)]
@@ -70,13 +66,8 @@ class NodeShuffle:
         self._blocks = ClassShuffle(begins, mix(key, 0))
         self._last_slot = self._blocks.inverse[begins[:-1] + self._full] - begins[:-1]
 
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, self.n)
-        flat = positions.reshape(-1)
-        places, turns = np.divmod(flat, self._parts)
+    def _rows(self, positions: Indices) -> Indices:
+        places, turns = np.divmod(positions, self._parts)
         # As if all blocks were full.
         last = self._last[turns]
         places += (self._block - last) * (places >= self._last_slot[turns] * self._block + last)
@@ -84,25 +75,16 @@ class NodeShuffle:
         begins = turns * (self._full + 1)
         blocks = self._blocks[begins + slots] - begins
         places = blocks * self._block + self._within_blocks(turns, blocks, offsets, inverse=False)
-        flat[:] = self._row(turns, places)
-        return int(positions) if positions.ndim == 0 else positions
+        return self._row(turns, places)
 
-    @cached_property
-    def inverse(self) -> Inverse:
-        """The inverse bijection, with the same indexing."""
-        return Inverse(self.n, self._locate)
-
-    def _locate(self, index: Any) -> Any:
-        rows = normalise(index, self.n)
-        flat = rows.reshape(-1)
-        turns, places = self._place(flat)
+    def _find(self, rows: Indices) -> Indices:
+        turns, places = self._place(rows)
         blocks, offsets = np.divmod(places, self._block)
         begins = turns * (self._full + 1)
         slots = self._blocks.inverse[begins + blocks] - begins
         places = slots * self._block + self._within_blocks(turns, blocks, offsets, inverse=True)
         places -= (self._block - self._last[turns]) * (slots > self._last_slot[turns])
-        flat[:] = places * self._parts + turns
-        return int(rows) if rows.ndim == 0 else rows
+        return places * self._parts + turns
 
     def _within_blocks(self, turns: Indices, blocks: Indices, offsets: Indices, *, inverse: bool) -> Indices:
         """Return the shuffled offsets of rows in their blocks."""

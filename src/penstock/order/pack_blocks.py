@@ -9,15 +9,12 @@ So a job that reads one block of packs reads only one block of documents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
-from typing import Any, overload
+from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.hashing import derive_key, mix
-from penstock.order.permutation import Indices, Inverse, Permutation, normalise
+from penstock.order.permutation import Bijection, Indices, Permutation
 
 __all__ = ["PACK_BLOCK_ORDER", "PackBlockOrder", "different"]
 
@@ -25,14 +22,13 @@ PACK_BLOCK_ORDER = "pack-blocks-1"
 """Name of the frozen order. States contain it."""
 
 
-class PackBlockOrder:
+class PackBlockOrder(Bijection):
     """The order of the packs in one epoch, by pack number.
 
     Args:
         firsts: the first pack of each block, then the number of packs: int64 of shape (blocks + 1,).
         seed, epoch: choose the order together; every pair yields an unrelated order.
 
-    ``order[position]`` takes an int or an integer array, and ``order.inverse[pack]`` returns the position of a pack.
     Cost: a `Permutation` look-up for each block of the positions; 32 bytes of memory per block.
 
     >>> order = PackBlockOrder(np.array([0, 3, 5]), seed=0, epoch=0)
@@ -48,36 +44,21 @@ class PackBlockOrder:
         self._blocks = self._order[np.arange(len(firsts) - 1)]
         self._firsts = firsts[self._blocks]
         self._begins = np.concatenate([[0], np.cumsum(np.diff(firsts)[self._blocks])])
+        self.n = int(self._begins[-1])
 
-    def __len__(self) -> int:
-        return int(self._begins[-1])
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, len(self))
-        flat = positions.reshape(-1)
-        steps = self._begins.searchsorted(flat, "right") - 1
+    def _rows(self, positions: Indices) -> Indices:
+        steps = self._begins.searchsorted(positions, "right") - 1
         for step in different(steps):
             here = steps == step
-            flat[here] = self._firsts[step] + self._inside(step)[flat[here] - self._begins[step]]
-        return int(positions) if positions.ndim == 0 else positions
+            positions[here] = self._firsts[step] + self._inside(step)[positions[here] - self._begins[step]]
+        return positions
 
-    @cached_property
-    def inverse(self) -> Inverse:
-        """The position of each pack, with the same indexing."""
-        return Inverse(len(self), self._locate)
-
-    def _locate(self, index: Any) -> Any:
-        packs = normalise(index, len(self))
-        flat = packs.reshape(-1)
-        steps = self._order.inverse[self._starts.searchsorted(flat, "right") - 1]
+    def _find(self, rows: Indices) -> Indices:
+        steps = self._order.inverse[self._starts.searchsorted(rows, "right") - 1]
         for step in different(steps):
             here = steps == step
-            flat[here] = self._begins[step] + self._inside(step).inverse[flat[here] - self._firsts[step]]
-        return int(packs) if packs.ndim == 0 else packs
+            rows[here] = self._begins[step] + self._inside(step).inverse[rows[here] - self._firsts[step]]
+        return rows
 
     def _inside(self, step: int) -> Permutation:
         """Return the order of the packs of a block."""

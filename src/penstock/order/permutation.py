@@ -11,6 +11,7 @@ of NumPy, frozen by golden vectors in the tests under `ORDER_VERSION`.
 
 from __future__ import annotations
 
+import abc
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from penstock.errors import OrderError
 from penstock.hashing import MASK64, mix, mix_array
 from penstock.order.feistel import ROUNDS, Feistel, Indices
 
-__all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Indices", "Inverse", "Permutation", "normalise"]
+__all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Bijection", "Indices", "Permutation", "normalise"]
 
 ORDER_VERSION = 1
 """Version of the frozen order. A state with another version raises an error."""
@@ -73,7 +74,63 @@ def normalise(indices: Any, n: int) -> Indices:
     return array
 
 
-class Permutation:
+class Bijection(abc.ABC):
+    """A computed bijection of ``range(n)``: the base class of orders.
+
+    ``order[position]`` takes an int (negative ones count from the end; IndexError outside the range) or an integer
+    array of any shape. ``order.inverse[row]`` returns the position of a row.
+    """
+
+    n: int
+    """Number of elements."""
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._look_up(index, inverse=False)
+
+    @cached_property
+    def inverse(self) -> Inverse:
+        """The inverse bijection, with the same indexing."""
+        return Inverse(self)
+
+    def _look_up(self, index: Any, *, inverse: bool) -> Any:
+        indices = normalise(index, self.n)
+        found = (self._find if inverse else self._rows)(indices.reshape(-1)).reshape(indices.shape)
+        return found if found.ndim else int(found)
+
+    @abc.abstractmethod
+    def _rows(self, positions: Indices) -> Indices:
+        """Return the rows at valid positions: int64 of shape (k,). It may change the argument."""
+
+    @abc.abstractmethod
+    def _find(self, rows: Indices) -> Indices:
+        """Return the positions of valid rows: int64 of shape (k,). It may change the argument."""
+
+
+class Inverse:
+    """The inverse of an order: ``inverse[order[i]] == i``."""
+
+    def __init__(self, order: Bijection) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return self._order.n
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._order._look_up(index, inverse=True)
+
+
+class Permutation(Bijection):
     """A random permutation of ``range(n)`` chosen by a 64-bit key.
 
     Args:
@@ -83,9 +140,8 @@ class Permutation:
     Raises:
         OrderError: n is outside its range.
 
-    ``p[i]`` takes an int (negative ones count from the end; IndexError outside the range) or an integer array of any
-    shape. ``p.inverse[j]`` returns the position of an element. Cost: 8 rounds of a 32-bit hash per index, vectorised.
-    Memory: O(1). For n <= 2**26, tables of at most 2.2 MiB make it faster.
+    Cost: 8 rounds of a 32-bit hash per index, vectorised. Memory: O(1). Tables of at most 2.2 MiB make it faster for
+    n <= 2**26.
 
     >>> p = Permutation(10, key=7)
     >>> sorted(p[i] for i in range(10)) == list(range(10))
@@ -105,53 +161,45 @@ class Permutation:
             self._network = Feistel(a, b, [mix(self.key, self.n, r) & _MASK32 for r in range(ROUNDS)])
             self._until_tables = max(_WARM_UP, _WARM_UP_PER_HALF * a)
 
-    def __len__(self) -> int:
-        return self.n
-
     def __repr__(self) -> str:
         return f"Permutation(n={self.n}, key={self.key:#x})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Permutation, (self.n, self.key))
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self._lookup(index, 0)
-
-    @cached_property
-    def inverse(self) -> Inverse:
-        """The inverse bijection, with the same indexing."""
-        return Inverse(self.n, self._locate)
-
-    def _locate(self, index: Any) -> Any:
-        return self._lookup(index, 1)
-
-    def _lookup(self, index: Any, table: int) -> Any:
-        scalar = isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)
-        if scalar:
-            i = operator.index(index)
-            if not -self.n <= i < self.n:
-                raise IndexError(f"index {i} is out of range for {self.n} elements")
-            i %= self.n
-            if self.n <= TABLE_LIMIT:
-                return int(_tables(self.n, self.key)[table][i])
-            walk: Callable[[Any], Any] = self._network.decrypt if table else self._network.encrypt
-            i = walk(i)
-            while i >= self.n:
-                i = walk(i)
-            return i
-        indices = normalise(index, self.n)
+    def _look_up(self, index: Any, *, inverse: bool) -> Any:
+        if not isinstance(index, SupportsIndex) or isinstance(index, np.ndarray):
+            return super()._look_up(index, inverse=inverse)
+        i = operator.index(index)
+        if not -self.n <= i < self.n:
+            raise IndexError(f"index {i} is out of range for {self.n} elements")
+        i %= self.n
         if self.n <= TABLE_LIMIT:
-            return _tables(self.n, self.key)[table][indices].astype(np.int64)
-        walk = self._network.decrypt if table else self._network.encrypt
-        if not table and self.n <= _ROUND_TABLES_LIMIT:
-            self._until_tables -= indices.size
+            return int(_tables(self.n, self.key)[inverse][i])
+        walk = self._network.decrypt if inverse else self._network.encrypt
+        i = walk(i)
+        while i >= self.n:
+            i = walk(i)
+        return i
+
+    def _rows(self, positions: Indices) -> Indices:
+        if self.n <= TABLE_LIMIT:
+            return _tables(self.n, self.key)[0][positions].astype(np.int64)
+        walk: Callable[[Any], Any] = self._network.encrypt
+        if self.n <= _ROUND_TABLES_LIMIT:
+            self._until_tables -= positions.size
             if self._until_tables <= 0:
                 walk = self._network.encrypt_by_table
-        flat = indices.reshape(-1).view(np.uint64)
+        return self._walk(positions, walk)
+
+    def _find(self, rows: Indices) -> Indices:
+        if self.n <= TABLE_LIMIT:
+            return _tables(self.n, self.key)[1][rows].astype(np.int64)
+        return self._walk(rows, self._network.decrypt)
+
+    def _walk(self, indices: Indices, walk: Callable[[Any], Any]) -> Indices:
+        """Replace indices by their images, in place."""
+        flat = indices.view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
             flat[begin : begin + _BLOCK] = walk(flat[begin : begin + _BLOCK])
         outside = np.flatnonzero(flat >= self.n)
@@ -159,29 +207,6 @@ class Permutation:
             flat[outside] = walk(flat[outside])
             outside = outside[flat[outside] >= self.n]
         return indices
-
-
-class Inverse:
-    """The inverse of an order: ``inverse[order[i]] == i``.
-
-    Args:
-        n: number of elements of the order.
-        locate: returns the position of a row, or the positions of an array of rows.
-    """
-
-    def __init__(self, n: int, locate: Callable[[Any], Any]) -> None:
-        self._n = n
-        self._locate = locate
-
-    def __len__(self) -> int:
-        return self._n
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self._locate(index)
 
 
 @lru_cache(maxsize=_TABLES)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, OrderError
 from penstock.hashing import derive_key, mix
-from penstock.order.permutation import Indices, Inverse, Permutation, normalise
+from penstock.order.permutation import Bijection, Indices, Permutation
 
 __all__ = [
     "DEFAULT_BLOCK_SIZE",
@@ -57,7 +57,7 @@ class Order(Protocol):
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
 
 
-class Identity:
+class Identity(Bijection):
     """The order of the manifest: position i is sample i."""
 
     def __init__(self, n: int) -> None:
@@ -65,24 +65,14 @@ class Identity:
             raise OrderError(f"an order needs n >= 0, got {n}")
         self.n = operator.index(n)
 
-    def __len__(self) -> int:
-        return self.n
+    def _rows(self, positions: Indices) -> Indices:
+        return positions
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
-        result = normalise(index, self.n)
-        return int(result) if result.ndim == 0 else result
-
-    @property
-    def inverse(self) -> Identity:
-        """The inverse: the same order."""
-        return self
+    def _find(self, rows: Indices) -> Indices:
+        return rows
 
 
-class BlockShuffle:
+class BlockShuffle(Bijection):
     """A block shuffle: permutes blocks, then samples within windows of blocks.
 
     Args:
@@ -101,7 +91,6 @@ class BlockShuffle:
 
     Cost: O(1) memory; one `Permutation` look-up for each window in an array of positions, of which batches have one or
     two. ``window=1`` shuffles only within blocks. ``block_size * window >= n`` mixes as well as the global shuffle.
-    ``order.inverse[row]`` returns the position of a row, at the same cost.
 
     >>> order = BlockShuffle(100, key=1, block_size=10, window=2)
     >>> sorted(order[np.arange(100)].tolist()) == list(range(100))
@@ -127,46 +116,27 @@ class BlockShuffle:
         self._missing = -n % block_size
         self._short_slot = self._blocks.inverse[len(self._blocks) - 1] if n else 0
 
-    def __len__(self) -> int:
-        return self.n
-
     def __repr__(self) -> str:
         return f"BlockShuffle(n={self.n}, block_size={self.block_size}, window={self.window})"
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, self.n)
-        flat = positions.reshape(-1)
-        for inside, begin, order in self._windows(self._pad(flat)):
-            flat[inside] = begin + order[flat[inside] - begin]
-        self._permute_blocks(flat)
-        return int(positions) if positions.ndim == 0 else positions
-
-    @cached_property
-    def inverse(self) -> Inverse:
-        """The inverse bijection, with the same indexing."""
-        return Inverse(self.n, self._locate)
 
     def window_at(self, position: int) -> tuple[int, int]:
         """Return the first position of a position's window, and the first after it."""
         number = int(self._pad(np.array([position]))[0]) // (self.block_size * self.window)
         return self._window_bounds(number)
 
-    def _locate(self, index: Any) -> Any:
-        rows = normalise(index, self.n)
-        self._find(rows.reshape(-1))
-        return int(rows) if rows.ndim == 0 else rows
+    def _rows(self, positions: Indices) -> Indices:
+        for inside, begin, order in self._windows(self._pad(positions)):
+            positions[inside] = begin + order[positions[inside] - begin]
+        self._permute_blocks(positions)
+        return positions
 
-    def _find(self, rows: Indices) -> None:
-        """Replace rows by their positions, in place."""
+    def _find(self, rows: Indices) -> Indices:
         blocks, offsets = np.divmod(rows, self.block_size)
         padded = self._blocks.inverse[blocks] * self.block_size + offsets
-        rows[:] = padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
+        places: Indices = padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
         for inside, begin, order in self._windows(padded):
-            rows[inside] = begin + order.inverse[rows[inside] - begin]
+            places[inside] = begin + order.inverse[places[inside] - begin]
+        return places
 
     def _permute_blocks(self, positions: Indices) -> None:
         """Replace positions in permuted blocks by rows, in place."""

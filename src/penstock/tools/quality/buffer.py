@@ -10,16 +10,11 @@ This order is only for comparison: streaming loaders shuffle this way, but Penst
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, overload
-
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import OrderError
 from penstock.hashing import mix, mix_array
-from penstock.order.permutation import Indices, Inverse, Permutation, normalise
+from penstock.order.permutation import Bijection, Indices, Permutation
 
 __all__ = ["ShuffleBuffer"]
 
@@ -27,7 +22,7 @@ _LARGEST = 1 << 30
 _CHUNK = 1 << 16  # fewest steps of one search
 
 
-class ShuffleBuffer:
+class ShuffleBuffer(Bijection):
     """The order in which a shuffle buffer returns the rows of a file.
 
     Args:
@@ -65,45 +60,24 @@ class ShuffleBuffer:
         self._last = Permutation(n - self._steps, mix(key, 1))
         self._draws = mix(key, 0)
 
-    def __len__(self) -> int:
-        return self.n
-
     def __repr__(self) -> str:
         return f"ShuffleBuffer(n={self.n}, size={self.size})"
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, self.n)
-        flat = positions.reshape(-1)
-        late = flat >= self._steps
-        places = self._place(flat)
-        places[late] = self._last[flat[late] - self._steps]
-        before = self._drawn(places, np.minimum(flat, self._steps), -1)
-        flat[:] = np.where(before < 0, places, before + self.size)
-        return int(positions) if positions.ndim == 0 else positions
+    def _rows(self, positions: Indices) -> Indices:
+        late = positions >= self._steps
+        places = self._place(positions)
+        places[late] = self._last[positions[late] - self._steps]
+        before = self._drawn(places, np.minimum(positions, self._steps), -1)
+        return np.where(before < 0, places, before + self.size)
 
-    @cached_property
-    def inverse(self) -> Inverse:
-        """The inverse bijection, indexed in the same way."""
-        return Inverse(self.n, self._locate)
-
-    def _locate(self, index: Any) -> Any:
-        rows = normalise(index, self.n)
-        self._find(rows.reshape(-1))
-        return int(rows) if rows.ndim == 0 else rows
-
-    def _find(self, rows: Indices) -> None:
-        """Replace rows by their positions, in place."""
+    def _find(self, rows: Indices) -> Indices:
         first = rows < self.size
         entered = np.where(first, -1, rows - self.size)
         places = np.where(first, rows, self._place(np.maximum(entered, 0)))
-        out = self._drawn(places, entered, 1)
-        late = out < 0
-        rows[:] = out
-        rows[late] = self._steps + self._last.inverse[places[late]]
+        steps = self._drawn(places, entered, 1)
+        late = steps < 0
+        steps[late] = self._steps + self._last.inverse[places[late]]
+        return steps
 
     def _place(self, steps: Indices) -> Indices:
         """Return the slot of the buffer drawn at each step."""
