@@ -16,7 +16,7 @@ from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.class_batches import ClassBatches, EpochBatches
-from penstock.order.permutation import Indices
+from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
@@ -25,7 +25,7 @@ from penstock.plan.reader import Bookmark, Draws
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
-from penstock.samplers.grouping import Groups, by_completion, by_first, rank_rows
+from penstock.samplers.grouping import Groups, by_completion, by_first
 from penstock.samplers.identity import fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.random import RandomSampler
@@ -136,7 +136,9 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
                 f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
             )
         self._counted: tuple[Any, int] | None = None
-        self._bookmark: _GroupedBookmark = _GroupedBookmark(self.inner)
+        self._bookmark = _GroupedBookmark(self.inner)
+        # The version of the inner sampler's bookmark that was followed.
+        self._followed = -1
         if exclude is not None and order != "class":
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
         self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
@@ -172,23 +174,19 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     @property
     def bookmark(self) -> Bookmark:  # type: ignore[override]
         """Where readers begin next: as set last, here or on the inner sampler."""
-        self._bookmark.follow()
+        inside = self.inner.bookmark
+        if inside.version != self._followed:
+            self._followed, cursor = inside.version, inside.cursor
+            self._bookmark.write(
+                Cursor(epoch=cursor.epoch, sampler=cursor if inside.loaded else None), loaded=inside.loaded
+            )
         return self._bookmark
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the inner sampler."""
         super().set_epoch(epoch)
         self.inner.set_epoch(epoch)
-        self._bookmark.ignore()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state at the next ``iter()``, on any number of ranks.
-
-        Raises:
-            StateError: the state belongs to other data, groups or batches.
-        """
-        super().load_state_dict(state)
-        self._bookmark.ignore()
+        self._followed = self.inner.bookmark.version
 
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
@@ -272,37 +270,22 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         }
 
 
+def _inner_cursor(cursor: Cursor) -> Cursor:
+    """Return the cursor of the inner sampler at the start of the epoch."""
+    return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
+
+
 class _GroupedBookmark(Bookmark):
-    """Where the batches of a sampler begin next: as set last, here or in the bookmark of the sampler inside."""
+    """The bookmark of batches, which shows the positions of readers also with the sampler inside."""
 
     def __init__(self, inner: EpochSampler) -> None:
         super().__init__()
         self._inner = inner
-        # The version of the bookmark inside that was followed here.
-        self._followed = -1
-
-    def follow(self) -> None:
-        """Follow the bookmark inside, if it was written."""
-        inside = self._inner.bookmark
-        if inside.version != self._followed:
-            self._followed, cursor = inside.version, inside.cursor
-            self.write(Cursor(epoch=cursor.epoch, sampler=cursor if inside.loaded else None), loaded=inside.loaded)
-        elif self.loaded and self.cursor.sampler is inside.cursor and not inside.loaded:
-            self.cursor, self.loaded = self.cursor.whole(), False
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, also with the sampler inside."""
+        """Record the position of a reader."""
         super().show(cursor, loaded=loaded, running=running)
         self._inner.bookmark.show(_inner_cursor(cursor), loaded=loaded, running=running)
-
-    def ignore(self) -> None:
-        """Leave out what was written inside, because it came from here."""
-        self._followed = self._inner.bookmark.version
-
-
-def _inner_cursor(cursor: Cursor) -> Cursor:
-    """Return the cursor of the inner sampler at the start of the epoch."""
-    return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
 
 class _Grouped(BatchEpochPlan):
@@ -354,12 +337,26 @@ class _Grouped(BatchEpochPlan):
         groups, size, remainder = self._sampler.groups, self._sampler.batch_size, self._sampler.remainder
         chunks = self._chunks(max(_CHUNK, groups.count * size))
         blocks = _REPLAYED[self._sampler.order](chunks, groups.of, size, self._sampler.drop_last)
-        first = int(self._job.block(0, 1)[1][0]) if len(self._job) else 0
-        end = self._partition.end if remainder == "drop" else None
-        for indices, ordinals in rank_rows(
-            blocks, self._consumed, self._rank, self._world_size, end=end, pad=remainder == "pad"
-        ):
-            yield from zip(indices.tolist(), ordinals + first, strict=True)
+        start = int(self._job.block(0, 1)[1][0]) if len(self._job) else 0
+        end, step = self._partition.end if remainder == "drop" else MAX_N, self._world_size
+        # Numbers of the next batch of this rank, and of the next one of all ranks.
+        mine, number = self._consumed + self._rank, 0
+        # The first batches, which may have to be repeated.
+        head: list[Batch] = []
+        for indices, ordinals in blocks:
+            if len(head) < step:
+                head += zip(indices[:step].tolist(), ordinals[:step] + start, strict=True)
+            own = range(mine, min(end, number + len(indices)), step)
+            if own:
+                rows = slice(mine - number, own.stop - number, step)
+                yield from zip(indices[rows].tolist(), ordinals[rows] + start, strict=True)
+                mine = own[-1] + step
+            number += len(indices)
+        # If the last round is not full, this rank may have no batch in it.
+        if remainder == "pad" and mine < number + -(number - self._consumed) % step:
+            laps, first = divmod(mine, number)
+            batch, positions = head[first]
+            yield batch, positions + laps * len(self._job)
         self.exhaust()
 
     def _chunks(self, largest: int) -> Iterator[Indices]:

@@ -18,13 +18,14 @@ import numpy.typing as npt
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 
-__all__ = ["Groups", "Rows", "by_completion", "by_first", "rank_rows"]
+__all__ = ["Groups", "Rows", "by_completion", "by_first"]
 
 Rows = tuple[Indices, Indices]
 GroupIds = npt.NDArray[np.integer]
 
 _COUNT_CHUNK = 1 << 18
-_FULL_ROWS = 1 << 13
+_LARGEST_BLOCK = 1 << 16
+"""Samples in a block of full batches."""
 
 
 class Groups:
@@ -88,7 +89,7 @@ def by_completion(
 ) -> Iterator[Rows]:
     """Yield full batches in the order of their last members, then partial batches in the same order.
 
-    Memory: a few arrays of the size of a chunk, plus fewer than ``batch_size`` samples of every group.
+    Memory: a few arrays of the size of a chunk, plus ``batch_size`` samples of every group.
     """
     base = 0
     # Members of batches that are not full yet.
@@ -97,16 +98,19 @@ def by_completion(
         indices = np.concatenate([indices, chunk])
         ordinals = np.concatenate([ordinals, np.arange(base, base + len(chunk), dtype=np.int64)])
         base += len(chunk)
-        full, rest, _ = _arrange(of(indices), batch_size)
-        if len(full):
-            full = full[np.argsort(ordinals[full[:, -1]])]
-            yield indices[full], ordinals[full]
+        batches = _arrange(of(indices), batch_size)
+        full = np.flatnonzero(batches[:, -1] >= 0)
+        order = np.argsort(ordinals[batches[full, -1]])
+        for members in _in_blocks(batches[full[order]]):
+            yield indices[members], ordinals[members]
+        rest = batches[batches[:, -1] < 0]
+        rest = rest[rest >= 0]
         indices, ordinals = indices[rest], ordinals[rest]
-    if not drop_partial and len(indices):
-        _, rest, ends = _arrange(of(indices), batch_size)
-        partial = np.split(rest, ends[:-1])
-        for members in sorted(partial, key=lambda members: int(ordinals[members[-1]])):
-            yield indices[members][None], ordinals[members][None]
+    if not drop_partial:
+        batches = _arrange(of(indices), batch_size)
+        order = np.argsort(ordinals[batches.max(axis=1)])
+        for members in _in_blocks(batches[order]):
+            yield indices[members], ordinals[members]
 
 
 def by_first(
@@ -117,66 +121,32 @@ def by_first(
     An earlier batch may be filled by the last index, so this holds the whole stream: about 40 bytes per index.
     """
     indices = np.concatenate([np.empty(0, dtype=np.int64), *chunks])
-    full, rest, ends = _arrange(of(indices), batch_size)
-    full = full[np.argsort(full[:, 0])]
-    partial = [] if drop_partial or not len(rest) else np.split(rest, ends[:-1])
-    begin = 0
-    for members in sorted(partial, key=lambda members: int(members[0])):
-        stop = int(np.searchsorted(full[:, 0], members[0]))
-        yield from _in_blocks(indices, full[begin:stop])
-        yield indices[members][None], members[None]
-        begin = stop
-    yield from _in_blocks(indices, full[begin:])
+    batches = _arrange(of(indices), batch_size)
+    if drop_partial:
+        batches = batches[batches[:, -1] >= 0]
+    for members in _in_blocks(batches[np.argsort(batches[:, 0])]):
+        yield indices[members], members
 
 
-def _in_blocks(indices: Indices, full: Indices) -> Iterator[Rows]:
-    for a in range(0, len(full), _FULL_ROWS):
-        yield indices[full[a : a + _FULL_ROWS]], full[a : a + _FULL_ROWS]
-
-
-def _arrange(groups: GroupIds, batch_size: int) -> tuple[Indices, Indices, Indices]:
-    """Return the places of the members of full batches (one batch a row), of the other members by group, and the ends
-    of the groups among these others.
-    """
+def _arrange(groups: GroupIds, batch_size: int) -> Indices:
+    """Return the places of the members of each batch, one batch a row. After a group's last member come -1."""
     places = np.argsort(groups, kind="stable")
     groups = groups[places]
-    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]])) if len(groups) else np.empty(0, int)
+    first = np.ones(len(groups), np.bool_)
+    first[1:] = groups[1:] != groups[:-1]
+    starts = np.flatnonzero(first)
     sizes = np.diff(starts, append=len(groups))
-    whole = sizes // batch_size * batch_size
-    within = np.arange(len(groups)) - np.repeat(starts, sizes)
-    in_full = within < np.repeat(whole, sizes)
-    left = sizes - whole
-    return places[in_full].reshape(-1, batch_size), places[~in_full], np.cumsum(left[left > 0])
+    missing = -sizes % batch_size
+    batches = np.full(len(groups) + missing.sum(), -1)
+    batches[np.repeat(np.tile([True, False], len(sizes)), np.ravel([sizes, missing], order="F"))] = places
+    return batches.reshape(-1, batch_size)
 
 
-def rank_rows(
-    blocks: Iterable[Rows], consumed: int, rank: int, world_size: int, *, end: int | None, pad: bool
-) -> Iterator[Rows]:
-    """Yield the rows of one rank: batch g of the job goes to rank ``(g - consumed) % world_size``.
-
-    Args:
-        blocks: all batches of the epoch, from its first.
-        consumed: number of first batches that the job has consumed.
-        rank, world_size: this rank, and the number of ranks.
-        end: leave out the batches from this number on.
-        pad: repeat the first batches of the epoch until all ranks have the same number, with ordinals after those of
-            the stream.
-    """
-    mine = consumed + rank  # number of the next batch of this rank
-    number = samples = 0  # batches and samples so far
-    # The first batches, which may have to be repeated.
-    head: list[Rows] = []
-    for indices, ordinals in blocks:
-        begin, number = number, number + len(indices)
-        samples = max(samples, int(ordinals.max()) + 1)
-        missing = min(len(indices), world_size - 1 - len(head))
-        head += [(indices[i : i + 1], ordinals[i : i + 1]) for i in range(missing)]
-        own = range(mine, number if end is None else min(number, end), world_size)
-        if own:
-            at = slice(own.start - begin, own.stop - begin, world_size)
-            yield indices[at], ordinals[at]
-            mine = own[-1] + world_size
-    # If the last round is not full, this rank may have no batch in it.
-    if pad and number > consumed and mine < number + -(number - consumed) % world_size:
-        indices, ordinals = head[mine % number]
-        yield indices, ordinals + mine // number * samples
+def _in_blocks(batches: Indices) -> Iterator[Indices]:
+    """Yield the members of batches of `_arrange` in blocks of batches of one size."""
+    size = max(1, _LARGEST_BLOCK // batches.shape[1])
+    partial = np.flatnonzero(batches[:, -1] < 0)
+    cuts = np.unique(np.concatenate([partial, partial + 1, np.arange(0, len(batches), size)]))
+    for block in np.split(batches, cuts):
+        if len(block):
+            yield block if block[0, -1] >= 0 else block[block >= 0][None]
