@@ -28,6 +28,7 @@ from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.grouping import Groups, by_completion, by_first
 from penstock.samplers.identity import fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
+from penstock.samplers.orders import flag, positive
 from penstock.samplers.random import RandomSampler
 from penstock.wording import kind_text
 
@@ -109,26 +110,21 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         mesh: dist.device_mesh.DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
-            raise SamplerError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
-        drop_last = drop_uneven or drop_last
-        if not isinstance(drop_last, bool):
-            raise SamplerError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
         self.sampler = self.inner = _checked_sampler(sampler, order)
-        self.batch_size = batch_size
-        self.drop_last = self.drop_uneven = drop_last
+        self.batch_size = positive("batch_size", batch_size)
+        self.drop_last = self.drop_uneven = flag("drop_last", drop_uneven or drop_last)
         self.order = order
         if isinstance(sampler, DistributedSampler):
             if any(one is not None for one in (world_size, rank, process_group, mesh)):
                 raise SamplerError("world_size and rank come from the DistributedSampler: leave them out")
             self._world = sampler._world
-            self.remainder = "drop" if drop_last else sampler.remainder
+            self.remainder = "drop" if self.drop_last else sampler.remainder
         else:
             rank = 0 if world_size == 1 and rank is None else rank
             self._world = distributed.LateWorld(
                 rank, world_size, process_group=process_group, mesh=mesh, of="GroupedBatchSampler"
             )
-            self.remainder = "drop" if drop_last else "pad"
+            self.remainder = "drop" if self.drop_last else "pad"
         data = _data_of(sampler)
         self.groups = Groups(group_ids_of(group_ids, data=data))
         if data is not None and len(data) != len(self.groups):

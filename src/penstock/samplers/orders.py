@@ -1,7 +1,8 @@
-"""Names of the samplers' shuffles, and torch's own order."""
+"""Arguments that several samplers take (numbers, flags, and the names of shuffles), and torch's own order."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 from penstock.order.shuffle import SHUFFLES
 
-__all__ = ["TorchOrder", "order_kind"]
+__all__ = ["TorchOrder", "flag", "order_kind", "positive"]
 
 
 class TorchOrder:
@@ -44,3 +45,29 @@ def order_kind(shuffle: bool | str) -> str:
     if not isinstance(shuffle, bool | int | np.bool_) or shuffle not in (0, 1):
         raise SamplerError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
     return "torch" if shuffle else "none"
+
+
+def positive(name: str, value: Any) -> int:
+    """Return an argument that is a positive integer.
+
+    Raises:
+        SamplerError: it is anything else (torch's message).
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise SamplerError(f"{name} should be a positive integer value, but got {name}={value}")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return an argument that is a bool.
+
+    Raises:
+        SamplerError: it is anything else (torch's message).
+    """
+    if not isinstance(value, bool):
+        raise SamplerError(f"{name} should be a boolean value, but got {name}={value}")
+    return value

@@ -26,6 +26,7 @@ from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import SampleLengths, lengths_of
+from penstock.samplers.orders import positive
 from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
@@ -124,9 +125,9 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
             raise SamplerError(f"unknown longest {longest!r}: use one of {', '.join(map(repr, _LONGEST))}")
         if remainder is not None and drop_last and remainder != "drop":
             raise PartitionError(f"drop_last=True contradicts remainder={remainder!r}")
-        self.max_tokens = _positive("max_tokens", max_tokens)
-        self.max_batch = None if max_batch is None else _positive("max_batch", max_batch)
-        most = _positive("classes", classes)
+        self.max_tokens = positive("max_tokens", max_tokens)
+        self.max_batch = None if max_batch is None else positive("max_batch", max_batch)
+        most = positive("classes", classes)
         self.longest = longest
         self.seed = checked_seed(seed)
         self.data_source = data_source
@@ -250,13 +251,3 @@ class _LengthKeys:
 
     def __getitem__(self, part: Any, /) -> npt.NDArray[Any]:
         return self._classes.of(self._lengths[part])
-
-
-def _positive(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
-        raise SamplerError(f"{name} should be a positive integer value, but got {name}={value}")
-    return number
