@@ -7,7 +7,7 @@ side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,8 +24,9 @@ from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, scale
+from penstock.samplers.orders import flag, positive
 
-__all__ = ["WeightedRandomSampler", "weights_digest"]
+__all__ = ["AliasTable", "WeightedOrder", "WeightedRandomSampler", "build_table", "weights_digest"]
 
 Weights = npt.NDArray[np.float64]
 
@@ -67,10 +68,8 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
     ) -> None:
         super().__init__()
         self.generator = generator
-        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
-            raise SamplerError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
-        if not isinstance(replacement, bool):
-            raise SamplerError(f"replacement should be a boolean value, but got replacement={replacement}")
+        self.num_samples = positive("num_samples", num_samples)
+        self.replacement = flag("replacement", replacement)
         if seed is not None and generator is not None:
             raise SamplerError("pass either seed= or generator=, not both")
         self.weights = torch.as_tensor(weights, dtype=torch.double).detach().cpu()
@@ -78,16 +77,8 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             raise SamplerError(
                 "weights should be a 1d sequence but given weights have shape " + str(tuple(self.weights.shape))
             )
-        self.num_samples = num_samples
-        self.replacement = replacement
         self.seed = None if seed is None else checked_seed(seed)
-        _check_weights(self._values)
-        positive = int(np.count_nonzero(self._values))
-        if not replacement and num_samples > positive:
-            raise SamplerError(
-                f"cannot draw {num_samples} samples without replacement: only {positive} of {len(self.weights)} "
-                "weights are positive"
-            )
+        _check_weights(self._values, self.num_samples, replacement)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_table"}
@@ -122,34 +113,30 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the draws of the cursor's epoch, from the cursor on."""
-        partition = Partition(self.num_samples, remainder="uneven", consumed=cursor.consumed)
-        epoch = cursor.epoch
-        identity: partial[State] = partial(dict, self._identity())
-        if self.seed is not None:
-            key = derive_key(self.seed, epoch, "weighted")
-            make = partial(self._order, key)
-            return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=None)
-        draw = self._draw(cursor, draws)
+        seed, epoch = self.seed, cursor.epoch
+        draw = self._draw(cursor, draws) if seed is None else None
+
+        def order() -> Order:
+            key = derive_key(seed or 0, epoch, "weighted") if draw is None else derive_key(draw.key(), 0, "weighted")
+            if self.replacement:
+                return cast(Order, WeightedOrder(self._table, self.num_samples, key))
+            return cast(Order, _without_replacement(self._values, self.num_samples, key))
+
         return PartitionedOrder(
-            lambda: self._order(derive_key(draw.key(), 0, "weighted")),
-            partition,
-            identity,
-            seed=None,
+            order,
+            Partition(self.num_samples, remainder="uneven", consumed=cursor.consumed),
+            self._identity,
+            seed=seed,
             epoch=epoch,
             rounds=None,
-            entropy=draw.state,
-            exhaust=draw.key,
+            entropy=dict if draw is None else draw.state,
+            exhaust=None if draw is None else draw.key,
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
         cursor = Cursor.read(state, of="WeightedRandomSampler", plan=self._identity(), most=self.num_samples)
         return self._check_draw(cursor) if self.seed is None else cursor
-
-    def _order(self, key: int) -> Order:
-        if self.replacement:
-            return cast(Order, _WeightedOrder(self._table, self.num_samples, key))
-        return cast(Order, _without_replacement(self._values, self.num_samples, key))
 
 
 def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
@@ -169,25 +156,25 @@ def weights_digest(weights: Weights) -> str:
     return f"{xxhash.xxh3_64_intdigest(np.ascontiguousarray(weights).view(np.uint8).data):016x}"
 
 
-def _check_weights(weights: Weights) -> None:
-    """Raise unless the weights define a distribution.
-
-    Raises:
-        SamplerError: weights are empty, NaN, infinite or negative (the message names the first), or none is positive.
+def _check_weights(weights: Weights, count: int, replacement: bool) -> None:
+    """Raise a SamplerError unless ``count`` samples can be drawn with these weights. The message names the first bad
+    weight.
     """
     if weights.size == 0:
         raise SamplerError("weights are empty: there is nothing to draw")
-    # With a NaN, min() and max() are NaN, so this condition also catches NaN.
-    if not (weights.min() >= 0 and weights.max() < np.inf):
-        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-        if bad.size:
-            at = int(bad[0])
-            raise SamplerError(
-                f"weights must be finite and not negative: weight {at} is {weights[at]} ({bad.size} bad of "
-                f"{weights.size})"
-            )
-    if weights.max() <= 0:
+    bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))  # also NaN
+    if bad.size:
+        at = int(bad[0])
+        raise SamplerError(
+            f"weights must be finite and not negative: weight {at} is {weights[at]} ({bad.size} bad of {weights.size})"
+        )
+    positive = np.count_nonzero(weights)
+    if not positive:
         raise SamplerError(f"all {weights.size} weights are zero: there is nothing to draw")
+    if not replacement and count > positive:
+        raise SamplerError(
+            f"cannot draw {count} samples without replacement: only {positive} of {weights.size} weights are positive"
+        )
 
 
 class AliasTable(NamedTuple):
@@ -235,22 +222,8 @@ def build_table(weights: Weights) -> AliasTable:
     return AliasTable(keep, alias)
 
 
-def draw(table: AliasTable, positions: Indices, key: int) -> Indices:
-    """Return the item drawn at each position: int64 of the shape of the positions, a function of (key, position).
-
-    The upper half of ``hash * n`` is the column, the lower half the point within it, with a resolution of n / 2**64.
-    """
-    hashes = mix_array(key, positions.view(np.uint64))
-    n = len(table.keep)
-    columns = scale(hashes, n)
-    hashes *= np.uint64(n)
-    within = hashes.astype(np.float64)
-    within *= 2.0**-64
-    return np.where(within < table.keep[columns], columns, table.alias[columns])
-
-
-class _WeightedOrder:
-    """``count`` weighted draws with replacement, indexed like an order."""
+class WeightedOrder:
+    """``count`` weighted draws with replacement, each a function of the key and its position. Indexed like an order."""
 
     def __init__(self, table: AliasTable, count: int, key: int) -> None:
         self._table, self._count, self._key = table, count, key
@@ -259,4 +232,11 @@ class _WeightedOrder:
         return self._count
 
     def __getitem__(self, index: npt.NDArray[np.int64]) -> Indices:
-        return draw(self._table, normalise(index, self._count), self._key)
+        hashes = mix_array(self._key, normalise(index, self._count).view(np.uint64))
+        # The upper half of hash * n is the column, the lower half the point within it, in steps of n / 2**64.
+        n = len(self._table.keep)
+        columns = scale(hashes, n)
+        hashes *= np.uint64(n)
+        within = hashes.astype(np.float64)
+        within *= 2.0**-64
+        return np.where(within < self._table.keep[columns], columns, self._table.alias[columns])
