@@ -25,7 +25,7 @@ from penstock.loader.messages import BatchRequest
 from penstock.loader.user_state import UserStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan, batched, length_of
-from penstock.plan.reader import Plan, PlanReader
+from penstock.plan.reader import PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
 from penstock.plan.stream_plan import StreamPlan, UserEpochs
@@ -82,7 +82,7 @@ class Position:
         nobody counts the epochs of a user's stream.
         """
         if plan is not None:
-            self._reader = PlanReader(_unwrapped(plan), seed=seed)
+            self._reader = PlanReader(plan.inner if isinstance(plan, BatchSampler) else plan, seed=seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
         self._progress: Progress | None = None
@@ -247,6 +247,7 @@ class Position:
         With ``workers`` and a seed, the base seed of its workers: it follows from the seed and from where the iterator
         begins, so a resumed run has the same one.
         """
+        self._follow_assignment()
         if self._base_seed is None:
             self._base_seed = draw()
         if not workers or self._reader is None or self.plan is None or not self.seeded:
@@ -299,6 +300,12 @@ class Position:
         self._ahead = frozenset()
         return self._progress
 
+    def _follow_assignment(self) -> None:
+        """Read the sampler that the program has assigned to the batch sampler, if it has."""
+        plan, reader = self.plan, self._reader
+        if isinstance(plan, BatchSampler) and reader is not None and reader.plan is not (inner := plan.inner):
+            self._reader = reader.over(inner)
+
     def _batches(self, run: Any) -> BatchEpochPlan:
         """Return the batches of an epoch plan of the reader."""
         plan = self.plan
@@ -328,6 +335,7 @@ class Position:
                 self._job = _followed(self._job, progress.run)
         if running and progress is not None and progress.run is not None:
             return progress, self._job
+        self._follow_assignment()
         assert self._reader is not None
         return self._beginning(self._reader.peek())
 
@@ -395,6 +403,7 @@ class Position:
 
     def preview(self) -> BatchEpochPlan:
         """Return the batches of the next iterator without side effects: its random draws are still to come."""
+        self._follow_assignment()
         assert self._reader is not None
         run = self._beginning(self._reader.preview())[0].run
         assert run is not None
@@ -402,6 +411,7 @@ class Position:
 
     def whole(self) -> BatchEpochPlan:
         """Return all batches of the current or next epoch."""
+        self._follow_assignment()
         assert self._reader is not None
         return self._batches(self._reader.whole())
 
@@ -451,6 +461,7 @@ class Position:
         if allow_growth and (self.plan is None or self._under is not None or self._own is None):
             raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
         self.check(state)
+        self._follow_assignment()
         reader, under = self._reader, None
         cursor: Cursor | None = None
         entry = "sampler"
@@ -512,11 +523,6 @@ class Position:
 def base_seed_after(base_seed: int) -> int:
     """Return the base seed of the next iterator of persistent workers. torch draws one for all of them."""
     return mix(base_seed, 1) >> 1
-
-
-def _unwrapped(plan: EpochBatchSampler) -> Plan[Any]:
-    """Return the plan inside a batch sampler, whose samples become batches here; another plan as it is."""
-    return plan.inner if isinstance(plan, BatchSampler) else plan
 
 
 def _requests(
