@@ -253,9 +253,6 @@ class DataLoader(TorchDataLoader[T_co]):
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
         self._workers = self._new_workers(config)
-        if self._workers.config.kind == "process":
-            # Unsupported settings are reported now, not at the first iter().
-            self._workers.check()
         self._iterators: weakref.WeakSet[DataLoaderIter] = weakref.WeakSet()
         self._starts = threading.RLock()
         self._assigned = False

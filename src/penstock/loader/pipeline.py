@@ -116,7 +116,7 @@ class Pipeline:
                 f"{type(self.samples).__name__} does not declare itself pure: in threads only penstock.generator() is "
                 "repeatable, while all threads share the global generators of Python, NumPy and torch. Draw from "
                 "penstock.generator() and set `pure = True` on the dataset, or use executor='process'",
-                stacklevel=4,
+                stacklevel=7,
             )
         return Fetch(
             self.samples,

@@ -45,40 +45,25 @@ class Workers:
         executor: the workers that are ready for the next epoch iterator, or serve the present one and stay.
         restarts: number of workers that were replaced after their death.
         base_seed: base seed of the last epoch iterator; None before the first one.
+
+    Raises:
+        ConfigError: the data do not support a setting.
     """
 
     def __init__(self, config: LoaderConfig, make_fetcher: Callable[[LoaderConfig], Fetcher]) -> None:
-        self.config = config
         self.executor: Executor | None = None
         self.restarts = 0
         self.base_seed: int | None = None
         self._make_fetcher = make_fetcher
-        self._fetcher: Fetcher | None = None
-        self._flow: Flow | None = None
-        self._policy: DispatchPolicy | None = None
-        self._context: Any = None  # of multiprocessing
         self._stats: dict[str, Any] = {"nodes": {}, "lost_workers": 0} if config.kind == "ray" else {}
         self._started: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._rings: list[Ring] = []
         """Memory of earlier worker processes, to be used again."""
+        self._use(config)
 
-    @property
-    def kept(self) -> bool:
-        """Whether worker processes exist whose copies of the dataset will serve the next iterator."""
-        return self.config.forks_workers and self.config.persistent_workers and self._ready
-
-    @property
-    def _ready(self) -> bool:
-        executor = self.executor
-        return executor is not None and not executor.closed and executor.pid == os.getpid()
-
-    def check(self) -> None:
-        """Refuse settings that the data do not support.
-
-        Raises:
-            ConfigError: such a setting.
-        """
-        config = self.config
+    def _use(self, config: LoaderConfig) -> None:
+        """Decide what follows from a config and from what the data declare."""
+        self.config = config
         self._fetcher = fetcher = self._make_fetcher(config)
         stream, restart = isinstance(fetcher, StreamFetch), config.on_worker_death == "restart"
         if restart and fetcher.has_states:
@@ -100,6 +85,16 @@ class Workers:
         if config.kind == "process":
             self._context = _start_method(config.multiprocessing_context, fetcher.dataset)
 
+    @property
+    def kept(self) -> bool:
+        """Whether worker processes exist whose copies of the dataset will serve the next iterator."""
+        return self.config.forks_workers and self.config.persistent_workers and self._ready
+
+    @property
+    def _ready(self) -> bool:
+        executor = self.executor
+        return executor is not None and not executor.closed and executor.pid == os.getpid()
+
     def prepare(self, base_seed: int, *, anew: bool = False) -> None:
         """Start the workers of the next epoch iterator, if there are none.
 
@@ -110,11 +105,10 @@ class Workers:
             anew: replace persistent workers, whose objects have advanced beyond a loaded state.
 
         Raises:
-            ConfigError: the data do not support a setting.
             ClusterError: the Ray cluster is missing.
             Exception: an error of starting workers, such as a dataset that cannot be pickled for spawn.
         """
-        config = self.config
+        config, fetcher = self.config, self._fetcher
         # Workers on a cluster start slowly, so they stay, with other objects.
         renews = config.kind == "ray" and (anew or not config.persistent_workers)
         if anew and not renews:
@@ -122,14 +116,9 @@ class Workers:
         ready = self._ready
         if ready and not renews:
             return
-        if self._fetcher is None:
-            self.check()
-        fetcher, flow = self._fetcher, self._flow
-        assert fetcher is not None
-        assert flow is not None
         if isinstance(fetcher, StreamFetch):
-            # The next workers need another one, since this one has a position.
-            self._fetcher = None
+            # Each has the position of its stream.
+            fetcher = self._make_fetcher(config)
         if ready:
             cast("RayExecutor", self.executor).renew(fetcher, base_seed)
         elif config.kind == "inline":
@@ -150,16 +139,14 @@ class Workers:
         if config.kind != "inline":
             self._started.add(self.executor)
         if self.executor.max_bytes is not None:
-            flow.limit_bytes(self.executor.max_bytes)
+            self._flow.limit_bytes(self.executor.max_bytes)
 
     def window(
         self, requests: Iterator[BatchRequest], epoch: EpochStart, resume: Callable[[int], Any], first: int
     ) -> Window:
         """Return the batches of an epoch iterator. Call `prepare` first. See `Window` for the arguments."""
-        executor, flow, policy = self.executor, self._flow, self._policy
+        executor, policy = self.executor, self._policy
         assert executor is not None
-        assert flow is not None
-        assert policy is not None
         if not policy.persistent:
             self.executor = None
         if self.config.kind == "ray":
@@ -167,7 +154,7 @@ class Workers:
         restarted = self._count_restart
         try:
             return Window(
-                requests, executor, flow, policy, epoch=epoch, resume=resume, first=first, restarted=restarted
+                requests, executor, self._flow, policy, epoch=epoch, resume=resume, first=first, restarted=restarted
             )
         except BaseException:
             executor.close(SHUTDOWN_TIMEOUT_S)
@@ -188,10 +175,9 @@ class Workers:
             # A running iterator ends its workers itself.
             if window is None:
                 self.close()
-            self.executor = self._fetcher = self._flow = None
-        self.config = config
-        if self._flow is not None:
-            self._flow.config = config
+            self.executor = None
+            self._use(config)
+        self.config = self._flow.config = config
 
     def stats(self) -> dict[str, Any]:
         """Return what the executor of several machines knows about them, also after its end; empty for others."""
