@@ -338,13 +338,12 @@ class DataLoader(TorchDataLoader[T_co]):
         self._statistics.runs(config)
         if tuner.chosen is None:
             return
-        # Programs read the number in the loader's attributes.
-        assigned = self._assigned
-        self.num_workers: int = config.num_workers
+        # Programs read the number in the loader's attributes. This is no assignment of theirs.
+        vars(self)["num_workers"] = config.num_workers
         if not config.num_workers and self._config.prefetch_factor is None:
             # torch refuses a prefetch_factor without workers.
-            self.prefetch_factor = None
-        self._config, self._assigned = replace(self._config, num_workers=config.num_workers), assigned
+            vars(self)["prefetch_factor"] = None
+        self._config = replace(self._config, num_workers=config.num_workers)
 
     def check_worker_number_rationality(self) -> None:
         """Emit torch's warning if worker processes outnumber the cores. Threads do not count."""
