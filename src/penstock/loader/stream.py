@@ -175,15 +175,14 @@ class StreamFetch:
             if epoch is not None and hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(epoch.epoch)
             self._items = iter(self.dataset)
-        elif epoch is not None:
-            if cursor is not None:
-                epoch = StreamStart(epoch=int(cursor["epoch"]), stream=cursor)
-            stream = self.dataset.open_behind(self._last.pop() if self._last else None, epoch)
+        elif epoch is None:
+            # A measurement that does not belong to a loader's epoch.
+            self._items = self.dataset.open()
+        else:
+            last = self._last.pop() if self._last else None
+            stream = self.dataset.open_behind(last, epoch) if cursor is None else self.dataset.open(cursor)
             self._last.append(stream)
             self._items = stream
-        else:
-            # A measurement that does not belong to a loader's epoch.
-            self._items = self.dataset.open(epoch=epoch)
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """Return the next batch.
@@ -193,8 +192,24 @@ class StreamFetch:
         """
         start, cpu = time.perf_counter(), time.thread_time()
         try:
-            items = self._next()
-            metrics.samples += len(items) if self.batch_size is not None else 1
+            if self._items is None:
+                self.begin(None)
+            assert self._items is not None
+            if self.batch_size is None:
+                items = next(self._items)
+                metrics.samples += 1
+            else:
+                items = []
+                # Only next() is used: torch requires no more of an iterator.
+                for _ in range(0 if self._ended else self.batch_size):
+                    try:
+                        items.append(next(self._items))
+                    except StopIteration:
+                        self._ended = True
+                        break
+                if not items or (self._ended and self.drop_last):
+                    raise StopIteration
+                metrics.samples += len(items)
         finally:
             metrics.fetch += time.perf_counter() - start
             metrics.cpu += time.thread_time() - cpu
@@ -207,26 +222,6 @@ class StreamFetch:
             raise escaped(stop) from stop
         finally:
             metrics.collate += time.perf_counter() - start
-
-    def _next(self) -> Any:
-        if self._items is None:
-            self.begin(None)
-        assert self._items is not None
-        if self._ended:
-            raise StopIteration
-        if self.batch_size is None:
-            return next(self._items)
-        items = []
-        # Only next() is used: torch requires no more of an iterator.
-        for _ in range(self.batch_size):
-            try:
-                items.append(next(self._items))
-            except StopIteration:
-                self._ended = True
-                if self.drop_last or not items:
-                    raise
-                break
-        return items
 
     def state_dict(self) -> Snapshot | None:
         """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch.
@@ -248,8 +243,8 @@ class StreamFetch:
     def state_after_error(self) -> None:
         """Return None: a resume requests a failed batch again, which fails again."""
 
-    def load_state_dict(self, state: WorkerState | None) -> None:
-        """Resume from a state at the next `begin`; None starts fresh."""
+    def load_state_dict(self, state: WorkerState) -> None:
+        """Resume from a state at the next `begin`."""
         self._resume = state
 
 
