@@ -254,16 +254,18 @@ def test_documents_are_replaced_by_others_as_long(bad: set[int], epoch: int, ord
     if order == "block" and any(set(range(b, min(b + 33, len(LENGTHS) - 1))) <= bad for b in (0, 33)):
         return
     before, after = pieces(packs(**options), epoch), pieces(packs(sorted(bad), **options), epoch)
-    longest = [max((LENGTHS[row] for row in block if row not in bad), default=0) for block in blocks(order)]
+    instead: dict[int, int] = {}
     for one, other in zip(before, after, strict=True):
         for (old, begin, length), (new, at, found) in zip(one, other, strict=True):
             if old not in bad:
                 assert (new, at, found) == (old, begin, length)
                 continue
-            most = longest[old // 33 if order == "block" else 0]
             assert new not in bad
-            assert (at, found) == (0, min(length, most))
-            assert LENGTHS[new] == length or length not in {LENGTHS[row] for row in left(order, old) - bad}
+            assert instead.setdefault(old, new) == new
+            lengths = {LENGTHS[row] for row in left(order, old) - bad}
+            assert LENGTHS[new] == min((one for one in lengths if one >= LENGTHS[old]), default=max(lengths))
+            assert at == (begin if begin < LENGTHS[new] else 0)
+            assert found == min(length, LENGTHS[new] - at)
     check_ledger(packs(sorted(bad), **options), after, epoch, bad)
 
 
@@ -331,7 +333,7 @@ def _packs(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_no_document_that_is_left() -> None:
-    with pytest.raises(ConfigError, match="no document with a token"):
+    with pytest.raises(ConfigError, match="leaves none of 66 rows to replace the excluded ones"):
         packs(range(65))
     with pytest.raises(ConfigError, match="no tokens in documents 33 to 65"):
         packs(range(33, 65), order="block", block_size=33)

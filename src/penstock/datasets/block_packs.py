@@ -25,7 +25,7 @@ from penstock.order.pack_blocks import PACK_BLOCK_ORDER, PackBlockOrder, differe
 from penstock.order.pack_types import TypeTable
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, normalise
-from penstock.plan.exclusion import ExcludedDocuments, ExcludedRows
+from penstock.plan.exclusion import ExcludedRows
 from penstock.samplers.lengths import SampleLengths, distinct_in
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
@@ -111,7 +111,7 @@ class BlockPacks(Packs):
         """Return the assignment of documents to the packs of a block in an epoch."""
         return PackOrder(self._block(number).layout, mix(seed, number), epoch)
 
-    def _make_replacements(self, number: int) -> ExcludedDocuments | None:
+    def _make_replacements(self, number: int) -> ExcludedRows | None:
         """Return the replacements of the excluded documents of a block; None if it has none."""
         if self.excluded is None:
             return None
@@ -120,7 +120,7 @@ class BlockPacks(Packs):
         if first == last:
             return None
         places = np.flatnonzero(np.isin(rows, self.excluded.rows[first:last] - begin))
-        return ExcludedDocuments(places, layout.starts, layout.classes.lengths, self.capacity)
+        return ExcludedRows(places, layout.starts, layout.classes.lengths)
 
     def __getstate__(self) -> dict[str, Any]:
         cached = ("_types", "_block", "_pack_order", "_replacements")

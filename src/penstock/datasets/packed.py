@@ -100,10 +100,10 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
     user's cache, and so is the summary of a file of lengths; a process then opens them in 0.1 s.
 
     **Excluded documents.** Another document of the same length, drawn from (seed, epoch, document), replaces each
-    excluded one; for a long document, each of its parts is replaced. If all documents of that length are excluded, the
-    replacement is the beginning of a document of the next length, or, for the longest, a shorter document followed by
-    padding. All other packs, and the other documents of these packs, stay the same, so an earlier state can still be
-    loaded. Documents that the dataset itself excludes are excluded here too.
+    excluded one, token for token, also in several packs. If all documents of that length are excluded, one of the next
+    length replaces it, or, for the longest, a shorter one followed by padding. All other packs, and the other documents
+    of these packs, stay the same, so an earlier state can still be loaded. Documents that the dataset itself excludes
+    are excluded here too.
 
     **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source separately and mixes the packs. Weights,
     ``stop=``, the schedule and its positions still count documents; they are converted to packs by the number of packs

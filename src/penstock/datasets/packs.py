@@ -6,6 +6,7 @@ pack -> positions among the documents sorted by class (`penstock.order.packing`)
 from __future__ import annotations
 
 import abc
+import itertools
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -24,7 +25,7 @@ from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrde
 from penstock.order.permutation import Bijection, Indices, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
-from penstock.plan.exclusion import ExcludedDocuments, ExcludedRows, ExclusionMark
+from penstock.plan.exclusion import ExcludedRows, ExclusionMark
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import PartitionOptions
 from penstock.samplers.identity import fingerprint_of
@@ -147,10 +148,10 @@ class GlobalPacks(Packs):
         self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
-        self._replacements: ExcludedDocuments | None = None
+        self._excluded: ExcludedRows | None = None
         if self.excluded is not None:
             places = self._samples.places(self.excluded.rows)
-            self._replacements = ExcludedDocuments(places, self._layout.starts, classes.lengths, self.capacity)
+            self._excluded = ExcludedRows(places, self._layout.starts, classes.lengths)
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -161,13 +162,13 @@ class GlobalPacks(Packs):
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         """Return the documents in packs of an epoch."""
-        found = pieces_of(_order(self._layout, seed, epoch), packs, self._replacements, seed, epoch)
+        found = pieces_of(_order(self._layout, seed, epoch), packs, self._excluded, seed, epoch)
         return PackedDocuments(self._samples.rows(found.places), *found[1:])
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
         """Return the packs of an epoch that contain a document, in the order of its tokens."""
         place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
-        return packs_at(_order(self._layout, seed, epoch), place, self._replacements, seed, epoch)
+        return packs_at(_order(self._layout, seed, epoch), place, self._excluded, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
         """Return the sum of squares of the lengths in each pack."""
@@ -194,22 +195,26 @@ def check_lengths(lengths: Indices, begin: int) -> None:
         raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
 
 
-def pieces_of(
-    order: PackOrder, packs: Indices, replacements: ExcludedDocuments | None, seed: int, epoch: int
-) -> Pieces:
-    """Return the documents in packs, by position among the documents sorted by class; replace excluded ones."""
+def pieces_of(order: PackOrder, packs: Indices, excluded: ExcludedRows | None, seed: int, epoch: int) -> Pieces:
+    """Return the documents in packs, by position among the documents sorted by class; replace excluded ones.
+
+    A piece of an excluded document is replaced by the same tokens of another one, or by its first if it is too short.
+    """
     found = order.pieces(packs)
-    return found if replacements is None else replacements.replace_pieces(found, seed, epoch)
+    if excluded is None:
+        return found
+    places = excluded.replace(found.places, seed, epoch)
+    lengths = order.layout.lengths_of(places)
+    begins = np.where(found.begins < lengths, found.begins, 0)
+    return Pieces(places, begins, np.minimum(found.lengths, lengths - begins), found.splits)
 
 
-def packs_at(order: PackOrder, place: int, replacements: ExcludedDocuments | None, seed: int, epoch: int) -> Indices:
+def packs_at(order: PackOrder, place: int, excluded: ExcludedRows | None, seed: int, epoch: int) -> Indices:
     """Return the packs with parts of the document at a position, including packs where it replaces an excluded one."""
-    own = order.packs_of(place)
-    if replacements is None:
-        return own
-    others = [int(order.packs_of(other)[number]) for other, number in replacements.pieces_instead(place, seed, epoch)]
-    kept = [] if replacements.holds(np.array([place]))[0] else own.tolist()
-    return np.array(list(dict.fromkeys([*kept, *others])), np.int64)
+    if excluded is None:
+        return order.packs_of(place)
+    found = (order.packs_of(other).tolist() for other in excluded.places_of(place, seed, epoch))
+    return np.array(list(dict.fromkeys(itertools.chain.from_iterable(found))), np.int64)
 
 
 @lru_cache(maxsize=8)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from penstock.errors import OrderError
 from penstock.hashing import derive_key, mix
-from penstock.order.classes import ClassShuffle
+from penstock.order.classes import ClassShuffle, class_of
 from penstock.order.pack_types import TypeTable, pack_types, table_of
 from penstock.order.permutation import Indices, Permutation
 
@@ -195,6 +195,10 @@ class PackLayout:
         found = self.pieces(packs)
         sums = np.concatenate([[0], np.cumsum(found.lengths**2)])
         return np.diff(sums[found.splits])
+
+    def lengths_of(self, places: Indices) -> Indices:
+        """Return the lengths of documents, given by place."""
+        return self.classes.lengths[class_of(self.starts, places)]
 
     def begins(self, places: Indices) -> Indices:
         """Return the first token of the remainder of documents, given by place."""

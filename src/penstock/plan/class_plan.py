@@ -83,9 +83,12 @@ class SampleClasses:
         Raises:
             ConfigError, IndexError: see `ExcludedRows`.
         """
-        if exclude is None or not len(excluded := ExcludedRows.of(exclude, len(self.keys))):
+        if exclude is None or (excluded := ExcludedRows.of(exclude, len(self.keys))).mark is None:
             return None
-        return ExcludedRows(self.places(excluded.rows), starts, excluded.mark)
+        found = ExcludedRows(self.places(excluded.rows), starts)
+        # States compare the rows that the user gave.
+        found.mark = excluded.mark
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "index"}

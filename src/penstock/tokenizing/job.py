@@ -218,7 +218,7 @@ def _stored(rows: Any) -> Any:
 def _without_excluded(source: Any) -> Any:
     """Return a dataset without its excluded rows, which an epoch replaces by others."""
     excluded = excluded_rows(source)
-    if not excluded:
+    if excluded is None or excluded.mark is None:
         return source
     rows = row_count(source)
 
