@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -34,8 +33,8 @@ from penstock.wording import counted
 
 __all__ = ["ExternalSampler"]
 
-_KEPT_STATES = 128
-"""Maximum number of stored states after prefetched batches. An earlier batch counts from the epoch's start."""
+_KEPT_MARKS = 128
+"""Batches after which the state is kept. The state after an earlier batch counts from the epoch's start."""
 _AMORTISE = 1 << 16
 """Bytes of states per batch. Larger states are taken less often, to keep the average below this."""
 
@@ -52,6 +51,7 @@ class ExternalSampler(EpochBatchSampler):
         super().__init__()
         self.items = items
         self.face = face
+        self.unit = "batch" if face is None else "sample"
         self.left: ReplayPoint | None = None
         """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
         self._told = 0
@@ -96,9 +96,9 @@ class ExternalSampler(EpochBatchSampler):
         mark, epoch = self._bookmark, self._reported_epoch
         if epoch is not None and epoch != self._seen:
             self._seen = epoch
-            keeps = mark.cursor.epoch == epoch
-            mark.write(mark.cursor if keeps else Cursor(epoch=epoch), loaded=keeps and mark.loaded)
-            mark.by_itself = not keeps and epoch == self._moved_to
+            moved = epoch != mark.cursor.epoch
+            mark.set_epoch(epoch)
+            mark.by_itself = moved and epoch == self._moved_to
         return mark
 
     @contextmanager
@@ -129,8 +129,8 @@ class ExternalSampler(EpochBatchSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        of, unit = type(self.items).__name__, "batch" if self.face is None else "sample"
-        cursor = Cursor.read(state, of=of, plan=self._identity(), unit=unit)
+        of = type(self.items).__name__
+        cursor = Cursor.read(state, of=of, plan=self._identity(), unit=self.unit)
         if "states" in cursor.entropy:
             read_mapping(cursor.entropy, "states", of=of)
             pulls = cursor.entropy.get("pulls")
@@ -159,11 +159,11 @@ class ReplayPoint(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """The states after a batch."""
+    """The items consumed after a number of batches, and the replay point there, if the sampler has states."""
 
     batches: int
     consumed: int
-    states: bytes
+    point: ReplayPoint | None
 
 
 class _Drawn(BatchEpochPlan):
@@ -174,38 +174,37 @@ class _Drawn(BatchEpochPlan):
 
     def __init__(self, plan: ExternalSampler, cursor: Cursor) -> None:
         self._plan, self._items, self._cursor = plan, plan.items, cursor
-        face = plan.face
-        # Without a size the sampler yields batches, and a cursor counts them.
-        self._size = None if face is None else face.batch_size
-        self._drop_last = face is not None and face.drop_last
-        self._unit = "batch" if face is None else "sample"
+        # Without a face the sampler yields batches, and a cursor counts them.
+        self._size = 1 if plan.face is None else plan.face.batch_size
+        self._drop_last = plan.face is not None and plan.face.drop_last
         self._identity = plan._identity()
         self.epoch = cursor.epoch
-        self._begun: ReplayPoint | None = None
-        self._marks: deque[_Mark] = deque(maxlen=_KEPT_STATES)
-        # Batches drawn here, and the units of the epoch consumed with them.
-        self._drawn = 0, cursor.consumed
+        # The start, the last batches of a sampler with states, and the end of the epoch.
+        self._marks: list[_Mark] = []
 
     def __len__(self) -> int:
-        left, size = max(0, len(cast(Sized, self._items)) - self._cursor.consumed), self._size or 1
-        return left // size if self._drop_last else -(-left // size)
+        left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)
+        return left // self._size if self._drop_last else -(-left // self._size)
 
     def __iter__(self) -> Iterator[Batch]:
-        plan, size = self._plan, self._size or 1
+        plan, size = self._plan, self._size
         plan.tell(self.epoch)
-        self._begun = point = self._where_it_begins()
+        consumed, wait = self._cursor.consumed, 0
+        point = plan.left = self._where_it_begins()
+        self._marks = [_Mark(0, consumed, point)]
         with plan.drawing():
             iterator = self._open(point)
-        consumed, wait = self._cursor.consumed, 0
         for number in itertools.count(1):
             with plan.drawing():
                 taken = _take(iterator, size)
             ended = len(taken) < size
-            point = plan.left = None if point is None else point.after(len(taken) + ended)
+            if point is not None:
+                point = point.after(len(taken))
+                plan.left = point.after(1) if ended else point
             if not taken or (ended and self._drop_last):
                 return
             # Positions in this rank's epoch: the number of the batch in the upper bits, the index in it below.
-            if self._size is None:
+            if plan.face is None:
                 batch = list(taken[0])
                 positions = (np.int64(consumed) << 24) + np.arange(len(batch), dtype=np.int64)
             else:
@@ -219,24 +218,21 @@ class _Drawn(BatchEpochPlan):
             elif not ended and (found := states_of(sampler=self._items, iterator=iterator)):
                 states = freeze(found)
                 point = plan.left = ReplayPoint(states, [0])
-                self._marks.append(_Mark(number, consumed, states))
-                wait = len(states) // _AMORTISE
-            self._drawn = number, consumed
+                wait = len(states) // _AMORTISE if isinstance(states, bytes) else 0
+            if point is not None or ended:
+                self._marks.append(_Mark(number, consumed, point))
+                del self._marks[1:-_KEPT_MARKS]
             yield batch, positions
 
     def cursor(self, count: int) -> Cursor:
-        consumed = self._cursor.consumed + count * (self._size or 1)
-        if count >= self._drawn[0] > 0:
-            consumed = self._drawn[1]
-        mark = next((mark for mark in reversed(self._marks) if mark.batches <= count), None)
-        if mark is not None:
-            point: ReplayPoint | None = ReplayPoint(mark.states, [consumed - mark.consumed])
-        elif (point := self._begun or self._where_it_begins()) is not None:
-            point = point.after(consumed - self._cursor.consumed)
+        marks = self._marks or [_Mark(0, self._cursor.consumed, self._where_it_begins())]
+        mark = next(mark for mark in reversed(marks) if mark.batches <= count)
+        pulls = (count - mark.batches) * self._size
+        point = None if mark.point is None else mark.point.after(pulls)
         return Cursor(
             epoch=self.epoch,
-            consumed=consumed,
-            unit=self._unit,
+            consumed=mark.consumed + pulls,
+            unit=self._plan.unit,
             plan=self._identity,
             entropy={} if point is None else {"states": thaw(point.states), "pulls": point.pulls},
         )
@@ -271,7 +267,7 @@ class _Drawn(BatchEpochPlan):
             if not (isinstance(self._items, Sequence | np.ndarray) or has_state(iterator)):
                 warnings.warn(
                     f"{name} has no state_dict and load_state_dict, so the resume draws "
-                    f"{counted(consumed, self._unit)} again and drops them: it is exact only if the sampler "
+                    f"{counted(consumed, self._plan.unit)} again and drops them: it is exact only if the sampler "
                     "repeats its order",
                     stacklevel=2,
                 )
