@@ -39,10 +39,9 @@ from penstock.images.transforms import (
 )
 from penstock.loader.arena import Shared, collating_into
 from penstock.loader.collate import Collate
-from penstock.loader.executors.process.transport import Memory, Slot
+from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetch, Maker
-from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.manifest import Record
 from penstock.random import sample_scope
@@ -218,7 +217,7 @@ class TestNoCopies:
     def test_whole_batches_are_made_in_the_slot(self, manifest: Manifest, chain: str) -> None:
         dataset = ImageDataset(manifest, transform=CHAINS[chain])
         fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
-        slot = Slot(Memory(SharedFile()), 1, 0)
+        slot = Slot(SharedFile(), 1, 0)
         calls: list[int] = []
         stack = torch.stack
         torch.stack = lambda *a, **k: calls.append(1) or stack(*a, **k)  # type: ignore[func-returns-value, assignment]
@@ -227,7 +226,7 @@ class TestNoCopies:
                 images, _ = fetch(BatchRequest(list(range(8)), list(range(8))), BatchMetrics())
         finally:
             torch.stack = stack  # type: ignore[assignment]
-        assert slot.offset_of(images.data_ptr()) == 0
+        assert slot.put(images.data_ptr(), images.nbytes, images.numpy) == 0
         assert not calls
 
     def test_a_divided_batch_is_made_in_the_slot(self, manifest: Manifest) -> None:
@@ -235,7 +234,7 @@ class TestNoCopies:
         fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
         request = BatchRequest(list(range(8)), list(range(8)))
         expected = fetch(request, BatchMetrics())
-        slot = Slot(Memory(SharedFile()), 1, 0)
+        slot = Slot(SharedFile(), 1, 0)
         pool = ThreadPool(3, boards=memoryview(array("Q", [0] * 6)))
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stack = torch.stack
@@ -246,7 +245,7 @@ class TestNoCopies:
         finally:
             torch.stack = stack
         assert result.error is None
-        assert slot.offset_of(result.batch[0].data_ptr()) == 0
+        assert slot.put(result.batch[0].data_ptr(), 1, result.batch[0].numpy) == 0
         assert torch.equal(result.batch[0], expected[0])
         assert result.metrics.samples == 8
 

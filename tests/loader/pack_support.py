@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.loader.executors.process.transport import Memory, Slot, pack, unpack
-from penstock.loader.memory import SharedFile
+from penstock.loader.executors.process.ring import SharedFile, Slot
+from penstock.loader.executors.process.transport import pack, unpack
 
 ROOM = {"slot": 1 << 30, "small slot": 1 << 14, "no slot": None}
 """Bytes that a slot can have."""
@@ -21,19 +21,19 @@ _numbers = itertools.cycle((1, 2))
 class _Limited(SharedFile):
     """A file whose slots get only so much memory."""
 
-    room = 0
+    most = 0
 
     def reserve(self, begin: int, size: int) -> None:
-        if (begin + size) % (self.size >> 10) > self.room:
+        if (begin + size) % self.room > self.most:
             raise OSError("no more memory")
         super().reserve(begin, size)
 
 
 @functools.cache
-def _memory(room: int) -> Memory:
+def _memory(room: int) -> SharedFile:
     file = _Limited()
-    file.room = room
-    return Memory(file)
+    file.most = room
+    return file
 
 
 def slot_of(room: int | None = ROOM["slot"]) -> Slot:
@@ -54,7 +54,7 @@ def travel(batch: Any, room: int | None = ROOM["slot"], slot: Slot | None = None
     """Pack, carry the bytes over, as the pipe and the ring do, and unpack. Return how many bytes travelled, too."""
     slot = slot or slot_of(room)
     data = pack(batch, slot)
-    file, begin = slot._memory.file, slot._begin
+    file, begin = slot._file, slot._begin
     memory = np.frombuffer(file.map[begin : begin + slot.used], np.uint8).copy() if slot.used else None
     return unpack(data, memory), len(data) + slot.used
 

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.loader.executors.process.ring import BOARD, Ring
-from penstock.loader.executors.process.transport import Memory, Slot, pack, unpack
-from penstock.loader.memory import SharedFile
+from penstock.loader.executors.process.ring import BOARD, Ring, SharedFile, Slot
+from penstock.loader.executors.process.transport import pack, unpack
 
 
 def write_to(file: SharedFile, connection: Any) -> None:
@@ -275,7 +274,7 @@ class Samples(Dataset[Any]):
 
 def deliver(ring: Ring, lent: tuple[int, int], batch: Any) -> Any:
     """A batch that a worker makes in a slot that was lent, as the consumer gets it."""
-    slot = Slot(Memory(ring.file), *lent)
+    slot = Slot(ring.file, *lent)
     data = pack(batch, slot)
     assert slot.used
     return unpack(data, ring.lease(slot.number, slot.extent, slot.used))

@@ -19,7 +19,7 @@ from process_support import Frames, write_to
 
 from penstock import DataLoader
 from penstock.errors import RingError
-from penstock.loader.memory import SharedFile
+from penstock.loader.executors.process.ring import SharedFile
 from penstock.memory import available_memory
 
 MIB = 1 << 20

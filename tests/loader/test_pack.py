@@ -14,7 +14,8 @@ from pack_support import DTYPES, ROOM, assert_same, bits, content, slot_of, trav
 
 from penstock.loader.arena import collating_into
 from penstock.loader.collate import collate
-from penstock.loader.executors.process.transport import SMALL, Slot, pack
+from penstock.loader.executors.process.ring import Slot
+from penstock.loader.executors.process.transport import SMALL, pack
 
 
 @pytest.fixture(params=ROOM, name="room")
@@ -242,8 +243,8 @@ def test_what_does_not_fit_travels_in_the_message() -> None:
 
 
 def test_a_slot_that_the_consumer_has_cut_is_extended_again() -> None:
-    memory, number = slot_of()._memory, 3
+    memory, number = slot_of()._file, 3
     Slot(memory, number, 0).empty((100_000,), torch.uint8)
-    memory.file.discard(number * memory.room, 100_000)
+    memory.discard(number * memory.room, 100_000)
     batch = content((100_000,), torch.uint8)
     assert_same(travel(batch, slot=Slot(memory, number, 0))[0], batch)

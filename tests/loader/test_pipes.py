@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.executors.process.pipes import Inbox, Outbox, framed, write
+from penstock.loader.executors.process.transport import Inbox, Outbox, framed, write
 
 
 class Pipe:
@@ -121,7 +121,7 @@ def test_an_outbox_never_waits(pipe: Pipe) -> None:
     got = []
     while outbox.waiting:
         got += pipe.inbox.receive()
-        outbox.flush()
+        outbox.send()
     assert got + pipe.inbox.receive() == messages
 
 
@@ -140,7 +140,7 @@ def test_an_outbox_whose_reader_is_gone() -> None:
     outbox.send(b"a" * 200_000)
     assert outbox.waiting
     os.close(out)
-    outbox.flush()
+    outbox.send()
     assert not outbox.waiting
     outbox.send(b"b")
     assert not outbox.waiting

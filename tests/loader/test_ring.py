@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_support import allocated, deliver
 
-from penstock.loader.executors.process.ring import SLOTS, Ring, slot_bytes
-from penstock.loader.executors.process.transport import Memory, Slot
+from penstock.loader.executors.process.ring import SLOTS, Ring, Slot
 
 MIB = 1 << 20
 
@@ -37,7 +36,7 @@ def overwrite(ring: Ring, count: int = 3) -> None:
     """Have workers write into some free slots."""
     lent = [ring.lend() for _ in range(count)]
     for number, extent in lent:
-        begin = number * slot_bytes(ring.file)
+        begin = number * ring.file.room
         ring.file.map[begin : begin + extent] = b"\xff" * extent
     for number, extent in lent:
         ring.give_back(number, extent)
@@ -234,13 +233,14 @@ def test_what_a_batch_held_before_it_grew_stays_where_it_was() -> None:
     ring = Ring()
     for value in range(5):
         number, extent = ring.lend()
-        slot = Slot(Memory(ring.file), number, extent)
+        slot = Slot(ring.file, number, extent)
         tensors = []
         for part in range(6):
             tensor = slot.empty((MIB // 2,), torch.uint8)
             assert tensor is not None
             tensors.append(tensor.fill_(value * 6 + part))
-        assert [slot.offset_of(tensor.data_ptr()) for tensor in tensors] == [part * MIB // 2 for part in range(6)]
+        places = [slot.put(tensor.data_ptr(), tensor.nbytes, tensor.numpy) for tensor in tensors]
+        assert places == [part * MIB // 2 for part in range(6)]
         assert [int(tensor[5]) for tensor in tensors] == [value * 6 + part for part in range(6)]
         ring.give_back(number, slot.extent)
 
@@ -250,7 +250,7 @@ def test_what_a_worker_took_that_died_is_given_back() -> None:
     bring(ring, MIB)
     lent = [ring.lend() for _ in range(2)]
     for number, extent in lent:
-        assert Slot(Memory(ring.file), number, extent).empty((20 * MIB,), torch.uint8) is not None
+        assert Slot(ring.file, number, extent).empty((20 * MIB,), torch.uint8) is not None
     assert allocated(ring) >= 40 * MIB
     for number, _ in lent:
         ring.give_back(number, None)

@@ -1,8 +1,11 @@
-"""What is a small batch, and how many of them may be in flight. The planner of resources reads it, without torch."""
+"""Sizes of batches and of their memory, and how many small ones may be in flight.
+
+The planner of resources reads it, without torch.
+"""
 
 from __future__ import annotations
 
-__all__ = ["AHEAD", "LIGHT", "LIGHT_FACTOR"]
+__all__ = ["AHEAD", "LIGHT", "LIGHT_FACTOR", "PAGE"]
 
 LIGHT = 1 << 18
 """Maximum bytes of a small batch."""
@@ -12,3 +15,6 @@ LIGHT_FACTOR = 8
 
 AHEAD = 1 << 25
 """Maximum total bytes of more batches than usual, if the user set no limit."""
+
+PAGE = 1 << 12
+"""Slots have memory in multiples of this many bytes."""

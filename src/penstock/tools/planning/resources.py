@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.loader.executors.process.ring import paged
-from penstock.loader.sizes import AHEAD, LIGHT, LIGHT_FACTOR
+from penstock.loader.sizes import AHEAD, LIGHT, LIGHT_FACTOR, PAGE
 from penstock.manifest.sidecar import Header
 from penstock.tools.planning.job import Assumptions, Job
 
@@ -73,7 +72,7 @@ def memory_of(job: Job, assumed: Assumptions) -> Memory:
     """
     depth = job.workers * job.prefetch
     batch = job.out_bytes * min(job.batch_size, job.samples)
-    slot_bytes = paged(batch)
+    slot_bytes = -(-batch // PAGE) * PAGE
     light = depth * LIGHT_FACTOR if batch <= LIGHT else depth
     slots = max(depth, min(light, AHEAD // slot_bytes)) + _HELD
     ring = slot_bytes * slots

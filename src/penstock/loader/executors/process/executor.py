@@ -21,10 +21,9 @@ from typing import Any
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
-from penstock.loader.executors.process.pipes import framed
 from penstock.loader.executors.process.pool import WorkerProcess, end
 from penstock.loader.executors.process.ring import BOARD, Ring
-from penstock.loader.executors.process.transport import unpack
+from penstock.loader.executors.process.transport import framed, unpack
 from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -184,7 +183,7 @@ class ProcessExecutor(Executor):
         """Read the answers of a worker, write requests that it had no room for, or note its death."""
         inbox, outbox = member.inbox, member.outbox
         if fd == outbox.fd:
-            outbox.flush()
+            outbox.send()
             if not outbox.waiting:
                 self._forget(fd, member)
                 if member.ending:

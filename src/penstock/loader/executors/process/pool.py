@@ -23,7 +23,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from penstock.loader.executors.process.forks import our_own
-from penstock.loader.executors.process.pipes import Inbox, Outbox
+from penstock.loader.executors.process.transport import Inbox, Outbox
 from penstock.loader.executors.process.worker import Setup, main
 
 __all__ = ["WorkerProcess", "end"]

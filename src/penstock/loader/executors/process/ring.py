@@ -1,4 +1,8 @@
-"""The ring: reusable slots of shared memory that carry batches from workers to the consumer.
+"""The memory that carries batches from workers to the consumer: reusable slots of one shared file.
+
+    SharedFile   the file: no name, passed by descriptor, freed with its last user, so it cannot leak or collide
+    Ring         the consumer's half: lends slots, and notices when a batch is no longer used
+    Slot         a worker's half: the tensors of one batch
 
 A slot is lent to a worker for one batch, then leased to that batch: its large tensors are views of one array over the
 slot. When nobody refers to this array any more, the slot is free again. Reused pages need no allocation, which makes
@@ -16,20 +20,27 @@ A slot in use while user code forks is retired until the child has ended: see `f
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 import os
+import tempfile
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from penstock.errors import PartitionError, RingError
 from penstock.loader.executors.process.forks import Child, watch
-from penstock.loader.memory import SharedFile
+from penstock.loader.sizes import PAGE
+from penstock.memory import available_memory
 
-__all__ = ["BOARD", "SLOTS", "Ring", "paged", "slot_bytes", "usual"]
+__all__ = ["ALIGNMENT", "BOARD", "NAMES", "SLOTS", "Ring", "SharedFile", "Slot", "tensor_at", "usual"]
 
 BOARD = 1 << 20
 """Bytes at the head of the file, for the words that `worker` describes."""
@@ -37,20 +48,119 @@ BOARD = 1 << 20
 SLOTS = 1 << 10
 """Number of parts of the file. The first one is the board; number 0 as a slot means none."""
 
+ALIGNMENT = 64
+"""Offsets of tensors in a slot are multiples of it: a cache line, which also suits vector instructions."""
+
 _LAST = 16  # batches whose sizes tell what is usual
 _SLACK = 1.25  # free slots may be this much larger than usual, since batches vary
 _SWEEP = 64  # batches between sweeps for unused slots
-_PAGE = 1 << 12
+_GROWTH = 8
+"""Slots grow by at least this fraction of their size, so that a batch of many tensors extends them rarely."""
+
+_POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, which `mmap` does not name
+
+NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+"""The names of torch's dtypes."""
+
+_NUMPY = {name: np.dtype(name) for name in NAMES.values() if name in np.sctypeDict}
+
+_ADDRESS_SPACE = 1 << 42
+_LEAST = 1 << 26
+_PAGES = 1 << 16
+"""Parts of the file begin at multiples of this, whatever the size of a page."""
+
+_WORTH_A_LOOK = 1 << 20
+"""Size in bytes from which available memory is checked. A check takes as long as allocating about 100 pages."""
 
 
-def paged(nbytes: int) -> int:
-    """Return a size rounded up to whole pages."""
-    return -(-nbytes // _PAGE) * _PAGE
+class SharedFile:
+    """An anonymous file in memory that worker processes inherit, with every start method, and that each maps whole.
+
+    The file is sparse: it has room for terabytes, and memory only where somebody has called `reserve`.
+
+    Args:
+        ranks: number of processes like this one that share the machine's memory.
+        inherited: descriptor and size of a file that another process has made.
+
+    Attributes:
+        fd: file descriptor; closed with this object.
+        size: bytes of address space.
+        room: bytes of address space of each slot.
+        map: the whole file. Arrays and tensors over it stay valid after `close`.
+        mapped: bytes of each slot for which this process has page tables.
+        close: closes the descriptor. Idempotent.
+
+    Raises:
+        RingError: the system maps no such file.
+    """
+
+    def __init__(self, ranks: int = 1, inherited: tuple[int, int] | None = None) -> None:
+        if inherited is not None:
+            fd, size = inherited
+        else:
+            if hasattr(os, "memfd_create"):
+                fd = os.memfd_create("penstock-ring", os.MFD_CLOEXEC)
+            # macOS has no memfd: use a file without a name.
+            else:
+                fd, path = tempfile.mkstemp(prefix="penstock-ring-")
+                os.unlink(path)
+            import resource  # missing on Windows, where this module is imported but not used
+
+            # 4 TiB, of which 30 fit, or less if files or address space are limited.
+            limits = {resource.RLIMIT_FSIZE: 1, resource.RLIMIT_AS: 4}
+            most = [soft // share for name, share in limits.items() if (soft := resource.getrlimit(name)[0]) >= 0]
+            size = min([_ADDRESS_SPACE, *most]) // _PAGES * _PAGES
+        self.fd, self.size, self._ranks = fd, size, ranks
+        self.close = weakref.finalize(self, os.close, fd)
+        while True:
+            try:
+                os.ftruncate(fd, self.size)
+                self.map = mmap.mmap(fd, self.size)
+                break
+            except (OSError, ValueError) as error:
+                # Other loaders, or batches of theirs that are kept, may have taken the address space.
+                self.size //= 16
+                if self.size < _LEAST:
+                    raise RingError(
+                        f"{size / 2**30:.3g} GiB of address space for the batches of workers cannot be mapped "
+                        f"({error}): raise the limits (ulimit -v, ulimit -f), keep batches of fewer loaders, or use "
+                        "executor='thread'"
+                    ) from error
+        self.room = self.size // SLOTS
+        self.address: int = np.ndarray(1, np.uint8, self.map).__array_interface__["data"][0]
+        self.mapped: dict[int, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inherit, (reduction.DupFd(self.fd), self._ranks, self.size)
+
+    def reserve(self, begin: int, size: int) -> None:
+        """Allocate memory for a part of the file, so that writing there cannot end this process.
+
+        Raises:
+            RingError: this machine, or this rank's share of it, has less memory left.
+            OSError: the system refuses.
+        """
+        left = available_memory() if size >= _WORTH_A_LOOK else None
+        if left is not None and size > left / self._ranks:
+            ranks = f", for {self._ranks} ranks" if self._ranks > 1 else ""
+            raise RingError(
+                f"a batch needs {size / 2**20:.1f} MiB of shared memory, and {left / 2**20:.0f} MiB are left on this "
+                f"machine or in this container{ranks}: lower batch_size; or prefetch_factor, num_workers or "
+                "max_bytes_in_flight of the loaders beside it"
+            )
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.fd, begin, size)
+
+    def discard(self, begin: int, size: int) -> None:
+        """Give the memory of a part of the file back; all processes then read zeros there. Some systems keep it."""
+        if self.can_discard and size > 0:
+            self.map.madvise(mmap.MADV_REMOVE, begin, size)
+
+    can_discard = hasattr(mmap, "MADV_REMOVE")
 
 
-def slot_bytes(file: SharedFile) -> int:
-    """Return the bytes of address space of each slot."""
-    return file.size // SLOTS
+def _inherit(dup: Any, ranks: int, size: int) -> SharedFile:
+    return SharedFile(ranks, (dup.detach(), size))
 
 
 def usual(sizes: Collection[int]) -> int:
@@ -59,7 +169,7 @@ def usual(sizes: Collection[int]) -> int:
     >>> usual([4, 240, 4, 4])
     4
     """
-    ranked = sorted(sizes, reverse=True)
+    ranked = sorted(sizes, reverse=True) or [0]
     return ranked[max(len(ranked) // 4, min(1, len(ranked) - 1))]
 
 
@@ -71,7 +181,7 @@ class _Lease(weakref.ref[Any]):
 
 
 class Ring:
-    """The consumer's side of the ring.
+    """The consumer's half.
 
     Attributes:
         file: the memory; the first `BOARD` bytes are the board.
@@ -90,7 +200,6 @@ class Ring:
                 "(ulimit -f) to 1 GiB or more, or use executor='thread'"
             ) from error
         self.pid = os.getpid()
-        self._room = slot_bytes(self.file)
         self._extents: dict[int, int] = {}
         """Bytes of memory of each slot that was ever lent."""
         self._free: list[int] = []  # a stack: the last used slot is still in the CPU cache
@@ -100,7 +209,7 @@ class Ring:
         self._sizes: deque[int] = deque(maxlen=_LAST)
         self._usual = 0
         """Bytes of memory that free slots keep."""
-        self._batches = 0
+        self._until_sweep = _SWEEP  # batches
         self._children: dict[int, list[Child]] = {}
         """Child processes that were forked while a slot was leased, by slot."""
         self._retired: list[int] = []
@@ -116,7 +225,7 @@ class Ring:
             self._revive()
         if not self._free:
             # Where files are limited, the board takes several parts.
-            slot = len(self._extents) + -(-BOARD // self._room)
+            slot = len(self._extents) + -(-BOARD // self.file.room)
             if slot >= SLOTS:
                 return 0, 0
             self._extents[slot] = 0
@@ -138,13 +247,10 @@ class Ring:
         """
         self._extents[slot] = extent
         self._sizes.append(used)
-        self._batches += 1
-        # Sorting takes long, so later not for each batch.
-        if self._batches <= _LAST or not self._batches % 4:
-            self._usual = paged(usual(self._sizes))
-        if not self._batches % _SWEEP:
+        self._until_sweep -= 1
+        if not self._until_sweep:
             self._sweep()
-        memory = np.ndarray(used, np.uint8, self.file.map, slot * self._room)
+        memory = np.ndarray(used, np.uint8, self.file.map, slot * self.file.room)
         self._leases[slot] = lease = _Lease(memory, self._ended.append)
         lease.slot = slot
         return memory
@@ -158,24 +264,29 @@ class Ring:
         """
         if not slot:
             return
-        self._extents[slot] = self._room if extent is None else extent
-        if any(not child.gone for child in self._children.get(slot, ())):
-            self._retired.append(slot)
-            return
-        self._children.pop(slot, None)
-        if extent is None or extent > max(self._usual * _SLACK, _PAGE):
-            self._trim(slot, self._usual)
+        self._extents[slot] = self.file.room if extent is None else extent
+        if slot in self._children:
+            if any(not child.gone for child in self._children[slot]):
+                self._retired.append(slot)
+                return
+            del self._children[slot]
+        if self._extents[slot] > max(self._usual * _SLACK, PAGE):
+            # Larger than usual, unless batches have become larger. Sorting takes long, so it is not done for each.
+            self._usual = usual(self._sizes)
+            if self._extents[slot] > self._usual * _SLACK:
+                self._trim(slot, self._usual)
         self._free.append(slot)
 
     def _trim(self, slot: int, size: int) -> None:
-        """Give the memory of a free slot back from ``size`` bytes on."""
-        extent = self._extents[slot]
+        """Give the memory of a free slot back from ``size`` bytes on, in whole pages."""
+        size, extent = -(-size // PAGE) * PAGE, self._extents[slot]
         if extent > size and self.file.can_discard and self.pid == os.getpid():
-            self.file.discard(slot * self._room + size, extent - size)
+            self.file.discard(slot * self.file.room + size, extent - size)
             self._extents[slot] = size
 
     def _sweep(self) -> None:
         """Give the memory of slots back that were not used since the last sweep."""
+        self._until_sweep, self._usual = _SWEEP, usual(self._sizes)
         for slot in self._free[: self._least_free]:
             self._trim(slot, 0)
         self._least_free = len(self._free)
@@ -206,3 +317,92 @@ def _ranks() -> int:
         return local_ranks()
     except PartitionError:
         return 1
+
+
+class Slot:
+    """Memory for the tensors of one batch, a `penstock.loader.collate.Arena`: a worker's half.
+
+    Args:
+        file: the memory of all slots.
+        number: number of the slot; 0 has no memory.
+        extent: bytes of memory it has.
+
+    Attributes:
+        extent: bytes of memory it has now.
+        used: bytes up to the end of the last tensor.
+        refused: whether the system refused memory.
+
+    Raises:
+        RingError: from `empty`, if the machine has less memory left than a tensor needs.
+    """
+
+    __slots__ = ("_begin", "_file", "_mapped", "extent", "number", "refused", "used")
+
+    def __init__(self, file: SharedFile, number: int, extent: int) -> None:
+        self._file = file
+        self._begin = number * file.room
+        self.number = number
+        self.extent = extent
+        self.used = 0
+        self.refused = False
+        # The consumer may have given memory back.
+        self._mapped = file.mapped[number] = min(extent, file.mapped.get(number, 0))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return an uninitialised tensor; None if it has no bytes, or there is no memory for it."""
+        begin = -(-self.used // ALIGNMENT) * ALIGNMENT
+        nbytes = math.prod(shape) * dtype.itemsize
+        end = begin + nbytes
+        if not nbytes or not self.number or (end > self._mapped and not self._extend(end)):
+            return None
+        self.used = end
+        return tensor_at(self._file.map, self._begin + begin, NAMES[dtype], shape)
+
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the tensor that `empty` will return for the same arguments, without taking its memory."""
+        used = self.used
+        try:
+            return self.empty(shape, dtype)
+        finally:
+            self.used = used
+
+    def put(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> int | None:
+        """See `penstock.loader.executors.process.transport.Target`."""
+        offset = address - self._file.address - self._begin
+        if 0 <= offset < self.used:
+            # The collate function has put it there.
+            return offset
+        copy = self.empty((nbytes,), torch.uint8)
+        if copy is None:
+            return None
+        copy.numpy()[:] = read()
+        return self.used - nbytes
+
+    def _extend(self, needed: int) -> bool:
+        """Return whether the slot has so many bytes of memory, after it was extended if necessary."""
+        file = self._file
+        if needed > self.extent:
+            larger = max(needed, self.extent + self.extent // _GROWTH)
+            larger = min(-(-larger // PAGE) * PAGE, file.room)
+            if needed > larger:
+                return False
+            try:
+                file.reserve(self._begin + self.extent, larger - self.extent)
+            except OSError:
+                self.refused = True
+                return False
+            self.extent = larger
+        # In one system call, instead of by a page fault for each page; older kernels cannot.
+        with contextlib.suppress(OSError):
+            file.map.madvise(_POPULATE_WRITE, self._begin + self._mapped, self.extent - self._mapped)
+        self._mapped = file.mapped[self.number] = self.extent
+        return True
+
+
+def tensor_at(memory: Any, offset: int, kind: str, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor over memory, which it keeps alive."""
+    if kind in _NUMPY:
+        # A third of the time of the other way.
+        return torch.from_numpy(np.ndarray(shape, _NUMPY[kind], memory, offset))
+    dtype, count = getattr(torch, kind), math.prod(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)

@@ -1,12 +1,15 @@
-"""Send batches between processes: a small pickle, with large tensors and arrays in the slot of the batch.
+"""What goes through the pipes between the consumer and its workers: batches as small pickles, and messages.
 
-    worker     Slot   memory for the tensors of one batch, taken from the file as far as they need it
-               pack   batch -> pickle; plain tensors and arrays become places in the slot
-    consumer   unpack pickle + memory of the slot -> batch; its tensors are views
+    worker     pack      batch -> pickle; large plain tensors and arrays become places in the slot of the batch
+    consumer   unpack    pickle + memory of the slot -> batch; its tensors are views
+    both       Inbox, Outbox, write   pickled messages, each after its length
 
 The memory of CPU tensors and arrays of more than `SMALL` bytes is written to the slot, unless the collate function has
 put it there. Everything else (strings, small tensors, any object) is pickled, and so is what does not fit, which takes
 one copy more. This is the idea of PEP 574 (out-of-band buffers), for tensors.
+
+The consumer's ends of the pipes never block: a worker that does not read, or stops within a message, cannot delay the
+consumer beyond its deadline. Workers may block, since they have nothing else to do.
 
 Values arrive as with torch: dtype, shape, subclass, attributes and ``requires_grad``. Memory with gaps becomes
 contiguous; otherwise tensors keep the order of their dimensions in memory, and arrays Fortran order. Tensors that
@@ -15,13 +18,15 @@ shared memory do not share it any more.
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import io
 import itertools
 import math
+import operator
+import os
 import pickle
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,34 +34,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.loader.executors.process.ring import paged, slot_bytes
-from penstock.loader.memory import SharedFile
+from penstock.loader.executors.process.ring import NAMES, tensor_at
 
-__all__ = ["ALIGNMENT", "SMALL", "Memory", "Slot", "Target", "pack", "unpack"]
+__all__ = ["SMALL", "Inbox", "Outbox", "Target", "framed", "pack", "unpack", "write"]
 
 SMALL = 4096
 """Tensors of up to this many bytes are pickled: users collect labels, and each would occupy a slot."""
 
-ALIGNMENT = 64
-"""Offsets of tensors are multiples of it: a cache line, which also suits vector instructions."""
-
-_POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, which `mmap` does not name
-_GROWTH = 8
-"""Slots grow by at least this fraction of their size, so that a batch of many tensors extends them rarely."""
-
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_NUMPY = {name: np.dtype(name) for name in _NAMES.values() if name in np.sctypeDict}
-
-
-class Memory:
-    """The file as one worker sees it: the memory of all slots."""
-
-    def __init__(self, file: SharedFile) -> None:
-        self.file = file
-        self.room = slot_bytes(file)
-        self.address: int = np.ndarray(1, np.uint8, file.map).__array_interface__["data"][0]
-        self.mapped: dict[int, int] = {}
-        """Bytes of each slot for which this process has page tables."""
+_LENGTH = struct.Struct("<Q")
+_READ = 1 << 18
 
 
 class Target(Protocol):
@@ -71,108 +57,24 @@ class Target(Protocol):
         """
 
 
-class Slot:
-    """Memory for the tensors of one batch, an `penstock.loader.arena.Arena`.
-
-    Args:
-        memory: the file.
-        number: number of the slot; 0 has no memory.
-        extent: bytes of memory it has.
-
-    Attributes:
-        extent: bytes of memory it has now.
-        used: bytes up to the end of the last tensor.
-        refused: whether the system refused memory.
-
-    Raises:
-        RingError: from `empty`, if the machine has less memory left than a tensor needs.
-    """
-
-    __slots__ = ("_begin", "_memory", "extent", "number", "refused", "used")
-
-    def __init__(self, memory: Memory, number: int, extent: int) -> None:
-        self._memory = memory
-        self._begin = number * memory.room
-        self.number = number
-        self.extent = extent
-        self.used = 0
-        self.refused = False
-        if extent < memory.mapped.get(number, 0):
-            # The consumer has given memory back.
-            memory.mapped[number] = extent
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return an uninitialised tensor; None if it has no bytes, or there is no memory for it."""
-        begin = -(-self.used // ALIGNMENT) * ALIGNMENT
-        nbytes = math.prod(shape) * dtype.itemsize
-        if not nbytes or not self.number or not self._extend(begin + nbytes):
-            return None
-        self.used = begin + nbytes
-        return _tensor(self._memory.file.map, self._begin + begin, _NAMES[dtype], shape)
-
-    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the tensor that `empty` will return for the same arguments, without taking its memory."""
-        used = self.used
-        try:
-            return self.empty(shape, dtype)
-        finally:
-            self.used = used
-
-    def put(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> int | None:
-        """See `Target`. What is in the slot already is not copied."""
-        offset = self.offset_of(address)
-        if offset is None and (copy := self.empty((nbytes,), torch.uint8)) is not None:
-            copy.numpy()[:] = read()
-            offset = self.offset_of(copy.data_ptr())
-        return offset
-
-    def offset_of(self, address: int) -> int | None:
-        """Return the offset of an address in the slot; None if it is elsewhere."""
-        offset = address - self._memory.address - self._begin
-        return offset if 0 <= offset < self.used else None
-
-    def _extend(self, needed: int) -> bool:
-        """Return whether the slot has so many bytes of memory, after it was extended if necessary."""
-        memory, number = self._memory, self.number
-        if needed > self.extent:
-            larger = min(paged(max(needed, self.extent + self.extent // _GROWTH)), memory.room)
-            if needed > larger:
-                return False
-            try:
-                memory.file.reserve(self._begin + self.extent, larger - self.extent)
-            except OSError:
-                self.refused = True
-                return False
-            self.extent = larger
-        mapped = memory.mapped.get(number, 0)
-        if self.extent > mapped:
-            # In one system call, instead of by a page fault for each page; older kernels cannot.
-            with contextlib.suppress(OSError):
-                memory.file.map.madvise(_POPULATE_WRITE, self._begin + mapped, self.extent - mapped)
-            memory.mapped[number] = self.extent
-        return True
-
-
 _SLOT = pickle.PickleBuffer(bytearray())
 """Stands for the slot in a pickle. It is writable, since pickle wraps what replaces a buffer that is not."""
 
-
-def _in_band(buffer: Any) -> bool:
-    """Return whether a buffer belongs into the pickle, such as one of an array's subclass."""
-    return buffer is not _SLOT
+# Other buffers, such as one of an array's subclass, belong into the pickle.
+_in_band = partial(operator.is_not, _SLOT)
 
 
 class _Packer(pickle.Pickler):
-    """Pickles one batch."""
+    """Pickles one batch.
 
-    def __init__(self, file: io.BytesIO, slot: Target) -> None:
-        super().__init__(file, 5, buffer_callback=_in_band)
-        self._slot = slot
+    Attributes:
+        slot: where large memory goes.
+    """
+
+    slot: Target
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if kind is torch.Tensor:
-            return self._reduced_tensor(value)
         if kind is np.ndarray and not value.dtype.hasobject and value.nbytes:
             return self._reduced_array(value)
         # A part of other tensors. torch's own way is slow, and cannot load what it writes for newer dtypes.
@@ -180,39 +82,36 @@ class _Packer(pickle.Pickler):
             return self._reduced_storage(value._untyped_storage, value.dtype)
         if kind is torch.UntypedStorage and value.device.type == "cpu":
             return self._reduced_storage(value, torch.uint8)
-        return NotImplemented
-
-    def _reduced_tensor(self, tensor: torch.Tensor) -> Any:
-        if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_quantized or tensor.is_nested:
+        if kind is not torch.Tensor or value.layout is not torch.strided or not value.is_cpu:
             return NotImplemented
-        if tensor.__dict__:
+        if value.is_quantized or value.is_nested or value.__dict__:
             return NotImplemented
-        if tensor.requires_grad:
-            return _require_gradient, (tensor.detach(),)
-        if tensor.is_conj() or tensor.is_neg():
+        if value.requires_grad:
+            return _require_gradient, (value.detach(),)
+        if value.is_conj() or value.is_neg():
             return NotImplemented
         order = None
-        if not tensor.is_contiguous():
-            if tensor.untyped_storage().nbytes() < tensor.nbytes:
+        if not value.is_contiguous():
+            if value.untyped_storage().nbytes() < value.nbytes:
                 # Expanded: what it is made of is smaller.
                 return NotImplemented
             # Dimensions in another order, or gaps between them.
-            strides = tensor.stride()
+            strides = value.stride()
             outwards = sorted(range(len(strides)), key=lambda dimension: (-strides[dimension], dimension))
-            dense = tensor.permute(outwards)
+            dense = value.permute(outwards)
             if dense.is_contiguous():
                 order = sorted(range(len(outwards)), key=outwards.__getitem__)
-            tensor = dense if order is not None else tensor.contiguous()
-        kind, shape = _NAMES[tensor.dtype], tuple(tensor.shape)
-        place = self._place(
-            *(tensor.data_ptr(), tensor.nbytes),
-            lambda: _bytes_of(tensor.untyped_storage(), int(tensor.storage_offset()) * tensor.itemsize, tensor.nbytes),
-        )
-        return _rebuild_tensor, (*place, kind, shape, order)
+            value = dense if order is not None else value.contiguous()
+        nbytes, name, shape = value.nbytes, NAMES[value.dtype], tuple(value.shape)
+        place = self._place(value.data_ptr(), nbytes, partial(_bytes_of, value))
+        if order or not nbytes:
+            return _rebuild_tensor, (*place, name, shape, order)
+        return tensor_at, (*place, name, shape)
 
     def _reduced_storage(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
         nbytes = storage.nbytes()
-        place = self._place(storage.data_ptr(), nbytes, partial(_bytes_of, storage, 0, nbytes))
+        whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+        place = self._place(storage.data_ptr(), nbytes, whole.numpy)
         return _rebuild_storage, (*place, nbytes, dtype)
 
     def _reduced_array(self, array: npt.NDArray[Any]) -> Any:
@@ -224,17 +123,19 @@ class _Packer(pickle.Pickler):
 
     def _place(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> tuple[Any, int]:
         """Return what stands for some memory in the pickle, and its offset there: the slot, or its bytes."""
-        if nbytes > SMALL and (offset := self._slot.put(address, nbytes, read)) is not None:
+        if nbytes > SMALL and (offset := self.slot.put(address, nbytes, read)) is not None:
             return _SLOT, offset
         return bytearray(read()), 0
 
 
-def _bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return a part of a storage as bytes.
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the memory of a contiguous tensor as bytes.
 
-    ``view(torch.uint8)`` of a contiguous tensor does not always work: its dimensions of size 1 may have any stride.
+    ``view(torch.uint8)`` does not always work: dimensions of size 1 may have any stride.
     """
-    return torch.empty(0, dtype=torch.uint8).set_(storage, begin, (nbytes,), (1,)).numpy()
+    begin = int(tensor.storage_offset()) * tensor.itemsize
+    part = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), begin, (tensor.nbytes,), (1,))
+    return part.numpy()
 
 
 def _require_gradient(tensor: torch.Tensor) -> torch.Tensor:
@@ -242,17 +143,8 @@ def _require_gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rebuild_storage(memory: Any, offset: int, nbytes: int, dtype: torch.dtype) -> torch.TypedStorage:
-    memory = _tensor(memory, offset, "uint8", (nbytes,)) if nbytes else torch.empty(0, dtype=torch.uint8)
+    memory = tensor_at(memory, offset, "uint8", (nbytes,)) if nbytes else torch.empty(0, dtype=torch.uint8)
     return torch.TypedStorage(wrap_storage=memory.untyped_storage(), dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-
-
-def _tensor(memory: Any, offset: int, kind: str, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor over memory, which it keeps alive."""
-    if kind in _NUMPY:
-        # A third of the time of the other way.
-        return torch.from_numpy(np.ndarray(shape, _NUMPY[kind], memory, offset))
-    dtype, count = getattr(torch, kind), math.prod(shape)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 def _rebuild_tensor(
@@ -261,12 +153,13 @@ def _rebuild_tensor(
     if not math.prod(shape):
         tensor = torch.empty(shape, dtype=getattr(torch, kind))
     else:
-        tensor = _tensor(memory, offset, kind, shape)
+        tensor = tensor_at(memory, offset, kind, shape)
     return tensor if order is None else tensor.permute(order)
 
 
-# Instead of the function's name, pickles have a number, which is found without an import.
+# Instead of the functions' names, pickles have numbers, which are found without an import.
 copyreg.add_extension(__name__, "_rebuild_tensor", 0x70737461)
+copyreg.add_extension(tensor_at.__module__, "tensor_at", 0x70737462)
 
 
 def _rebuild_array(memory: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Any:
@@ -281,7 +174,9 @@ def pack(batch: Any, slot: Target) -> bytes:
         Exception: an error of pickling.
     """
     file = io.BytesIO()
-    _Packer(file, slot).dump(batch)
+    packer = _Packer(file, 5, buffer_callback=_in_band)
+    packer.slot = slot
+    packer.dump(batch)
     return file.getvalue()
 
 
@@ -293,3 +188,92 @@ def unpack(data: bytes, memory: npt.NDArray[np.uint8] | None) -> Any:
         memory: the memory of its slot, which its large tensors and arrays keep alive; None if it has no such.
     """
     return pickle.loads(data, buffers=itertools.repeat(memory))
+
+
+def framed(message: Any) -> bytes:
+    """Return a message as bytes for a pipe.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
+    data = pickle.dumps(message, 5)
+    return _LENGTH.pack(len(data)) + data
+
+
+def write(fd: int, message: Any) -> None:
+    """Write a message, blocking until all of it is in the pipe.
+
+    Raises:
+        BrokenPipeError: the reader is gone.
+    """
+    data = memoryview(framed(message))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class Inbox:
+    """Reads messages from a pipe.
+
+    Attributes:
+        ended: whether the other end was closed. Earlier messages are delivered; an incomplete one is lost.
+        empty: whether there was nothing to read.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.ended = self.empty = False
+        self._parts: list[bytes] = []
+        self._missing = 0
+
+    def receive(self) -> list[Any]:
+        """Read once, and return the messages that are complete now. It waits if the pipe blocks and is empty."""
+        messages: list[Any] = []
+        try:
+            data = os.read(self.fd, _READ)
+        except BlockingIOError:
+            self.empty = True
+            return messages
+        self.ended = self.empty = not data
+        # The parts of a long message are joined once, when it is complete.
+        self._parts.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return messages
+        data = b"".join(self._parts)
+        begin, missing = 0, _LENGTH.size - len(data)
+        while missing <= 0:
+            end = begin + _LENGTH.size + _LENGTH.unpack_from(data, begin)[0]
+            missing = end - len(data)
+            if missing <= 0:
+                messages.append(pickle.loads(memoryview(data)[begin + _LENGTH.size : end]))
+                begin, missing = end, end + _LENGTH.size - len(data)
+        self._parts, self._missing = [data[begin:]], missing
+        return messages
+
+
+class Outbox:
+    """Writes messages to a pipe that does not block, and keeps what it does not accept.
+
+    Attributes:
+        waiting: what `send` has to write when the pipe is writable.
+        closed: whether the pipe was closed, so that its number may be another file's.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.waiting = b""
+        self.closed = False
+
+    def send(self, data: bytes = b"") -> None:
+        """Write a message of `framed` after what is waiting, as far as the pipe accepts it now, and keep the rest.
+
+        A dead reader is noticed elsewhere.
+        """
+        self.waiting += data
+        try:
+            while self.waiting and not self.closed:
+                self.waiting = self.waiting[os.write(self.fd, self.waiting) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self.waiting = b""

@@ -26,11 +26,10 @@ import torch
 
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
-from penstock.loader.executors.process.pipes import Inbox, write
-from penstock.loader.executors.process.transport import Memory, Slot, pack
+from penstock.loader.executors.process.ring import SharedFile, Slot
+from penstock.loader.executors.process.transport import Inbox, pack, write
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetcher, Maker
-from penstock.loader.memory import SharedFile
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.loader.workerinfo import process_worker, seed_worker
@@ -127,7 +126,7 @@ class _Worker:
         self._answers: list[tuple[Any, ...]] = []  # to send together
         self._since = 0.0
         self._sent = 0
-        self._memory = Memory(setup.file)
+        self._file = setup.file
         self._words = memoryview(setup.file.map).cast("Q")
         self._board = self._words[1 + setup.width * setup.number : 1 + setup.width * (setup.number + 1)]
         self._quick = 0  # consecutive batches with too little work for several threads
@@ -168,7 +167,7 @@ class _Worker:
     def _make(self, run: int, number: int, slot: int, extent: int, *request_of: Any) -> None:
         request = BatchRequest(*request_of)
         request.run, request.number = run, number
-        memory = Slot(self._memory, slot, extent)
+        memory = Slot(self._file, slot, extent)
         if self._pool is not None and self._quick < _ENOUGH:
             self._pool.make(
                 self.maker, request, partial(self._send_now, request, memory), wanted=self._wanted, arena=memory

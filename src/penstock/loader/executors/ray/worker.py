@@ -29,7 +29,8 @@ from ray import cloudpickle
 import penstock
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
-from penstock.loader.executors.process.transport import ALIGNMENT, pack
+from penstock.loader.executors.process.ring import ALIGNMENT
+from penstock.loader.executors.process.transport import pack
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Maker
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
