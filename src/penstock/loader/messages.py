@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["BatchMetrics", "BatchRequest", "BatchResult"]
 
 
+@dataclass(slots=True, eq=False)
 class BatchRequest:
     """A request for one batch. The requests of a stream are empty: its worker makes the next batch.
 
-    Args:
+    Attributes:
         indices: indices of the samples, as a list; or packed: the bytes of int64 numbers, which are cheap to send.
         keys: keys of the samples' generators, likewise; uint64 if they are packed.
         place: position of the dataset when the epoch started; None for datasets without one. It is part of the request,
             so that a dataset whose position has changed since still yields the batches of this epoch.
-
-    Attributes:
         run: number of the run, an epoch iterator's, that asks for it.
         number: number of the batch in its run.
     """
 
-    __slots__ = ("indices", "keys", "number", "place", "run")
-
-    def __init__(self, indices: Any, keys: Any, place: Any = None) -> None:
-        self.indices = indices
-        self.keys = keys
-        self.place = place
-        self.run = self.number = 0
+    indices: Any
+    keys: Any
+    place: Any = None
+    run: int = 0
+    number: int = 0
 
     @property
     def size(self) -> int:
@@ -44,11 +42,10 @@ class BatchRequest:
     def part(self, begin: int, end: int) -> BatchRequest:
         """Return a request for some of the samples."""
         self.unpack()
-        part = BatchRequest(self.indices[begin:end], self.keys[begin:end], self.place)
-        part.run, part.number = self.run, self.number
-        return part
+        return BatchRequest(self.indices[begin:end], self.keys[begin:end], self.place, self.run, self.number)
 
 
+@dataclass(slots=True, eq=False)
 class BatchMetrics:
     """The cost of making a batch or a part of one, as plain numbers and text that can be sent.
 
@@ -62,33 +59,13 @@ class BatchMetrics:
         failures: failures that ``on_error`` handled (`penstock.loader.on_error.Failure`).
     """
 
-    __slots__ = ("collate", "cpu", "failures", "fetch", "hand_over", "samples", "stages")
-
-    def __init__(
-        self,
-        samples: int = 0,
-        fetch: float = 0.0,
-        collate: float = 0.0,
-        hand_over: float = 0.0,
-        cpu: float = 0.0,
-        stages: dict[str, float] | None = None,
-        failures: list[Any] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.fetch = fetch
-        self.collate = collate
-        self.hand_over = hand_over
-        self.cpu = cpu
-        self.stages: dict[str, float] = {} if stages is None else stages
-        self.failures: list[Any] = [] if failures is None else failures
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BatchMetrics, self.packed()
-
-    def packed(self) -> tuple[Any, ...]:
-        """Return constructor arguments for an equal object, to be sent."""
-        numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
-        return (*numbers, self.stages or None, self.failures or None)
+    samples: int = 0
+    fetch: float = 0.0
+    collate: float = 0.0
+    hand_over: float = 0.0
+    cpu: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    failures: list[Any] = field(default_factory=list)
 
     def add(self, other: BatchMetrics) -> None:
         """Add the metrics of another part of the same batch."""

@@ -18,8 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +53,11 @@ makes all batches, until one takes longer.
 
 _TOGETHER = 2e-3
 """Seconds for which answers are held back to be sent together."""
+
+_MEASURE_S = 0.1
+"""Seconds between measurements of the peak memory, which are system calls."""
+
+_costs_of = attrgetter(*(field.name for field in fields(BatchMetrics)))
 
 _ORPHAN_GRACE_S = 3.0
 """Seconds for a worker to end by itself after its parent has died."""
@@ -124,8 +131,7 @@ class _Worker:
         self._results = setup.results.fileno()
         self._sending = threading.Lock()
         self._answers: list[tuple[Any, ...]] = []  # to send together
-        self._since = 0.0
-        self._sent = 0
+        self._measured = 0.0  # when the peak memory was measured last
         self._file = setup.file
         self._words = memoryview(setup.file.map).cast("Q")
         self._board = self._words[1 + setup.width * setup.number : 1 + setup.width * (setup.number + 1)]
@@ -137,13 +143,15 @@ class _Worker:
         """Answer requests until the pipe ends."""
         while not self._inbox.ended:
             for message in self._inbox.receive():
-                self._since = time.perf_counter()
+                until, last = time.perf_counter() + _TOGETHER, message[-1]
                 for item in message:
                     if isinstance(item, Start):
                         self._begin(item)
                     else:
                         self._make(*item)
-                self._flush()
+                    if self._answers and (item is last or time.perf_counter() > until):
+                        self._send(self._answers)
+                        self._answers, until = [], time.perf_counter() + _TOGETHER
 
     def _begin(self, start: Start) -> None:
         if self._pool is not None:
@@ -164,9 +172,8 @@ class _Worker:
         current = self._words[0]
         return current == run or bool(current and self._stream)
 
-    def _make(self, run: int, number: int, slot: int, extent: int, *request_of: Any) -> None:
-        request = BatchRequest(*request_of)
-        request.run, request.number = run, number
+    def _make(self, run: int, number: int, slot: int, extent: int, indices: Any, keys: Any, place: Any) -> None:
+        request = BatchRequest(indices, keys, place, run, number)
         memory = Slot(self._file, slot, extent)
         if self._pool is not None and self._quick < _ENOUGH:
             self._pool.make(
@@ -179,13 +186,11 @@ class _Worker:
             result = self.maker.make(request, memory)
             self._board[2] = 0
         self._answers.append(self._answer(request, memory, result))
-        if time.perf_counter() - self._since > _TOGETHER:
-            self._flush()
 
     def _send_now(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> None:
         """Answer a request in the thread that has made the batch."""
         with contextlib.suppress(BrokenPipeError):  # the consumer is gone
-            self._write([self._answer(request, slot, result)])
+            self._send([self._answer(request, slot, result)])
 
     def _answer(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> tuple[Any, ...]:
         """Return the answer to a request; None is for one that is not wanted any more."""
@@ -206,19 +211,13 @@ class _Worker:
                 self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
         return (
             *(request.run, request.number, slot.number, slot.extent, 0 if error is not None else slot.used, data),
-            metrics.packed(),
+            _costs_of(metrics),
             *(state, None if error is None else describe(error, self._where), how),
         )
 
-    def _flush(self) -> None:
-        if self._answers:
-            answers, self._answers = self._answers, []
-            self._write(answers)
-        self._since = time.perf_counter()
-
-    def _write(self, answers: list[tuple[Any, ...]]) -> None:
+    def _send(self, answers: list[tuple[Any, ...]]) -> None:
         with self._sending:
-            if not self._sent % 16:
-                self._board[0] = _peak_memory()
-            self._sent += 1
+            now = time.perf_counter()
+            if now > self._measured + _MEASURE_S:
+                self._measured, self._board[0] = now, _peak_memory()
             write(self._results, answers)

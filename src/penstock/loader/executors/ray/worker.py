@@ -156,9 +156,8 @@ class Worker:
             self._news.wait_for(lambda: self._begun >= run)
         boxes: list[queue.SimpleQueue[BatchResult | None]] = []
         for data in requests:
-            number, *values = pickle.loads(data)
-            request, box = BatchRequest(*values), queue.SimpleQueue[BatchResult | None]()
-            request.run, request.number = run, number
+            number, indices, keys, place = pickle.loads(data)
+            request, box = BatchRequest(indices, keys, place, run, number), queue.SimpleQueue[BatchResult | None]()
             boxes.append(box)
             if self._maker is None:
                 box.put(BatchResult(None, BatchMetrics(), number, error=self._broken, run=run))
