@@ -30,12 +30,14 @@ from penstock.errors import ConfigError
 from penstock.hashing import mix, splitmix64
 
 __all__ = [
+    "Scope",
     "call_in_scope",
     "current_key",
     "generator",
     "generator_from_key",
     "in_sample",
     "load_each",
+    "loading",
     "sample_scope",
     "show_samples",
     "shown_record",
@@ -46,7 +48,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _Scope:
+class Scope:
     """The sample that a thread loads, and its generator.
 
     Attributes:
@@ -69,34 +71,35 @@ class _Scope:
         self.inside, self.generator, self.board[0] = True, None, key
 
 
-_scopes: set[weakref.ref[_Scope]] = set()
+_scopes: set[weakref.ref[Scope]] = set()
 """The scopes of all threads. Sets add, discard and copy atomically, with the GIL and without it, so
 no lock is needed."""
 
 
 class _ThreadScope(threading.local):
     def __init__(self) -> None:
-        self.scope = _Scope()
+        self.scope = Scope()
         _scopes.add(weakref.ref(self.scope, _scopes.discard))
 
 
-_thread = _ThreadScope()
+loading = _ThreadScope()
+"""``loading.scope`` is the sample of the calling thread."""
 
 
 def _forget_other_threads() -> None:
     """Forget the scopes of other threads, which a forked process does not have, and leave the parent its board."""
-    _thread.scope.board = [_thread.scope.board[0]]
+    loading.scope.board = [loading.scope.board[0]]
     _scopes.clear()
-    _scopes.add(weakref.ref(_thread.scope, _scopes.discard))
+    _scopes.add(weakref.ref(loading.scope, _scopes.discard))
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_other_threads)
 
 
-def _scopes_of_others() -> list[_Scope]:
+def _scopes_of_others() -> list[Scope]:
     """Return the scopes of the other threads of this process."""
-    mine = _thread.scope
+    mine = loading.scope
     return [scope for ref in list(_scopes) if (scope := ref()) is not None and scope is not mine]
 
 
@@ -134,8 +137,8 @@ class sample_scope:
     def __init__(self, key: int) -> None:
         self._key = key
 
-    def __enter__(self) -> _Scope:
-        self._scope = scope = _thread.scope
+    def __enter__(self) -> Scope:
+        self._scope = scope = loading.scope
         self._before = scope.inside, scope.generator, scope.of, scope.board[0]
         scope.move(self._key)
         return scope
@@ -151,7 +154,7 @@ def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T
     The scope always ends. With `sample_scope`, a signal handler may run at the start of ``__exit__``, and an exception
     raised there, such as Ctrl-C, would leave this thread in the scope. This function makes no call at its end.
     """
-    scope = _thread.scope
+    scope = loading.scope
     before = scope.inside, scope.generator, scope.of, scope.board[0]
     try:
         if key is not None:
@@ -166,17 +169,17 @@ def show_samples(board: memoryview) -> None:
 
     If this process hangs, another process can then see at which sample.
     """
-    _thread.scope.board = board
+    loading.scope.board = board
 
 
 def in_sample() -> bool:
     """Return whether this thread is loading a sample, as announced by a loader or dataset."""
-    return _thread.scope.inside
+    return loading.scope.inside
 
 
 def current_key() -> int | None:
     """Return the key of the sample that this thread loads, or None outside of samples."""
-    scope = _thread.scope
+    scope = loading.scope
     return scope.board[0] if scope.inside else None
 
 
@@ -200,7 +203,7 @@ def generator() -> np.random.Generator:
     >>> a == b
     np.True_
     """
-    scope = _thread.scope
+    scope = loading.scope
     if not scope.inside:
         if threading.current_thread() is not threading.main_thread():
             _warn_of_own_thread()
@@ -258,7 +261,7 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
         raise ConfigError(
             f"use_generator takes a numpy.random.Generator, such as generator().spawn(1)[0], got {generator!r}"
         )
-    scope = _thread.scope
+    scope = loading.scope
     before = scope.inside, scope.generator, scope.of, scope.board[0]
     key = current_key() or 0
     scope.inside, scope.generator, scope.of, scope.board[0] = True, generator, key, key

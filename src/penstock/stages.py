@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-__all__ = ["by_clock", "collect", "spent", "stage"]
+__all__ = ["account", "by_clock", "collect", "spent", "stage"]
 
 
 class _Account(threading.local):
@@ -34,7 +34,7 @@ class _Account(threading.local):
         self.inner = 0.0
 
 
-_account = _Account()
+account = _Account()
 
 
 class stage:
@@ -50,13 +50,11 @@ class stage:
         self._name = name
 
     def __enter__(self) -> None:
-        account = _account
         self._before = account.inner
         account.inner = 0.0
         self._start = account.clock()
 
     def __exit__(self, *exc: object) -> None:
-        account = _account
         elapsed = account.clock() - self._start
         seconds, name = account.seconds, self._name
         seconds[name] = seconds.get(name, 0.0) + elapsed - account.inner
@@ -65,7 +63,6 @@ class stage:
 
 def spent(name: str, seconds: float) -> None:
     """Move seconds from the open stage to another one, for a call that does the work of both."""
-    account = _account
     account.seconds[name] = account.seconds.get(name, 0.0) + seconds
     account.inner += seconds
 
@@ -81,11 +78,8 @@ def collect() -> dict[str, float]:
     >>> collect()
     {}
     """
-    seconds = _account.seconds
-    if seconds:
-        _account.seconds = {}
-        return seconds
-    return {}
+    seconds, account.seconds = account.seconds, {}
+    return seconds
 
 
 @contextmanager
@@ -98,8 +92,8 @@ def by_clock(clock: Callable[[], float]) -> Iterator[None]:
     >>> collect()["waits"] < 0.025
     True
     """
-    before, _account.clock = _account.clock, clock
+    before, account.clock = account.clock, clock
     try:
         yield
     finally:
-        _account.clock = before
+        account.clock = before

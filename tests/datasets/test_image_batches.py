@@ -37,8 +37,7 @@ from penstock.images.transforms import (
     ToTensor,
     VerticalFlip,
 )
-from penstock.loader.arena import Shared, collating_into
-from penstock.loader.collate import Collate
+from penstock.loader.collate import Collate, Shared
 from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetch, Maker
@@ -222,8 +221,7 @@ class TestNoCopies:
         stack = torch.stack
         torch.stack = lambda *a, **k: calls.append(1) or stack(*a, **k)  # type: ignore[func-returns-value, assignment]
         try:
-            with collating_into(slot):
-                images, _ = fetch(BatchRequest(list(range(8)), list(range(8))), BatchMetrics())
+            images, _ = Maker(fetch).make(BatchRequest(list(range(8)), list(range(8))), slot).batch
         finally:
             torch.stack = stack  # type: ignore[assignment]
         assert slot.put(images.data_ptr(), images.nbytes, images.numpy) == 0

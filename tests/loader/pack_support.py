@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock.loader.collate import Arena, thread
 from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.process.transport import pack, unpack
 
@@ -91,3 +94,13 @@ def content(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     count = int(np.prod(shape, dtype=int)) * dtype.itemsize
     values = torch.arange(count, dtype=torch.int64).remainder(2 if dtype is torch.bool else 251).to(torch.uint8)
     return values.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+@contextmanager
+def collating_into(arena: Arena | None) -> Iterator[None]:
+    """In this thread, batches are collated into an arena."""
+    before, thread.arena = thread.arena, arena
+    try:
+        yield
+    finally:
+        thread.arena = before

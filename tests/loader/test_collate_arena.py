@@ -18,12 +18,11 @@ from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from pack_support import DTYPES, assert_same, content, slot_of
+from pack_support import DTYPES, assert_same, collating_into, content, slot_of
 from process_support import Pair
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock.loader.arena import collating_into
 from penstock.loader.collate import Collate, collate, is_default
 
 pytestmark = [pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")]

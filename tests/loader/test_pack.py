@@ -10,9 +10,8 @@ import torch
 from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
-from pack_support import DTYPES, ROOM, assert_same, bits, content, slot_of, travel
+from pack_support import DTYPES, ROOM, assert_same, bits, collating_into, content, slot_of, travel
 
-from penstock.loader.arena import collating_into
 from penstock.loader.collate import collate
 from penstock.loader.executors.process.ring import Slot
 from penstock.loader.executors.process.transport import SMALL, pack

@@ -12,7 +12,7 @@ from process_support import Frames
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
-from penstock.loader.arena import place
+from penstock.loader.collate import place
 from penstock.loader.executors.process.ring import BOARD, SLOTS
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:This DataLoader will create")

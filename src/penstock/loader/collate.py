@@ -1,15 +1,19 @@
 """`Collate`: the same results as torch's ``default_collate``, written directly into the memory of the batch.
 
 Types that users registered with torch, and values that are not plain tensors, arrays or numbers, are collated by torch.
+
+The memory of a batch, such as a slot of memory that processes share, is the `Arena` of the thread that makes it.
+Datasets that fill the rows of a batch themselves call `place_ahead` before collation.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,9 +28,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-from penstock.loader.arena import place
-
-__all__ = ["Collate", "collate", "is_default"]
+__all__ = ["Arena", "Collate", "Shared", "collate", "is_default", "place", "place_ahead", "thread"]
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -39,6 +41,94 @@ _NUMBERS = {int: np.int64, float: np.float64}
 _Map = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
+class Arena(Protocol):
+    """Memory for the tensors of a batch."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return an uninitialised contiguous tensor; None if there is no room for it."""
+
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the memory that `empty` will return for the same arguments, without allocating it."""
+
+
+class Shared:
+    """Memory for the first tensor of a batch, whose rows several threads fill.
+
+    The first thread allocates it, and all use it.
+
+    Args:
+        size: number of rows of the batch.
+        arena: memory of the batch; None for ordinary memory.
+    """
+
+    def __init__(self, size: int, arena: Arena | None = None) -> None:
+        self._size = size
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._tensor: torch.Tensor | None = None
+
+    def rows(self, begin: int, end: int) -> SharedRows:
+        """Return an arena for some of the rows."""
+        return SharedRows(self, begin, end)
+
+    def whole(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return the memory for all rows, with the shape and dtype of the first call."""
+        with self._lock:
+            if self._tensor is None:
+                shape = (self._size, *row)
+                tensor = None if self._arena is None else self._arena.ahead(shape, dtype)
+                self._tensor = torch.empty(shape, dtype=dtype) if tensor is None else tensor
+            return self._tensor
+
+
+class SharedRows:
+    """Some rows of a batch in `Shared` memory, only for allocation ahead."""
+
+    def __init__(self, batch: Shared, begin: int, end: int) -> None:
+        self._batch = batch
+        self._begin, self._end = begin, end
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """See `Arena`. Always None, since parts are not collated by themselves."""
+        return None
+
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """See `Arena`."""
+        whole = self._batch.whole(shape[1:], dtype)
+        if whole.dtype is not dtype or whole.shape[1:] != shape[1:] or shape[0] != self._end - self._begin:
+            return None
+        return whole[self._begin : self._end]
+
+
+class _Thread(threading.local):
+    """The memory of the batch that a thread makes.
+
+    Attributes:
+        arena: None for ordinary memory.
+    """
+
+    arena: Arena | None = None
+
+
+thread = _Thread()
+
+
+def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    """Return memory for a tensor of the current batch; None means ordinary memory."""
+    arena = thread.arena
+    return None if arena is None else arena.empty(shape, dtype)
+
+
+def place_ahead(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return memory for the first tensor of the current batch before collation.
+
+    Rows that are written there need no copy at collation. Without an arena it is ordinary memory.
+    """
+    arena = thread.arena
+    tensor = None if arena is None else arena.ahead(shape, dtype)
+    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+
+
 def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
     """Return stacked tensors, contiguous as with torch."""
     first = batch[0]
@@ -48,49 +138,43 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
         return special
     tensors = tuple(batch)
     # A quantized tensor has more than its memory: stacking into a tensor over reserved memory would crash.
-    if first.is_quantized:
+    if type(first) is not torch.Tensor or first.is_quantized:
         return torch.stack(tensors, 0)
-    out = None
-    if type(first) is torch.Tensor:
-        out = place((len(tensors), *first.shape), first.dtype)
-        if out is not None and (len(set(map(type, tensors))) > 1 or len(set(map(_dtype, tensors))) > 1):
-            out = None
-        if (there := _in_place(tensors, out)) is not None:
-            return there
-    if out is not None:
-        # If the tensors differ in shape or device, or require a gradient, torch raises or handles that without `out`.
-        with suppress(RuntimeError):
+    out = place((len(tensors), *first.shape), first.dtype)
+    if out is not None and (len(set(map(type, tensors))) > 1 or len(set(map(_dtype, tensors))) > 1):
+        out = None
+    try:
+        base = first._base if out is None else out
+        # Usually the rows are elsewhere.
+        if base is not None and base.data_ptr() == first.data_ptr() and _are_rows(tensors, base, out is None):
+            return base.view(len(tensors), *first.shape)
+        if out is not None:
             return torch.stack(tensors, 0, out=out)
+    except RuntimeError:
+        # Without memory, of several shapes or devices, or with a gradient: torch raises or handles that without `out`.
+        pass
     return torch.stack(tensors, 0)
 
 
-def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the batch if the tensors already are its rows, in `out` or in a common base; otherwise None."""
+def _are_rows(tensors: Sequence[torch.Tensor], base: torch.Tensor, views: bool) -> bool:
+    """Return whether tensors already are all rows of a base, whose memory begins with the first; as views of it."""
     first = tensors[0]
-    base = first._base if out is None else out
-    if base is None:
-        return None
-    try:
-        begin, step, shape = base.data_ptr(), first.nbytes, first.shape
-        # Usually they are elsewhere.
-        if not begin or first.data_ptr() != begin or base.numel() != first.numel() * len(tensors):
-            return None
-        if base.dtype is not first.dtype or not base.is_contiguous() or base.requires_grad:
-            return None
-        for number, tensor in enumerate(tensors):
-            if type(tensor) is not torch.Tensor or tensor.dtype is not first.dtype:
-                return None
-            if tensor.data_ptr() != begin + number * step or tensor.shape != shape or not tensor.is_contiguous():
-                return None
-            if out is None and tensor._base is not base:
-                return None
-            # The values of a lazy conjugate or negative differ from its memory.
-            if tensor.is_conj() or tensor.is_neg():
-                return None
-    # Sparse tensors and others without memory.
-    except RuntimeError:
-        return None
-    return base.view(len(tensors), *shape)
+    begin, step, shape, count = base.data_ptr(), first.nbytes, first.shape, first.numel() * len(tensors)
+    if not begin or base.numel() != count or base.dtype is not first.dtype:
+        return False
+    if not base.is_contiguous() or base.requires_grad:
+        return False
+    for number, tensor in enumerate(tensors):
+        if type(tensor) is not torch.Tensor or tensor.dtype is not first.dtype:
+            return False
+        if tensor.data_ptr() != begin + number * step or tensor.shape != shape or not tensor.is_contiguous():
+            return False
+        if views and tensor._base is not base:
+            return False
+        # The values of a lazy conjugate or negative differ from its memory.
+        if tensor.is_conj() or tensor.is_neg():
+            return False
+    return True
 
 
 def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
@@ -223,7 +307,8 @@ class Collate:
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of some samples."""
         ours = self._functions
-        if is_default():
+        # As `is_default`.
+        if default_collate_fn_map == _TORCH:
             return _plain(samples, ours)
         registered = {key: ours[key] if f is _TORCH.get(key) else f for key, f in default_collate_fn_map.items()}
         if registered.get(torch.Tensor) is not ours[torch.Tensor] and np.ndarray in registered:

@@ -22,12 +22,11 @@ import torch
 from torch.utils.data import Subset
 
 from penstock.errors import escaped
-from penstock.loader.arena import Arena, collating_into, place, place_ahead
-from penstock.loader.collate import Collate, is_default
+from penstock.loader.collate import Arena, Collate, is_default, place, place_ahead, thread
 from penstock.loader.executors.base import Began, Start
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.on_error import SKIP, LoadOne, OnError, is_tolerable
-from penstock.loader.seeding import Seed, Seeding
+from penstock.loader.seeding import Seeding
 from penstock.loader.stream import StreamFetch
 from penstock.loader.user_state import (
     Snapshot,
@@ -38,9 +37,9 @@ from penstock.loader.user_state import (
 )
 from penstock.plan.stream_plan import EpochStart
 from penstock.plan.user_states import has_state
-from penstock.random import sample_scope
+from penstock.random import Scope, loading
 from penstock.sources.batched import BatchedDataset
-from penstock.stages import collect
+from penstock.stages import account, collect
 
 __all__ = ["Fetch", "Fetcher", "Maker"]
 
@@ -86,9 +85,6 @@ class Fetch:
         self.batched = batched
         self.seed_globals = seed_globals
         self._keeps_globals = keeps_globals
-        self._seeding: Seeding | None = None
-        # Called with the key of each sample.
-        self._seeds: list[Seed] = []
         self.on_error = on_error
         self._owns_generators = owns_generators
         self._calls = 0
@@ -96,7 +92,16 @@ class Fetch:
 
     def __getstate__(self) -> dict[str, Any]:
         # Seeding refers to the generators of one process.
-        return {**self.__dict__, "_seeding": None, "_seeds": []}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_seeding", "_seeds")}
+
+    @cached_property
+    def _seeding(self) -> Seeding | None:
+        return Seeding(always=self.has_states, keeps=self._keeps_globals) if self.seed_globals else None
+
+    @cached_property
+    def _seeds(self) -> list[Callable[[int], None]]:
+        """Functions to call with the key of each sample."""
+        return [] if self._seeding is None else self._seeding.seeds
 
     @cached_property
     def _batched_dataset(self) -> bool:
@@ -157,41 +162,39 @@ class Fetch:
     ) -> Any:
         """Load the samples of a request or of a part of one, unless they are given, and collate them.
 
-        With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. The
-        metrics count only the last time.
+        With ``seed_globals`` this is done again if samples drew from a generator that was not seeded for them. Then the
+        samples and failures of the metrics are those of the last time.
         """
         request.unpack()
-        if self._whole and request.indices:
-            return self._load(request, metrics, whole=True)
-        if not self.seed_globals or not request.indices:
-            loaded = self._load(request, metrics) if samples is None else samples
-            return self._collate(loaded, request, metrics) if collate else loaded
-        if self._seeding is None:
-            self._seeding = Seeding(always=self.has_states, keeps=self._keeps_globals)
-            self._seeds = self._seeding.seeds
-        seeding = self._seeding
+        seeding = self._seeding if request.indices else None
+        counted, failed = metrics.samples, len(metrics.failures)
+        # As `sample_scope`, for the whole batch: the scope ends without a call, which a signal handler could interrupt.
+        scope = loading.scope
+        before = scope.inside, scope.generator, scope.of, scope.board[0]
         while True:
-            made = BatchMetrics()
             try:
-                seeding.start(request.keys[0])
-                loaded = self._load(request, made) if samples is None else samples
-                batch = self._collate(loaded, request, made) if collate else loaded
-                if seeding.moved():
-                    continue
-            except BaseException as error:
-                if seeding.moved() and isinstance(error, Exception):
-                    continue
-                metrics.add(made)
-                raise
+                if seeding is not None:
+                    seeding.start(request.keys[0])
+                made: Any = self._load(request, metrics, scope) if samples is None else samples
+                if collate and not (self._whole and samples is None and request.indices):
+                    made = self._collate(made, request, metrics, scope)
+                if seeding is None or not seeding.moved():
+                    return made
+            except Exception:
+                if seeding is None or not seeding.moved():
+                    raise
             finally:
-                seeding.restore()
-            metrics.add(made)
-            return batch
+                scope.inside, scope.generator, scope.of, scope.board[0] = before
+                if seeding is not None and self._keeps_globals:
+                    seeding.restore()
+            metrics.samples = counted
+            del metrics.failures[failed:]
 
-    def _load(self, request: BatchRequest, metrics: BatchMetrics, *, whole: bool = False) -> Any:
+    def _load(self, request: BatchRequest, metrics: BatchMetrics, scope: Scope) -> Any:
         """Return the samples of a request, or its whole batch, and add the costs of the dataset to the metrics."""
-        # Discard the time of stages outside of loaders.
-        collect()
+        if account.seconds:
+            # Discard the time of stages outside of loaders.
+            collect()
         # Threads may lose a count, which only moves the next measurement.
         self._calls = calls = self._calls + 1
         each = self._last_was_long
@@ -199,17 +202,17 @@ class Fetch:
         start = time.perf_counter()
         try:
             try:
-                if whole:
-                    with sample_scope(request.keys[0]):
-                        return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
+                if self._whole and request.indices:
+                    scope.move(request.keys[0])
+                    return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
                 if self._together and request.indices and not (self._seeds and self._batched_dataset):
-                    return self._load_together(request)
+                    return self._load_together(request, scope)
             except Exception as error:
                 if self.on_error is None or not is_tolerable(error):
                     raise
                 # The dataset does not say which sample failed, so each is loaded alone.
-            samples = self._load_each(request, metrics)
-            return self._collate(samples, request, metrics) if whole else samples
+            samples = self._load_each(request, metrics, scope)
+            return self._collate(samples, request, metrics, scope) if self._whole and request.indices else samples
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
@@ -219,50 +222,49 @@ class Fetch:
             if cpu is not None:
                 metrics.cpu += (time.thread_time() - cpu) * (1 if each else _CPU_EVERY)
             metrics.samples += len(request.indices)
-            for name, seconds in collect().items():
-                metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
+            if account.seconds:
+                for name, seconds in collect().items():
+                    metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
 
-    def _load_together(self, request: BatchRequest) -> list[Any]:
+    def _load_together(self, request: BatchRequest, scope: Scope) -> list[Any]:
         """Load the samples in one call of the dataset."""
         samples: list[Any]
         if self._batched_dataset:
             into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
             samples = self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
             return samples
-        with sample_scope(request.keys[0]):
-            for seed in self._seeds:
-                seed(request.keys[0])
-            samples = self.dataset.__getitems__(request.indices)
-            return samples
+        scope.move(request.keys[0])
+        for seed in self._seeds:
+            seed(request.keys[0])
+        samples = self.dataset.__getitems__(request.indices)
+        return samples
 
-    def _load_each(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+    def _load_each(self, request: BatchRequest, metrics: BatchMetrics, scope: Scope) -> list[Any]:
         """Load one sample after the other."""
-        dataset, indices, keys = self.dataset, request.indices, request.keys
+        dataset, indices, keys, board = self.dataset, request.indices, request.keys, scope.board
+        scope.inside, scope.generator, board[0] = True, None, 0
+        load: LoadOne | None = None
+        if self.on_error is not None:
+            one = self._load_one(request, scope.move)
+            load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
+        elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
+            load = self._load_one(request, scope.move)
+        if load is not None:
+            loaded = [load(index, key) for index, key in zip(indices, keys, strict=True)]
+            return loaded if self.on_error is None else [sample for sample in loaded if sample is not SKIP]
         samples: list[Any] = []
-        with sample_scope(0) as scope:
-            load: LoadOne | None = None
-            if self.on_error is not None:
-                one = self._load_one(request, scope.move)
-                load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
-            elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
-                load = self._load_one(request, scope.move)
-            board = scope.board
-            if load is not None:
-                samples = [load(index, key) for index, key in zip(indices, keys, strict=True)]
-            else:
-                try:
-                    if not self._seeds:
-                        # Nothing more: for small samples, this line takes most of the time.
-                        samples = [dataset[index] for index, board[0] in zip(indices, keys, strict=True)]
-                    else:
-                        for index, board[0] in zip(indices, keys, strict=True):
-                            for seed in self._seeds:
-                                seed(board[0])
-                            samples.append(dataset[index])
-                except Exception as error:
-                    _name_sample(error, indices[keys.index(board[0])] if board[0] in keys else None, dataset)
-                    raise
-        return samples if self.on_error is None else [sample for sample in samples if sample is not SKIP]
+        try:
+            if not self._seeds:
+                # Nothing more: for small samples, this line takes most of the time.
+                return [dataset[index] for index, board[0] in zip(indices, keys, strict=True)]
+            for index, board[0] in zip(indices, keys, strict=True):
+                for seed in self._seeds:
+                    seed(board[0])
+                samples.append(dataset[index])
+        except Exception as error:
+            _name_sample(error, indices[keys.index(board[0])] if board[0] in keys else None, dataset)
+            raise
+        return samples
 
     def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> LoadOne:
         """Return a function that loads a sample or its replacement."""
@@ -284,20 +286,19 @@ class Fetch:
 
         return load
 
-    def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
+    def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics, scope: Scope) -> Any:
         start = time.perf_counter()
         key = request.keys[0] ^ _COLLATION if request.indices else 0
         try:
-            with sample_scope(key) as scope:
-                if not samples and request.indices and self.on_error is not None:
-                    # All were skipped, and the number of batches must not change.
-                    load, length = self._load_one(request, scope.move), _length(self.dataset)
-                    samples = [self.on_error.fill(load, request.indices, request.keys[0], length, metrics)]
-                    scope.move(key)
-                if request.indices:
-                    for seed in self._seeds:
-                        seed(key)
-                return self.collate_fn(samples if self.batched else samples[0])
+            if not samples and request.indices and self.on_error is not None:
+                # All were skipped, and the number of batches must not change.
+                load, length = self._load_one(request, scope.move), _length(self.dataset)
+                samples = [self.on_error.fill(load, request.indices, request.keys[0], length, metrics)]
+            scope.inside, scope.generator, scope.board[0] = True, None, key
+            if request.indices:
+                for seed in self._seeds:
+                    seed(key)
+            return self.collate_fn(samples if self.batched else samples[0])
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
@@ -369,10 +370,11 @@ class Maker:
             return BatchResult(None, metrics, number, worker, error=error, run=run)
         if self._ended:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)
+        before, thread.arena = thread.arena, arena
         try:
-            with collating_into(arena):
-                batch = self._joined(request, metrics, parts) if parts else self.fetcher(request, metrics)
-            return BatchResult(batch, metrics, number, worker, self.fetcher.state_dict(), run=run)
+            batch = self._joined(request, metrics, parts) if parts else self.fetcher(request, metrics)
+            state = self.fetcher.state_dict() if self.fetcher.has_states else None
+            return BatchResult(batch, metrics, number, worker, state, run=run)
         except StopIteration:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)
         except self._catches as error:
@@ -380,15 +382,20 @@ class Maker:
                 return BatchResult(None, metrics, number, worker, self.fetcher.state_after_error(), "local", error, run)
             except Exception as another:
                 return BatchResult(None, metrics, number, worker, error=another, run=run)
+        finally:
+            thread.arena = before
 
-    def load(self, part: BatchRequest) -> BatchResult:
+    def load(self, part: BatchRequest, arena: Arena) -> BatchResult:
         """Return the samples of a part of a batch, instead of a batch. Several threads may call this at once."""
         metrics = BatchMetrics()
         assert isinstance(self.fetcher, Fetch)
+        before, thread.arena = thread.arena, arena
         try:
             return BatchResult(self.fetcher(part, metrics, collate=False), metrics, part.number)
         except self._catches as error:
             return BatchResult([], metrics, part.number, error=error)
+        finally:
+            thread.arena = before
 
     def _joined(self, request: BatchRequest, metrics: BatchMetrics, parts: list[BatchResult]) -> Any:
         """Return the batch of all parts. The error of the first part that failed is raised."""

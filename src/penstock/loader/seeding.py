@@ -7,65 +7,28 @@
 Invariant: a sample that draws always finds its generator seeded. Most datasets draw from one of the three or from none.
 Seeding all three takes 6 µs per sample, the checks 5 µs per batch, and saving the trainer's states 55 µs per batch.
 
-A generator is checked by drawing a number, which a twin has drawn, too. Drawing by a sample and restoring the state, or
-only reading it, is not noticed. Programs do so with `torch.initial_seed()`: it returns the sample's seed if samples
-draw from torch, otherwise the batch's.
+A generator is checked by drawing a number from it and from a twin, which has drawn the same numbers before; torch's by
+its state. Drawing by a sample and restoring the state, or only reading it, is not noticed. Programs do so with
+`torch.initial_seed()`: it returns the sample's seed if samples draw from torch, otherwise the batch's.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["Seed", "Seeding"]
-
-Seed = Callable[[int], None]
-"""Seeds something from a sample's key."""
+__all__ = ["Seeding"]
 
 _REST = 0xB5AC7173
 """The seed of generators from which no draw is expected; arbitrary, so that no program uses it, too."""
 
 _CHECKS = 8
 """Number of samples of the first batch after which generators are checked, before the last one."""
-
-
-class GlobalGenerator:
-    """A global generator of the process. It *moves* when code draws from it, seeds it or sets its state.
-
-    Attributes:
-        expected: what `look` returns after `rest` if the generator has not moved.
-    """
-
-    expected: Any = None
-    # They return and set its state.
-    _get: Callable[[], Any]
-    _set: Callable[[Any], object]
-    _saved: Any = None
-    # Whether a twin, if there is one, has drawn the same numbers.
-    _in_step: bool = False
-
-    def seed(self, key: int) -> None:
-        """Seed the generator from a sample's key."""
-
-    def rest(self, key: int) -> None:
-        """Prepare for a batch with this first key, whose samples are not expected to draw."""
-
-    def look(self) -> Any:
-        """Return the generator's state or its next number, which is drawn."""
-
-    def save(self) -> None:
-        """Keep the trainer's state."""
-        self._saved = self._get()
-
-    def restore(self) -> None:
-        """Set the state that was kept last, unless it has been restored."""
-        if self._saved is not None:
-            self._set(self._saved)
-            self._in_step, self._saved = False, None
 
 
 class Seeding:
@@ -75,7 +38,7 @@ class Seeding:
             seeding.start(first_key)
             ... for seed in seeding.seeds: seed(key) before each sample and before the collate function ...
             again = seeding.moved()
-            seeding.restore()
+            if keeps: seeding.restore()
             if not again:
                 break
 
@@ -88,14 +51,15 @@ class Seeding:
     """
 
     def __init__(self, *, always: bool, keeps: bool) -> None:
-        self._generators: list[GlobalGenerator] = [_Python(), _NumPy(), _Torch()]
+        self._generators: list[_Generator] = [_Python(), _NumPy(), _Torch()]
         self._kept = self._generators if keeps else []
         self._quiet = [] if always else list(self._generators)
         self._learns = not always
         # In the first batch: the last key, and the number of checks.
         self._key: int | None = None
         self._checks = 0
-        self.seeds: list[Seed] = [self._learn] if self._learns else [generator.seed for generator in self._generators]
+        self.seeds: list[Callable[[int], None]]
+        self.seeds = [self._learn] if self._learns else [generator.seed for generator in self._generators]
 
     def start(self, key: int) -> None:
         """Start to make a batch, given the key of its first sample."""
@@ -116,7 +80,7 @@ class Seeding:
                 self._learns = False
                 self.seeds[:] = [generator.seed for generator in self._generators if generator not in self._quiet]
             return False
-        moved = [generator for generator in self._quiet if generator.look() != generator.expected]
+        moved = [generator for generator in self._quiet if generator.moved()]
         for generator in moved:
             self._quiet.remove(generator)
             self.seeds.append(generator.seed)
@@ -146,50 +110,78 @@ class Seeding:
                     self._quiet.remove(generator)
 
 
-class _Python(GlobalGenerator):
-    """The functions of `random`. A twin draws the same numbers in step."""
+class _Generator:
+    """A global generator of the process. It *moves* when code draws from it, seeds it or sets its state."""
+
+    # They return and set its state.
+    _get: Callable[[], Any]
+    _set: Callable[[Any], object]
+    look: Callable[[], Any]
+    """Returns its next number, which is drawn, or its state."""
+    _look_at_twin: Callable[[], Any]
+    _saved: Any = None
+    _in_step: bool = False
+
+    def seed(self, key: int) -> None:
+        """Seed the generator from a sample's key."""
+
+    def rest(self, key: int) -> None:
+        """Prepare for a batch with this first key, whose samples are not expected to draw."""
+        if not self._in_step:
+            self._in_step = True
+            self._seed_twin()
+
+    def _seed_twin(self) -> None:
+        """Seed the generator and its twin alike."""
+
+    def moved(self) -> bool:
+        """Return whether it has moved since `rest`. Called once."""
+        return bool(self.look() != self._look_at_twin())
+
+    def save(self) -> None:
+        """Keep the trainer's state."""
+        self._saved = self._get()
+
+    def restore(self) -> None:
+        """Set the state that was kept last, unless it has been restored."""
+        if self._saved is not None:
+            self._set(self._saved)
+            self._in_step, self._saved = False, None
+
+
+class _Python(_Generator):
+    """The functions of `random`."""
 
     def __init__(self) -> None:
         self._get, self._set = random.getstate, random.setstate
         self._twin = random.Random(_REST)
         self._start = self._twin.getstate()
+        self.look, self._look_at_twin = partial(random.getrandbits, 64), partial(self._twin.getrandbits, 64)
 
     def seed(self, key: int) -> None:
         random.seed(key)
 
-    def rest(self, key: int) -> None:
-        if not self._in_step:
-            random.setstate(self._start)
-            self._twin.setstate(self._start)
-            self._in_step = True
-        self.expected = self._twin.getrandbits(64)
-
-    def look(self) -> Any:
-        return random.getrandbits(64)
+    def _seed_twin(self) -> None:
+        random.setstate(self._start)
+        self._twin.setstate(self._start)
 
 
-class _NumPy(GlobalGenerator):
+class _NumPy(_Generator):
     """The functions of `np.random`.
 
-    A twin draws the same numbers in step, unless a program has set another kind of bit generator: it is then seeded for
-    each sample.
+    If a program sets another kind of bit generator, it draws other numbers than the twin: it is then seeded for each
+    sample.
     """
 
     def __init__(self) -> None:
-        self._twin = np.random.RandomState(_REST)
         self._own = np.random.MT19937()
+        self.look, self._look_at_twin = np.random.random_sample, np.random.RandomState(_REST).random_sample
 
     def seed(self, key: int) -> None:
         np.random.seed(key & 0xFFFFFFFF)
 
-    def rest(self, key: int) -> None:
-        if not self._in_step:
-            np.random.seed(_REST)
-            self._in_step = True
-        self.expected = self._twin.random_sample()
-
-    def look(self) -> Any:
-        return np.random.random_sample()
+    def _seed_twin(self) -> None:
+        np.random.seed(_REST)
 
     def save(self) -> None:
         """Replace the trainer's bit generator, since setting its state takes long."""
@@ -208,7 +200,7 @@ class _NumPy(GlobalGenerator):
             self._saved = None
 
 
-class _Torch(GlobalGenerator):
+class _Torch(_Generator):
     """torch's CPU generator. Its state is read and set as fast as it is seeded."""
 
     def __init__(self) -> None:
@@ -220,7 +212,11 @@ class _Torch(GlobalGenerator):
 
     def rest(self, key: int) -> None:
         torch.default_generator.manual_seed(key)
-        self.expected = self.look()
+        self._rested = self.look()
 
-    def look(self) -> Any:
-        return torch.default_generator.get_state().numpy().tobytes()
+    def moved(self) -> bool:
+        return self.look() != self._rested
+
+    def look(self) -> bytes:
+        state: bytes = self._get().numpy().tobytes()
+        return state

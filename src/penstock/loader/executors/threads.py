@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import WorkerError
-from penstock.loader.arena import Arena, Shared, collating_into
+from penstock.loader.collate import Arena, Shared
 from penstock.loader.executors.base import Began, Event, Executor, Start
 from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchRequest, BatchResult
@@ -185,8 +185,7 @@ class _Batch:
             board[1] = request.number + 1
             if parts > 1:
                 begin, end = (number * len(request.indices) // parts for number in (part, part + 1))
-                with collating_into(self._memory.rows(begin, end)):
-                    self._loaded[part] = self.maker.load(request.part(begin, end))
+                self._loaded[part] = self.maker.load(request.part(begin, end), self._memory.rows(begin, end))
         with self._lock:
             self._left -= 1
             last = self._left == 0
