@@ -121,7 +121,7 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
     """Else the other tests here show nothing. Batches that need no slot, and those made in one place, go together."""
     loader = DataLoader(Small(), 4, **how)
     iterator: Any = iter(loader)
-    while not (iterator._batches._flow.group > 1 and iterator._batches.depth > 8):
+    while not (iterator._batches._flow.ahead()[1] > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 

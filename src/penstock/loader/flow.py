@@ -62,37 +62,29 @@ class Flow:
         """Limit the bytes in flight also by what the executor has for them."""
         self._limit = min((each for each in (most, self.config.max_bytes_in_flight) if each is not None), default=None)
 
-    @property
-    def depth(self) -> int:
-        """How many batches may be in flight now; 0 if each is made on demand."""
+    def ahead(self) -> tuple[int, int]:
+        """Return how many batches may be in flight now, and how many go to a worker together at most.
+
+        The first is 0 if each batch is made on demand.
+        """
         config, limit = self.config, self._limit
         most, size = config.depth, max(self._sizes, default=0)
         if limit is not None and not size:
             # On Ray, one for each worker, since they start slowly.
-            return min(config.workers if self._ray else 1, most)
+            return min(config.workers if self._ray else 1, most), 1
+        # Quickly made, and small: on Ray the object store is the limit.
+        light = 0 < self._batch_seconds < self._quick and (self._ray or size <= LIGHT)
         if self._ahead and not self._first:
-            more = config.small_batch_depth
-            if not self._is_light:
-                more = min(most + self._extra, more)
+            more = config.small_batch_depth if light else min(most + self._extra, config.small_batch_depth)
             if limit is None:
                 more = min(more, AHEAD // max(1, size))
             most = max(most, more)
         if limit is not None:
             most = max(1, min(most, limit // max(1, size)))
-        return most if self._short is None else min(most, self._short[0])
-
-    @property
-    def group(self) -> int:
-        """How many batches go to a worker together, at most."""
-        groups = self._ahead and (self.config.pure or self.config.in_order)
-        if not (groups and self._is_light and self._batch_seconds):
-            return 1
-        return max(1, int(self._group / self._batch_seconds))
-
-    @property
-    def _is_light(self) -> bool:
-        """Whether batches are quickly made, and small: on Ray the object store is the limit."""
-        return 0 < self._batch_seconds < self._quick and (self._ray or max(self._sizes, default=0) <= LIGHT)
+        if self._short is not None:
+            most = min(most, self._short[0])
+        together = self._ahead and light and (config.pure or config.in_order)
+        return most, max(1, int(self._group / self._batch_seconds)) if together else 1
 
     def learn(self, result: BatchResult) -> None:
         """Note what a batch cost that the consumer gets now."""
@@ -105,7 +97,7 @@ class Flow:
         if result.error is None and (result.nbytes or self._limit is not None):
             self._sizes.append(result.nbytes or size_of(result.batch))
         if result.way == "refused":
-            most = self.depth if self._short is None else self._short[0]
+            most = self.ahead()[0] if self._short is None else self._short[0]
             self._short = max(1, most - 1), _RETRY
         elif self._short is not None:
             most, left = self._short

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
@@ -348,7 +348,9 @@ class Position:
         seed = progress.base_seed if seed is None else seed
         # Positions of a single rank are other samples on other ranks, so the rank is part of the key.
         seed = mix(seed, self.rank) if run.per_rank or under is not None else seed
-        return _requests(run, seed, under=under, without=progress.delivered_before)
+        requests = itertools.chain.from_iterable(_requests(run, seed, under=under))
+        without = progress.delivered_before
+        return (one for number, one in enumerate(requests) if number not in without) if without else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch."""
@@ -525,18 +527,14 @@ def base_seed_after(base_seed: int) -> int:
     return mix(base_seed, 1) >> 1
 
 
-def _requests(
-    run: BatchEpochPlan, seed: int, *, under: EpochPlan | None, without: frozenset[int]
-) -> Iterator[BatchRequest]:
-    """Yield the batches of an epoch plan as requests, with the keys of their samples.
+def _requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None) -> Iterator[Iterable[BatchRequest]]:
+    """Yield the batches of an epoch plan as blocks of requests, with the keys of their samples.
 
     Args:
         run: the epoch plan.
         seed: seed of the keys.
         under: epoch plan of a dataset with its own order, to which a user's sampler applies.
-        without: numbers of batches to leave out.
     """
-    numbers = itertools.count()
     # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
     epoch = run.epoch % _EPOCHS
     # In blocks, because several batches cost little more than one.
@@ -544,9 +542,8 @@ def _requests(
         # The position to send to workers. It may still change for batches that are not planned yet.
         place = run.place if under is None else under.place
         packed = rows if isinstance(rows, list) else _rows_of(rows)
-        for indices, keys in zip(packed, _rows_of(packed_sample_keys(seed, epoch, positions)), strict=True):
-            if next(numbers) not in without:
-                yield BatchRequest(indices, keys, place)
+        keys = _rows_of(packed_sample_keys(seed, epoch, positions))
+        yield map(BatchRequest, packed, keys, itertools.repeat(place))
 
 
 def _rows_of(numbers: npt.NDArray[Any]) -> list[bytes]:

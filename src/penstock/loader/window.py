@@ -2,7 +2,7 @@
 
     requests -> number 0, 1, 2 ... -> worker k mod n, if the worker of a batch matters
                                 -> or the worker with the least to do
-                at most `Flow.depth` are open
+                at most `Flow.ahead` are open
     results -> the open batch with the smallest number, once it is done -> consumer        in_order=False: any
 
 Invariant: each batch is delivered once, in its place, as a value or as its error. Errors that the window itself raises
@@ -16,6 +16,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, WorkerError
@@ -65,17 +66,15 @@ class DispatchPolicy(NamedTuple):
     persistent: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Pending:
     """A batch in flight."""
 
-    __slots__ = ("blame", "request", "result", "worker")
-
-    def __init__(self, request: BatchRequest, worker: int) -> None:
-        self.request = request
-        self.worker = worker
-        self.result: BatchResult | None = None
-        self.blame: dict[int, float] = {}
-        """Deaths of workers, by the key of the sample that may be the cause."""
+    request: BatchRequest
+    worker: int
+    result: BatchResult | None = None
+    blame: dict[int, float] = field(default_factory=dict)
+    """Deaths of workers, by the key of the sample that may be the cause."""
 
 
 class Window:
@@ -145,7 +144,7 @@ class Window:
             executor.run = self._run
             self._start_all(resume)
             flow.begin()
-            self.depth = flow.depth
+            self.depth = flow.ahead()[0]
             if self.depth:
                 self._fill()
             # Inline and in threads, the first states are known by now.
@@ -220,7 +219,7 @@ class Window:
                     executor.resize(before)
                     raise
             self._flow.config, self._following = config, inline
-            self.depth, self._enough = self._flow.depth, len(self._open)
+            self.depth, self._enough = self._flow.ahead()[0], len(self._open)
             if inline is None:
                 self._start_all(lambda worker: None)
 
@@ -419,9 +418,10 @@ class Window:
 
     def _fill(self) -> None:
         """Submit as many batches as are allowed."""
-        workers, most = self.executor.workers, self._flow.depth
+        workers = self.executor.workers
+        most, group = self._flow.ahead()
         self.depth = most
-        group = max(1, min(self._flow.group, most // (2 * workers))) if self._requests is not None else 1
+        group = max(1, min(group, most // (2 * workers))) if self._requests is not None else 1
         # If workers take turns, each gets a group of its own batches, from several rounds.
         together = group * workers if self._policy.turns and group > 1 else group
         while len(self._open) < most and self._requests is not None:
