@@ -29,7 +29,7 @@ LAYERS = (
 )
 """Packages and files, from the bottom up; each imports its own layer and those before it. "" is penstock itself."""
 
-AT_USE = ["loader.dataloader -> tools.report", "loader.recreate -> integrations.recreated"]
+AT_USE = ["loader.dataloader -> integrations.recreated", "loader.dataloader -> tools.report"]
 """What users call on a loader, and a higher layer does: imported by the method that is called."""
 
 FILES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}

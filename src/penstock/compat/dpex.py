@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import ConfigError
+from penstock.integrations.recreated import drop_record
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.executors.ray.options import RayOptions
-from penstock.loader.recreate import drop_base_record
 
 __all__ = ["DpexDataLoader"]
 
@@ -77,26 +77,28 @@ class DpexDataLoader(DataLoader[T_co]):
             options = {"executor": "ray", "ray_options": RayOptions(head_address)}
         elif num_workers:
             options = {"executor": "process"}
-        with drop_base_record(self):
-            super().__init__(
-                dataset=dataset,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                sampler=sampler,
-                batch_sampler=batch_sampler,
-                num_workers=num_workers,
-                collate_fn=collate_fn,
-                pin_memory=pin_memory,
-                drop_last=drop_last,
-                timeout=timeout,
-                worker_init_fn=worker_init_fn,
-                multiprocessing_context=multiprocessing_context,
-                generator=generator,
-                prefetch_factor=prefetch_factor if num_workers else None,
-                persistent_workers=persistent_workers and num_workers > 0,
-                pin_memory_device=pin_memory_device,
-                in_order=in_order,
-                **options,
-            )
+        recorded = "__pl_saved_args" in vars(self)
+        super().__init__(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            **options,
+        )
+        if not recorded:
+            drop_record(self)
         self.distribute_mode = distribute_mode
         self.head_address = head_address

@@ -50,13 +50,6 @@ from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.position import base_seed_after
-from penstock.loader.recreate import (
-    RECORD,
-    AccelerateGuard,
-    Assignments,
-    convert_positional_arguments,
-    drop_base_record,
-)
 from penstock.loader.statistics import Statistics
 from penstock.loader.who_splits import (
     Splitter,
@@ -162,8 +155,6 @@ class DataLoader(TorchDataLoader[T_co]):
     the program must not read batches of its parent's loader.
     """
 
-    _is_accelerate_prepared = AccelerateGuard()
-
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -216,7 +207,6 @@ class DataLoader(TorchDataLoader[T_co]):
         data, chosen = choose_data(dataset, config, batch_sampler if sampler is None else sampler, world)
         self._has_chosen_sampler = chosen is not None
         self._given_dataset = dataset
-        convert_positional_arguments(self, data)
         self._tuner: Autotuner | None = None
         self.executor = config.executor
         self.threads_per_worker = config.threads_per_worker
@@ -233,10 +223,15 @@ class DataLoader(TorchDataLoader[T_co]):
         torchs |= {"dataset": data, "sampler": sampler, "batch_sampler": batch_sampler, "shuffle": shuffle}
         if chosen is not None:
             torchs |= {"sampler": chosen, "shuffle": None}
-        with drop_base_record(self):
-            super().__init__(**torchs)
-            if config.prefetch_factor is None and self.prefetch_factor is not None:
-                self.prefetch_factor = _TorchsPrefetch(self.prefetch_factor)
+        # Lightning records the arguments of a loader that it will recreate: of this class, or else of torch's.
+        recorded = "__pl_saved_args" in vars(self)
+        super().__init__(**torchs)
+        if config.prefetch_factor is None and self.prefetch_factor is not None:
+            self.prefetch_factor = _TorchsPrefetch(self.prefetch_factor)
+        if "__pl_saved_args" in vars(self):
+            from penstock.integrations.recreated import convert_record, drop_record
+
+            convert_record(self, data) if recorded else drop_record(self)
         if batch_sampler is not None and has_rank(batch_sampler):
             # Nothing reads it here, but Lightning asks for it.
             vars(self)["sampler"] = SequentialSamplerOfShare(data)
@@ -370,6 +365,17 @@ class DataLoader(TorchDataLoader[T_co]):
         self.__dict__.update(state)
         self._iterators, self._starts = weakref.WeakSet(), threading.RLock()
         self._workers = self._new_workers(self._config)
+
+    @property
+    def _is_accelerate_prepared(self) -> Any:
+        """Whether an accelerator leaves this loader alone: what a program has set, or a guard that raises."""
+        from penstock.integrations.recreated import AccelerateGuard
+
+        return vars(self).get("_is_accelerate_prepared", AccelerateGuard())
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: Any) -> None:
+        vars(self)["_is_accelerate_prepared"] = value
 
     def __repr__(self) -> str:
         """Return the loader in three lines: its data, its executor and its position. Moves no generator."""
@@ -668,8 +674,20 @@ class DataLoader(TorchDataLoader[T_co]):
         self.close()
 
 
-# Inside the class body Python would mangle the name.
-setattr(DataLoader, RECORD, Assignments())
+def _assignments(loader: DataLoader[Any]) -> Any:
+    from penstock.integrations.recreated import assignments
+
+    return assignments(loader)
+
+
+def _keep_assignments(loader: DataLoader[Any], record: Any) -> None:
+    from penstock.integrations.recreated import keep_assignments
+
+    keep_assignments(loader, record)
+
+
+# What Lightning repeats on a loader that it recreates. Inside the class body Python would mangle the name.
+setattr(DataLoader, "__pl_attrs_record", property(_assignments, _keep_assignments))
 
 
 class _PersistentIterator:
