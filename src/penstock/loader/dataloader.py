@@ -537,7 +537,7 @@ class DataLoader(TorchDataLoader[T_co]):
             epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
             window = workers.window(position.requests(progress), epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
-                self._iterator = _PersistentIterator(workers)  # type: ignore[assignment]
+                self._iterator = workers  # type: ignore[assignment]
 
             statistics.begin(config)
             if log is not None:
@@ -688,21 +688,6 @@ def _keep_assignments(loader: DataLoader[Any], record: Any) -> None:
 
 # What Lightning repeats on a loader that it recreates. Inside the class body Python would mangle the name.
 setattr(DataLoader, "__pl_attrs_record", property(_assignments, _keep_assignments))
-
-
-class _PersistentIterator:
-    """``loader._iterator`` with persistent workers. It is private in torch, but programs end workers through it."""
-
-    def __init__(self, workers: Workers) -> None:
-        self._persistent = workers
-
-    @property
-    def _workers(self) -> list[Any]:
-        executor = self._persistent.executor
-        return [] if executor is None else executor.processes or []
-
-    def _shutdown_workers(self) -> None:
-        self._persistent.close()
 
 
 def _failure_log(config: LoaderConfig) -> FailureLog | None:

@@ -185,6 +185,15 @@ class Workers:
             self._stats = cast("RayExecutor", self.executor).stats()
         return self._stats
 
+    # Private names of torch's: with persistent workers, programs end them through ``loader._iterator``.
+
+    @property
+    def _workers(self) -> list[Any]:
+        return [] if self.executor is None else self.executor.processes or []
+
+    def _shutdown_workers(self) -> None:
+        self.close()
+
     def close(self, *, running: bool = False) -> None:
         """End the workers that wait for an iterator, or all that run, in bounded time. Idempotent."""
         self.stats()
