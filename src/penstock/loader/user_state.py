@@ -218,16 +218,6 @@ class WorkerState(NamedTuple):
         """Whether the snapshot contains a stream's position. The state of a collate function does not."""
         return not _PLACES.isdisjoint(self.snapshot)
 
-    def after(self, snapshot: Snapshot | None, *, failed: bool) -> WorkerState:
-        """Return the position after one more answer of a stream, and perhaps a snapshot."""
-        if snapshot is not None:
-            return WorkerState(snapshot)
-        return self._replace(since=self.since + 1, failed=self.failed + failed)
-
-    def over(self) -> WorkerState:
-        """Return the position after the end of the iterator."""
-        return self._replace(since=self.since + 1, ended=self.ended + 1) if self.snapshot else WorkerState()
-
     def without(self, owners: Collection[str] = _PLACES) -> WorkerState:
         """Return the position after an iterator that was left: the state of some owners is unknown."""
         return WorkerState({name: state for name, state in self.snapshot.items() if name not in owners})
@@ -335,10 +325,11 @@ class UserStates:
             failed: whether it was an error.
         """
         workers = self._known()
-        if self.stream:
-            workers[worker] = workers[worker].after(snapshot, failed=failed)
-        elif snapshot is not None:
+        if snapshot is not None:
             workers[worker] = WorkerState(snapshot)
+        elif self.stream:
+            one = workers[worker]
+            workers[worker] = one._replace(since=one.since + 1, failed=one.failed + failed)
         else:
             # If no object has a state, any worker may make any batch of a map-style dataset.
             return
@@ -354,7 +345,11 @@ class UserStates:
         if fresh or self._asks:
             self._workers = None
         elif self.stream and self._workers is not None:
-            self._workers = [one.over() for one in self._workers]
+            # Without a snapshot, only the start of the next iterator is known.
+            self._workers = [
+                one._replace(since=one.since + 1, ended=one.ended + 1) if one.snapshot else WorkerState()
+                for one in self._workers
+            ]
         if fresh:
             self.base_seed = None
 
