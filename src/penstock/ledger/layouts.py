@@ -74,6 +74,16 @@ class Layout(NamedTuple):
         """The same layout from the start of the job."""
         return self._replace(step=0, epoch=0, mini_epoch=0, done=0, base=0, skip=0)
 
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last short batch is dropped."""
+        return self.ends >= len(REMAINDERS)
+
+    def start(self, parts: int) -> tuple[int, int, int]:
+        """Return epoch, mini-epoch and first position of the first step."""
+        first = self.partition(self.epoch, self.mini_epoch, parts).begin + self.skip * self.ranks
+        return self.epoch, self.mini_epoch, first
+
     def steps_per_epoch(self, parts: int) -> int:
         """Return the number of steps in a whole epoch."""
         return sum(_counts(self, parts, False))
@@ -116,8 +126,7 @@ def _counts(layout: Layout, parts: int, first: bool) -> tuple[int, ...]:
     counts = [0] * (layout.mini_epoch if first else 0)
     for part in range(len(counts), parts):
         left = max(0, len(layout.partition(epoch, part, parts)) - layout.begin(epoch, part))
-        short = layout.ends < len(REMAINDERS)
-        counts.append(-(-left // layout.batch_size) if short else left // layout.batch_size)
+        counts.append(left // layout.batch_size if layout.drop_last else -(-left // layout.batch_size))
     return tuple(counts)
 
 
@@ -145,17 +154,16 @@ class Stretch(NamedTuple):
 
     def positions(self, step: int, rank: int) -> Indices:
         """Return the positions of a rank's batch."""
-        size = self.layout.batch_size
-        begin = self.layout.begin(self.epoch, self.part) + (step - self.first) * size
+        size, begin = self.layout.batch_size, self._had(step)
         found = self.partition(rank).positions(begin, begin + size)
-        return found if len(found) == size or self.layout.ends < len(REMAINDERS) else found[:0]
+        return found if len(found) == size or not self.layout.drop_last else found[:0]
 
     def all_positions(self, step: int) -> tuple[Indices, Indices]:
         """Return the positions of all ranks' batches, sorted by rank, and the rank of each position."""
         size, ranks, begin = self.layout.batch_size, self.layout.ranks, self.position(step)
         places = np.arange(begin, min(begin + size * ranks, self.partition().end))
         of_rank = (places - begin) % ranks
-        if self.layout.ends >= len(REMAINDERS):
+        if self.layout.drop_last:
             full = np.bincount(of_rank, minlength=ranks)[of_rank] == size
             places, of_rank = places[full], of_rank[full]
         by_rank = np.argsort(of_rank, kind="stable")
@@ -163,8 +171,11 @@ class Stretch(NamedTuple):
 
     def position(self, step: int) -> int:
         """Return the first position of a step, over all ranks."""
-        had = self.layout.begin(self.epoch, self.part) + (step - self.first) * self.layout.batch_size
-        return self.partition().begin + had * self.layout.ranks
+        return self.partition().begin + self._had(step) * self.layout.ranks
+
+    def _had(self, step: int) -> int:
+        """Return the number of samples that each rank receives in the mini-epoch before a step."""
+        return self.layout.begin(self.epoch, self.part) + (step - self.first) * self.layout.batch_size
 
     def number(self, position: int) -> int:
         """Return the number, in this stretch, of the step with a position. It may exceed the stretch's steps."""
@@ -173,21 +184,17 @@ class Stretch(NamedTuple):
 
     def locate(self, position: int) -> tuple[int, int] | None:
         """Return the step and the rank of a position; None if no step of this stretch contains it."""
-        whole, layout = self.partition(), self.layout
-        if not whole.begin <= position < whole.end:
-            return None
-        local, rank = divmod(position - whole.begin, layout.ranks)
-        step = self.first + (local - layout.begin(self.epoch, self.part)) // layout.batch_size
-        had = self.first <= step < self.first + self.steps and len(self.positions(step, rank)) > 0
-        return (step, rank) if had else None
+        whole, number = self.partition(), self.number(position)
+        step, rank = self.first + number, (position - whole.begin) % self.layout.ranks
+        inside = whole.begin <= position < whole.end and 0 <= number < self.steps
+        return (step, rank) if inside and len(self.positions(step, rank)) else None
 
     def step_of(self, share: RankPartition) -> int:
         """Return the step at which a bound plan of this mini-epoch starts, or the next one."""
-        whole, layout = self.partition(), self.layout
-        if share.empty and share.first >= min(whole.end, layout.samples):
+        if share.empty and share.first >= min(self.partition().end, self.layout.samples):
             return self.first + self.steps
-        local = -(-(share.first - whole.begin) // layout.ranks) - layout.begin(self.epoch, self.part)
-        return self.first + min(self.steps, max(0, -(-local // layout.batch_size)))
+        last = share.first + self.layout.ranks * self.layout.batch_size - 1
+        return self.first + min(self.steps, max(0, self.number(last)))
 
 
 class Layouts:
@@ -210,13 +217,8 @@ class Layouts:
         """Return the layouts of a state; none if the state is from before layouts existed.
 
         Raises:
-            StateError: the layouts are damaged, or the state contains skipped steps.
+            StateError: the layouts are damaged.
         """
-        if "skipped" in state:
-            raise StateError(
-                "the state of this DataLoader contains skipped steps, which are no longer stored: the position is "
-                "valid without its entry 'skipped', but a Ledger then counts the rows of these steps as delivered"
-            )
         entries = state.get("layouts", [])
         fine = isinstance(entries, list) and all(map(_is_layout, entries))
         layouts = [Layout(*entry) for entry in entries] if fine else []
@@ -246,14 +248,15 @@ class Layouts:
 
     def _extended(self, share: RankPartition) -> list[Layout]:
         now, layouts = Layout.of(0, share), list(self.layouts)
-        if not layouts or _before(share, layouts[-1], share.parts):
+        if not layouts or (share.epoch, share.mini_epoch, share.first) < layouts[-1].start(share.parts):
             layouts = [now.whole]
-        found = Layouts(layouts, share.parts)
-        last, stretch = layouts[-1], found._last_stretch(share)
+        stretch = Layouts(layouts, share.parts)._last_stretch(share)
         step = stretch.step_of(share)
         if self.next_step is not None and share.empty:
             step = min(max(stretch.first, self.next_step), step)
-        if last.rule == now.rule and (share.empty or _fits(share, stretch, step)):
+        # The plan starts with this step, and ends with the stretch.
+        fits = share.first == stretch.position(step) and share.partition.end == stretch.partition().end
+        if layouts[-1].rule == now.rule and (share.empty or fits):
             return layouts
         if kept := [layout for layout in layouts if layout.step < step]:
             # The last layout had no step.
@@ -313,21 +316,6 @@ class Layouts:
         return (
             f"a state stores the last {_MOST} layouts of a job, here from step {first.step} in epoch {first.epoch} on"
         )
-
-
-def _before(share: RankPartition, layout: Layout, parts: int) -> bool:
-    """Return whether a bound plan starts before a layout."""
-    place, begin = (share.epoch, share.mini_epoch), (layout.epoch, layout.mini_epoch)
-    if place != begin:
-        return place < begin
-    return share.first < layout.partition(*begin, parts).begin + layout.skip * layout.ranks
-
-
-def _fits(share: RankPartition, stretch: Stretch, step: int) -> bool:
-    """Return whether a bound plan starts with a step of a stretch and ends with the stretch."""
-    whole, layout = stretch.partition(), stretch.layout
-    had = layout.begin(stretch.epoch, stretch.part) + (step - stretch.first) * layout.batch_size
-    return share.first == whole.begin + had * layout.ranks and share.partition.end == whole.end
 
 
 def _is_layout(entry: Any) -> bool:
