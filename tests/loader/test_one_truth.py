@@ -223,8 +223,9 @@ def test_worker_info_has_the_users_data_set() -> None:
 
 
 def test_impure_data_sets_are_warned_about_in_threads() -> None:
-    with pytest.warns(UserWarning, match=r"does not declare itself pure"):
-        batches(DataLoader(GlobalDraws(4), num_workers=2, executor="thread", seed=1))
+    with pytest.warns(UserWarning, match=r"does not declare itself pure") as caught:
+        DataLoader(GlobalDraws(4), num_workers=2, executor="thread", seed=1)
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         batches(DataLoader(Draws(4), num_workers=2, executor="thread", seed=1))
