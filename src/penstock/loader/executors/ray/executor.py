@@ -70,7 +70,7 @@ class RayWorker:
     Attributes:
         number: its number.
         actor: Ray's handle.
-        node: the name of its node; None until it has started.
+        node: the name of its node; empty until it has started.
         dead: whether it was lost.
         setup: Ray's reference to the dataset that it has.
         calls: its unanswered calls, oldest first.
@@ -79,7 +79,7 @@ class RayWorker:
 
     number: int
     actor: Any
-    node: str | None = None
+    node: str = ""
     dead: bool = False
     setup: Any = None
     calls: list[Call] = field(default_factory=list)
@@ -88,7 +88,7 @@ class RayWorker:
     @property
     def ready(self) -> bool:
         """Whether it can make batches."""
-        return self.node is not None and not self.dead
+        return bool(self.node) and not self.dead
 
 
 @dataclass(eq=False)
@@ -314,7 +314,6 @@ class RayExecutor(Executor):
             return [Began(self._run, call.number, answer)]
         worker.calls.remove(call)
         worker.last = time.monotonic()
-        assert worker.node is not None
         counts, events = self._nodes[worker.node], list[Event]()
         packed, *arrays = answer
         arrays.reverse()
@@ -348,9 +347,8 @@ class RayExecutor(Executor):
         """Give a worker up. Return the events that say so, one for each worker whose requests it had."""
         worker.dead = True
         self._lost += 1
-        if worker.node is not None:
-            self._nodes[worker.node]["workers"] -= 1
-            self._nodes[worker.node]["lost"] += 1
+        self._nodes[worker.node]["workers"] -= 1
+        self._nodes[worker.node]["lost"] += 1
         ray.kill(worker.actor, no_restart=True)
         why = f"worker {worker.number} on node {worker.node} was lost ({' '.join(str(error).split())})"
         begun = [request for call in worker.calls[:_AT_WORK] for request in call.requests]
@@ -374,15 +372,11 @@ class RayExecutor(Executor):
     # Workers.
 
     def resize(self, workers: int) -> None:
-        """See `Executor`."""
-        if not self._close.alive:
-            return
-        for number in range(workers):
+        """See `Executor`. The number of workers is constant."""
+        self.workers = workers
+        for number in range(workers if self._close.alive else 0):
             if number == len(self._actors) or self._actors[number].dead:
                 self._start(number)
-        # Ray ends actors that nobody refers to, after their last call.
-        del self._actors[workers:]
-        self.workers = workers
 
     def _start(self, number: int) -> None:
         self._serial += 1
@@ -430,7 +424,7 @@ class RayExecutor(Executor):
         Raises:
             ClusterError: it is now.
         """
-        starting = [worker for worker in self._actors if worker.node is None]
+        starting = [worker for worker in self._actors if not worker.node]
         if not starting:
             return math.inf
         since = min(worker.last for worker in starting)
