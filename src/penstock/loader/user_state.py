@@ -140,13 +140,16 @@ class WorkerGenerators:
         Raises:
             StateError: a state is damaged.
         """
-        _set_generators(self._first)
         try:
-            unpacked = {}
+            generators = {**self._first}
             for name, (*values, text) in states.items():
-                words = zlib.decompress(base64.b64decode(text, validate=True))
-                unpacked[name] = values, np.frombuffer(words, "<u4").astype(np.uint32)
-            _set_generators(unpacked)
+                data = zlib.decompress(base64.b64decode(text, validate=True))
+                generators[name] = values, np.frombuffer(data, "<u4").astype(np.uint32)
+            (version, gauss), words = generators["python"]
+            random.setstate((version, tuple(words.tolist()), gauss))
+            (kind, *numbers), words = generators["numpy"]
+            np.random.set_state((kind, words, *numbers))
+            torch.set_rng_state(torch.from_numpy(generators["torch"][1].view(np.uint8)))
         except (TypeError, ValueError, RuntimeError, zlib.error) as error:
             raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
 
@@ -176,17 +179,6 @@ def _generators() -> _Generators:
         "numpy": ([kind, *numbers], keys),
         "torch": ([], torch.get_rng_state().numpy().view(np.uint32)),
     }
-
-
-def _set_generators(states: _Generators) -> None:
-    if "python" in states:
-        (version, gauss), words = states["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
-    if "numpy" in states:
-        (kind, *numbers), words = states["numpy"]
-        np.random.set_state((kind, words, *numbers))
-    if "torch" in states:
-        torch.set_rng_state(torch.from_numpy(states["torch"][1].view(np.uint8)))
 
 
 # Where the consumer is.
