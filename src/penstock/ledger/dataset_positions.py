@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock.datasets.mixed_rows import MixedOrder, MixedRows, Turn
+from penstock.datasets.mixed_rows import MixedOrder, MixedRows
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packed import PackedDataset
 from penstock.datasets.packs import PackPlan
@@ -41,7 +41,7 @@ def positions_of_dataset(
         return _Mixed(dataset, epoch, changes)
     if isinstance(dataset, PackedDataset):
         return _Packed(dataset, epoch, partition)
-    return positions_of_order(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
+    return positions_of_order(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)), partition.n)
 
 
 class _Packed:
@@ -53,9 +53,9 @@ class _Packed:
         self._order = plan.dealt(plan.rows_in(MiniEpoch(epoch, 0, plan.samples)), partition)
 
     def rows(self, positions: Indices) -> RowsAt:
-        found = self._dataset.documents(self._order[positions], self._epoch)
+        found = self._dataset.documents(self._order[positions % max(1, len(self._order))], self._epoch)
         at = np.repeat(np.arange(len(positions)), np.diff(found.splits))
-        return RowsAt(found.rows, at, np.full(len(at), -1))
+        return RowsAt(found.rows, at, positions[at], np.full(len(at), -1))
 
     def find(self, row: int, source: int | str) -> list[int]:
         check_no_source(source)
@@ -76,17 +76,17 @@ class _Mixed:
 
     def rows(self, positions: Indices) -> RowsAt:
         none = np.empty(0, np.int64)
-        parts = [RowsAt(none, none, none), *(self._of_turn(turn) for turn in self._order.turns(positions))]
+        parts = [(none, none, none)]
+        for turn in self._order.turns(positions % max(1, len(self._rows))):
+            dataset, rows, at = self._rows.datasets[turn.source], turn.rows, turn.places
+            if isinstance(dataset, PackedDataset):
+                found = dataset.documents(rows, turn.turn)
+                rows, at = found.rows, np.repeat(at, np.diff(found.splits))
+            parts.append((rows, at, np.full(len(rows), turn.source)))
         rows, at, sources = (np.concatenate(part) for part in zip(*parts, strict=True))
         in_order = np.argsort(at, kind="stable")
-        return RowsAt(rows[in_order], at[in_order], sources[in_order])
-
-    def _of_turn(self, turn: Turn) -> RowsAt:
-        dataset, rows, at = self._rows.datasets[turn.source], turn.rows, turn.places
-        if isinstance(dataset, PackedDataset):
-            found = dataset.documents(rows, turn.turn)
-            rows, at = found.rows, np.repeat(at, np.diff(found.splits))
-        return RowsAt(rows, at, np.full(len(rows), turn.source))
+        at = at[in_order]
+        return RowsAt(rows[in_order], at, positions[at], sources[in_order])
 
     def find(self, row: int, source: int | str) -> list[int]:
         source = self._number(source)

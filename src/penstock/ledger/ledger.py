@@ -19,9 +19,8 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch
-from penstock.ledger.positions import DataPositions, check_no_source, positions_of_order
+from penstock.ledger.positions import DataPositions, positions_of_run
 from penstock.order.permutation import Indices
-from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping
 from penstock.plan.epoch import RankPartition
 from penstock.plan.reader import Draws
@@ -224,11 +223,7 @@ class Ledger:
             from penstock.ledger.dataset_positions import positions_of_dataset
 
             return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
-        return positions_of_order(self._run(stretch.epoch).order)
-
-    def _run(self, epoch: int) -> Any:
-        """Return the sampler's epoch plan."""
-        return sampler_of(self._plan).bind(Cursor(epoch=epoch), Draws())
+        return positions_of_run(sampler_of(self._plan).bind(Cursor(epoch=stretch.epoch), Draws()))
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and its first position in the job's epoch."""
@@ -267,25 +262,10 @@ class Ledger:
         else:
             where = stretch.positions(step, rank)
             of_rank = np.full(len(where), rank)
-        if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
-            return self._of_batches(run, where, of_rank)
-        found = self._data(stretch).rows(where % max(1, stretch.layout.samples))
-        positions = where[found.at]
-        keys = self._keys(epoch, positions)
-        return StepRows(epoch, found.rows, of_rank[found.at], positions, found.sources, keys)
-
-    def _of_batches(self, run: ClassBatchPlan, numbers: Indices, ranks: Indices) -> StepRows:
-        """Return the rows of batches from a batch sampler."""
-        batches, none = run.numbered(numbers), np.empty(0, np.int64)
-        rows = np.concatenate([none, *(np.array(indices, np.int64) for indices, _ in batches)])
-        positions = np.concatenate([none, *(positions for _, positions in batches)])
-        sizes = [len(indices) for indices, _ in batches]
-        no_source, keys = np.full(len(rows), -1), self._keys(run.epoch, positions)
-        return StepRows(run.epoch, rows, np.repeat(ranks, sizes), positions, no_source, keys)
-
-    def _keys(self, epoch: int, positions: Indices) -> list[int] | None:
+        found = self._data(stretch).rows(where)
         seed = self._seed if self._seed is not None else self._plan.key_seed
-        return None if seed is None else sample_keys(seed, epoch, positions)
+        keys = None if seed is None else sample_keys(seed, epoch, found.positions)
+        return StepRows(epoch, found.rows, of_rank[found.at], found.positions, found.sources, keys)
 
     def steps(self, row: int, *, source: int | str = -1, epoch: int | None = None) -> list[Occurrence]:
         """Return the occurrences of a row in an epoch.
@@ -303,20 +283,12 @@ class Ledger:
         """Yield the occurrences of a row in an epoch."""
         for stretch in self._job.in_epoch(epoch):
             self._same_rows(stretch)
-            for position in self._positions(row, source, stretch):
-                if (found := stretch.locate(position)) is not None:
-                    step, rank = found
-                    yield Occurrence(step, epoch, rank)
-
-    def _positions(self, row: int, source: int | str, stretch: Stretch) -> Iterator[int]:
-        """Yield the positions of a row, including those of padding."""
-        if not self._own and isinstance(run := self._run(stretch.epoch), ClassBatchPlan):
-            check_no_source(source)
-            found = list(run.numbers_of(row))
-        else:
-            found = self._data(stretch).find(row, source)
-        for position in found:
-            yield from range(position, stretch.partition().end, max(1, stretch.layout.samples))
+            for found in self._data(stretch).find(row, source):
+                # Padding repeats the first positions.
+                for position in range(found, stretch.partition().end, max(1, stretch.layout.samples)):
+                    if (place := stretch.locate(position)) is not None:
+                        step, rank = place
+                        yield Occurrence(step, epoch, rank)
 
     def seen(self, row: int, *, until: int, source: int | str = -1) -> int:
         """Return how often the steps before a step contain a row, also those left out by `DataLoader.skip`.

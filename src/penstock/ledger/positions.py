@@ -13,9 +13,10 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
+from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.share import EpochRows
 
-__all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_order"]
+__all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_order", "positions_of_run"]
 
 _CHUNK = 1 << 16
 
@@ -26,22 +27,24 @@ class RowsAt(NamedTuple):
     Attributes:
         rows: rows of the data, int64 of shape (rows,); for packs, rows of their documents.
         at: index of each row's position in the given positions, int64 of shape (rows,).
+        positions: position of each row's sample in the epoch; of a document, that of its pack.
         sources: number of each row's source; -1 without a mixture.
     """
 
     rows: Indices
     at: Indices
+    positions: Indices
     sources: Indices
 
 
 class DataPositions(Protocol):
-    """One mini-epoch of the whole job."""
+    """One mini-epoch of the whole job. Positions after its end are padding, which repeats its start."""
 
     def rows(self, positions: Indices) -> RowsAt:
         """Return the rows at positions."""
 
     def find(self, row: int, source: int | str) -> list[int]:
-        """Return the positions of a row; none if the epoch does not contain it.
+        """Return the positions of a row without padding; none if the epoch does not contain it.
 
         Positions outside the mini-epoch may be wrong.
 
@@ -50,9 +53,14 @@ class DataPositions(Protocol):
         """
 
 
-def positions_of_order(order: Any) -> DataPositions:
-    """Return the positions of a sampler's order over unsplit data."""
-    return _Ordered(order)
+def positions_of_order(order: Any, samples: int) -> DataPositions:
+    """Return the positions of an order of rows, of which the epoch has the first ``samples``."""
+    return _Ordered(order, samples)
+
+
+def positions_of_run(run: Any) -> DataPositions:
+    """Return the positions of a sampler's epoch over unsplit data."""
+    return _Batches(run) if isinstance(run, ClassBatchPlan) else _Ordered(run.order, run.partition.n)
 
 
 def check_no_source(source: int | str) -> None:
@@ -61,15 +69,30 @@ def check_no_source(source: int | str) -> None:
         raise ConfigError(f"source={source!r} is for a row of a mixture, and this dataset is none: omit it")
 
 
-class _Ordered:
-    """An order of rows."""
+class _Batches:
+    """Batches by class, numbered in the epoch. The position of a sample is its slot."""
 
-    def __init__(self, order: Any) -> None:
-        self._order = order
+    def __init__(self, run: ClassBatchPlan) -> None:
+        self._run = run
 
     def rows(self, positions: Indices) -> RowsAt:
-        rows = np.asarray(self._order[positions])
-        return RowsAt(rows, np.arange(len(rows)), np.full(len(rows), -1))
+        rows, slots, counts = self._run.samples_of(positions)
+        return RowsAt(rows, np.repeat(np.arange(len(counts)), counts), slots, np.full(len(rows), -1))
+
+    def find(self, row: int, source: int | str) -> list[int]:
+        check_no_source(source)
+        return self._run.numbers_of(row)
+
+
+class _Ordered:
+    """An order of rows, of which the epoch has the first ones."""
+
+    def __init__(self, order: Any, samples: int) -> None:
+        self._order, self._samples = order, max(1, samples)
+
+    def rows(self, positions: Indices) -> RowsAt:
+        rows = np.asarray(self._order[positions % self._samples])
+        return RowsAt(rows, np.arange(len(rows)), positions, np.full(len(rows), -1))
 
     def find(self, row: int, source: int | str) -> list[int]:
         check_no_source(source)

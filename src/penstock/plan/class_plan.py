@@ -130,6 +130,7 @@ class ClassBatchPlan(BatchEpochPlan):
         self.epoch = epoch
         self._sampler = sampler
         self._excluded = excluded
+        self._mark = None if excluded is None else excluded.mark
 
     @property
     def total(self) -> int:
@@ -148,12 +149,8 @@ class ClassBatchPlan(BatchEpochPlan):
     def __iter__(self) -> Iterator[Batch]:
         begin, size = 0, 1  # a block of one batch is ready soonest
         while begin < len(self):
-            yield from self.batches(begin, begin + size)
+            yield from self.numbered(self._partition.positions(begin, begin + size))
             begin, size = begin + size, min(_LARGEST_BLOCK, size * 2)
-
-    def batches(self, start: int, stop: int) -> list[Batch]:
-        """Return the batches ``start`` to ``stop`` of this rank, clipped to its share."""
-        return self.numbered(self._partition.positions(start, stop))
 
     def batch(self, number: int) -> Batch:
         """Return a batch, of any rank, by its number in the epoch."""
@@ -162,26 +159,25 @@ class ClassBatchPlan(BatchEpochPlan):
 
     def numbered(self, numbers: Indices) -> list[Batch]:
         """Return batches by their numbers in the epoch. Numbers of ``total`` or more repeat the first batches."""
+        rows, positions, counts = self.samples_of(numbers)
+        cuts = np.cumsum(counts).tolist()
+        indices = rows.tolist()
+        return [(indices[a:b], positions[a:b]) for a, b in itertools.pairwise([0, *cuts])]
+
+    def samples_of(self, numbers: Indices) -> tuple[Indices, Indices, Indices]:
+        """Return the rows and positions of the samples in batches, batch after batch, and the sizes of the batches."""
         laps, numbers = np.divmod(numbers, max(1, self.total))
         slots, counts = self._run.slots(numbers)
         places = self._run.places(slots)
         if self._excluded is not None and len(slots):
-            slots, places, counts = self._without(self._excluded, slots, places, counts)
-        rows = self._samples.rows(places).tolist()
+            places = self._excluded.replace(places, self.seed or 0, self.epoch)
+            # If no sample of that length is left, longer ones replace it, and fewer of them fit.
+            fitting = self._run.batches.fitting(places, counts)
+            batches = np.repeat(np.arange(len(counts)), counts)[fitting]
+            slots, places, counts = slots[fitting], places[fitting], np.bincount(batches, minlength=len(counts))
         # Repeated batches have other positions, so their samples get other random numbers.
         positions = slots + np.repeat(laps * len(self._samples.keys), counts)
-        ends = np.cumsum(counts).tolist()
-        return [(rows[a:b], positions[a:b]) for a, b in itertools.pairwise([0, *ends])]
-
-    def _without(
-        self, excluded: ExcludedRows, slots: Indices, places: Indices, counts: Indices
-    ) -> tuple[Indices, Indices, Indices]:
-        """Return slots, places and sizes of batches with excluded samples replaced."""
-        places = excluded.replace(places, self.seed or 0, self.epoch)
-        # If no sample of that length is left, longer ones replace it, and fewer of them fit.
-        fitting = self._run.batches.fitting(places, counts)
-        batches = np.repeat(np.arange(len(counts)), counts)
-        return slots[fitting], places[fitting], np.bincount(batches[fitting], minlength=len(counts))
+        return self._samples.rows(places), positions, counts
 
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
@@ -213,12 +209,10 @@ class ClassBatchPlan(BatchEpochPlan):
     @property
     def rank_partition(self) -> RankPartition:
         """The partition of the batches among the ranks."""
-        mark = None if self._excluded is None else self._excluded.mark
-        excluded = None if mark is None else mark[1]
+        excluded = None if self._mark is None else self._mark[1]
         return RankPartition(self.epoch, self._partition, base=self._partition.consumed, excluded=excluded)
 
     def cursor(self, count: int) -> Cursor:
         consumed = self._partition.consumed_after(count)
-        mark = None if self._excluded is None else self._excluded.mark
-        plan = self._identity if mark is None else {**self._identity, "excluded": list(mark)}
+        plan = self._identity if self._mark is None else {**self._identity, "excluded": list(self._mark)}
         return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=plan, sampler=self._sampler)
