@@ -111,12 +111,12 @@ class Fetch:
     @cached_property
     def divisible(self) -> bool:
         """Whether the samples of a batch may be loaded in several calls."""
-        return self.batched and not self._whole and (self._batched_dataset or not self._together)
+        return self.batched and not self._whole and not self._in_bulk
 
     @cached_property
-    def _together(self) -> bool:
-        """Whether the dataset loads many samples in one call."""
-        return self._batched_dataset or (self.batched and _bulk(self.dataset) is not None)
+    def _in_bulk(self) -> bool:
+        """Whether the dataset loads many samples in one call of ``__getitems__``."""
+        return self.batched and not self._batched_dataset and _bulk(self.dataset) is not None
 
     @cached_property
     def _whole(self) -> bool:
@@ -205,8 +205,14 @@ class Fetch:
                 if self._whole and request.indices:
                     scope.move(request.keys[0])
                     return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
-                if self._together and request.indices and not (self._seeds and self._batched_dataset):
-                    return self._load_together(request, scope)
+                if self._batched_dataset and request.indices and not self._seeds:
+                    into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
+                    return self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
+                if self._in_bulk and request.indices:
+                    scope.move(request.keys[0])
+                    for seed in self._seeds:
+                        seed(request.keys[0])
+                    return self.dataset.__getitems__(request.indices)
             except Exception as error:
                 if self.on_error is None or not is_tolerable(error):
                     raise
@@ -225,19 +231,6 @@ class Fetch:
             if account.seconds:
                 for name, seconds in collect().items():
                     metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
-
-    def _load_together(self, request: BatchRequest, scope: Scope) -> list[Any]:
-        """Load the samples in one call of the dataset."""
-        samples: list[Any]
-        if self._batched_dataset:
-            into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
-            samples = self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
-            return samples
-        scope.move(request.keys[0])
-        for seed in self._seeds:
-            seed(request.keys[0])
-        samples = self.dataset.__getitems__(request.indices)
-        return samples
 
     def _load_each(self, request: BatchRequest, metrics: BatchMetrics, scope: Scope) -> list[Any]:
         """Load one sample after the other."""

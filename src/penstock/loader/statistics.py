@@ -12,7 +12,7 @@ memory for a few dozen numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from time import perf_counter
 from typing import Any
@@ -213,20 +213,17 @@ def _size(batch: Any) -> int:
         return sum(getattr(batch, name)().nbytes for name in _PARTS.get(batch.layout, ()))
     if isinstance(batch, _TEXT):
         return len(batch)
-    if isinstance(batch, _LISTS):
-        return _size_of_all(batch)
     if isinstance(batch, _ARRAYS):
         return batch.nbytes
     if isinstance(batch, _NUMBERS):
         return 8
-    if isinstance(batch, Mapping):
-        return _size_of_all(list(batch.values()))
-    if is_dataclass(batch):
-        return sum(_size(getattr(batch, field.name)) for field in fields(batch))
-    return 0
-
-
-def _size_of_all(items: list[Any] | tuple[Any, ...]) -> int:
+    items: Sequence[Any] = ()
+    if isinstance(batch, _LISTS):
+        items = batch
+    elif isinstance(batch, Mapping):
+        items = list(batch.values())
+    elif is_dataclass(batch):
+        items = [getattr(batch, field.name) for field in fields(batch)]
     count = len(items)
     if count <= _SIZED:
         return sum(map(_size, items))

@@ -190,7 +190,7 @@ class Window:
             return False
         try:
             with self.executor.lock:
-                self._look()
+                self._take_in(self.executor.wait(self._run, 0.0) if self._open else ())
                 self.ready_on_request = self._ready
                 return self._head() is not None
         except BaseException as broken:
@@ -296,7 +296,9 @@ class Window:
                 else:
                     if asked:
                         self._looked = now
-                        self._look()
+                    # After the last batch, workers may end normally.
+                    if asked and (self._open or self._requests is not None):
+                        self._take_in(executor.wait(self._run, 0.0))
                     self.ready_on_request = self._ready
                 if self._why is not None or executor.closed:
                     return self._finish()
@@ -341,11 +343,6 @@ class Window:
             self._take_in(executor.wait(self._run, None))
             # In no variable: the traceback of an error refers to this frame.
             return self._collect_head() or self._finish()
-
-    def _look(self) -> None:
-        """Take in results that arrived while the consumer was busy. After the last batch, workers may end normally."""
-        if self._open or self._requests is not None:
-            self._take_in(self.executor.wait(self._run, 0.0))
 
     def _finish(self) -> Exception:
         """Stop delivering, at the end, or because a worker has died or the loader was closed."""

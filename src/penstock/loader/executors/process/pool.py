@@ -77,27 +77,25 @@ class WorkerProcess:
             for connection in (self._requests, self._answers):
                 os.set_blocking(connection.fileno(), False)
             with _holding_back_signals(self._context.get_start_method()) as held_back:
-                self._start(setup(self._theirs, self._results, held_back))
+                made, name = setup(self._theirs, self._results, held_back), f"penstock-worker-{self.number}"
+                process = self._context.Process(target=main, args=(made,), name=name, daemon=True)
+                try:
+                    with our_own():
+                        process.start()
+                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                    _explain(error, made)
+                    raise
+                self.process, self.dead = process, False
+                if hasattr(os, "pidfd_open"):
+                    # multiprocessing's sentinel is a pipe that processes started by the worker keep open.
+                    with contextlib.suppress(OSError):  # not permitted
+                        self._pidfd = os.pidfd_open(process.pid)
         except BaseException:
             self.close()
             raise
         finally:
             self._theirs.close()
             self._results.close()
-
-    def _start(self, setup: Setup) -> None:
-        process = self._context.Process(target=main, args=(setup,), name=f"penstock-worker-{self.number}", daemon=True)
-        try:
-            with our_own():
-                process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            _explain(error, setup)
-            raise
-        self.process, self.dead = process, False
-        if hasattr(os, "pidfd_open"):
-            # multiprocessing's sentinel is a pipe that processes started by the worker keep open.
-            with contextlib.suppress(OSError):  # not permitted
-                self._pidfd = os.pidfd_open(process.pid)
 
     @property
     def sentinel(self) -> int:

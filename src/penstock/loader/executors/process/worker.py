@@ -84,7 +84,7 @@ class Setup(NamedTuple):
 def main(setup: Setup) -> None:
     """Run a worker."""
     # Ctrl-C reaches the whole process group, but the consumer decides when the workers end.
-    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGINT, lambda *_: None)
     if setup.held_back:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # What the consumer has made is neither searched nor copied by this process's garbage collector.
@@ -101,19 +101,6 @@ def main(setup: Setup) -> None:
     worker.maker.init(setup.init, setup.number)
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the consumer is gone
         worker.run()
-
-
-def _ignore(*_: object) -> None:
-    pass
-
-
-def _peak_memory() -> int:
-    """Return the peak memory of this process, in KiB."""
-    import resource  # missing on Windows, where this module is imported but not used
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # macOS counts bytes.
-    return peak // 1024 if sys.platform == "darwin" else peak
 
 
 class _Worker:
@@ -219,5 +206,9 @@ class _Worker:
         with self._sending:
             now = time.perf_counter()
             if now > self._measured + _MEASURE_S:
-                self._measured, self._board[0] = now, _peak_memory()
+                import resource  # missing on Windows, where this module is imported but not used
+
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                # In KiB. macOS counts bytes.
+                self._measured, self._board[0] = now, peak // 1024 if sys.platform == "darwin" else peak
             write(self._results, answers)
