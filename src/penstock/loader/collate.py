@@ -8,6 +8,7 @@ Datasets that fill the rows of a batch themselves call `place_ahead` before coll
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,9 +53,9 @@ class Arena(Protocol):
 
 
 class Shared:
-    """Memory for the first tensor of a batch, whose rows several threads fill.
+    """An arena for the first tensor of a batch, whose rows several threads fill. The first of them allocates it.
 
-    The first thread allocates it, and all use it.
+    Only for allocation ahead, since parts are not collated by themselves.
 
     Args:
         size: number of rows of the batch.
@@ -62,39 +63,29 @@ class Shared:
     """
 
     def __init__(self, size: int, arena: Arena | None = None) -> None:
-        self._size = size
+        self._size, self._begin, self._end = size, 0, size
         self._arena = arena
         self._lock = threading.Lock()
-        self._tensor: torch.Tensor | None = None
+        self._whole: list[torch.Tensor] = []  # one, which all parts share
 
-    def rows(self, begin: int, end: int) -> SharedRows:
+    def rows(self, begin: int, end: int) -> Shared:
         """Return an arena for some of the rows."""
-        return SharedRows(self, begin, end)
-
-    def whole(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return the memory for all rows, with the shape and dtype of the first call."""
-        with self._lock:
-            if self._tensor is None:
-                shape = (self._size, *row)
-                tensor = None if self._arena is None else self._arena.ahead(shape, dtype)
-                self._tensor = torch.empty(shape, dtype=dtype) if tensor is None else tensor
-            return self._tensor
-
-
-class SharedRows:
-    """Some rows of a batch in `Shared` memory, only for allocation ahead."""
-
-    def __init__(self, batch: Shared, begin: int, end: int) -> None:
-        self._batch = batch
-        self._begin, self._end = begin, end
+        part = copy.copy(self)
+        part._begin, part._end = begin, end
+        return part
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `Arena`. Always None, since parts are not collated by themselves."""
+        """See `Arena`. Always None."""
         return None
 
     def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `Arena`."""
-        whole = self._batch.whole(shape[1:], dtype)
+        """See `Arena`. None unless shape and dtype are those of the first call."""
+        with self._lock:
+            if not self._whole:
+                all_rows = self._size, *shape[1:]
+                tensor = None if self._arena is None else self._arena.ahead(all_rows, dtype)
+                self._whole.append(torch.empty(all_rows, dtype=dtype) if tensor is None else tensor)
+        whole = self._whole[0]
         if whole.dtype is not dtype or whole.shape[1:] != shape[1:] or shape[0] != self._end - self._begin:
             return None
         return whole[self._begin : self._end]
