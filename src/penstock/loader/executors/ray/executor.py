@@ -246,7 +246,7 @@ class RayExecutor(Executor):
             packed: list[bytes] = []
             for request in requests:
                 try:
-                    packed.append(cloudpickle.dumps((request.number, request.indices, request.keys, request.place)))
+                    packed.append(cloudpickle.dumps(request))
                     sent.append(request)
                 except Exception as error:
                     result = BatchResult(None, BatchMetrics(), request.number, number, error=error, run=request.run)

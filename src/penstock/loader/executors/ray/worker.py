@@ -156,11 +156,10 @@ class Worker:
             self._news.wait_for(lambda: self._begun >= run)
         boxes: list[queue.SimpleQueue[BatchResult | None]] = []
         for data in requests:
-            number, indices, keys, place = pickle.loads(data)
-            request, box = BatchRequest(indices, keys, place, run, number), queue.SimpleQueue[BatchResult | None]()
-            boxes.append(box)
+            request: BatchRequest = pickle.loads(data)
+            boxes.append(box := queue.SimpleQueue[BatchResult | None]())
             if self._maker is None:
-                box.put(BatchResult(None, BatchMetrics(), number, error=self._broken, run=run))
+                box.put(BatchResult(None, BatchMetrics(), request.number, error=self._broken, run=run))
             else:
                 self._pool.make(self._maker, request, box.put, wanted=lambda run: run == self._wanted)
         answers: list[tuple[BatchResult, list[int]]] = []
