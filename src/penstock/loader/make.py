@@ -32,11 +32,10 @@ from penstock.loader.user_state import (
     Snapshot,
     WorkerGenerators,
     WorkerState,
-    load_states,
     take_snapshot,
 )
 from penstock.plan.stream_plan import EpochStart
-from penstock.plan.user_states import has_state
+from penstock.plan.user_states import has_state, load_states
 from penstock.random import Scope, loading
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import account, collect
@@ -150,7 +149,10 @@ class Fetch:
 
     def load_state_dict(self, state: WorkerState) -> None:
         """Resume from a state."""
-        load_states(state.states, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
+        states = state.states
+        load_states(states, collate_fn=self.collate_fn, dataset=self.dataset)
+        if self._generators is not None:
+            self._generators.restore(states)
 
     @cached_property
     def _generators(self) -> WorkerGenerators | None:

@@ -20,14 +20,13 @@ from penstock.loader.user_state import (
     Snapshot,
     WorkerGenerators,
     WorkerState,
-    load_states,
     preserved_generators,
     take_snapshot,
 )
 from penstock.plan.cursor import State
 from penstock.plan.stream import Stream, is_opened
 from penstock.plan.stream_plan import EpochStart, StreamStart
-from penstock.plan.user_states import has_state, same_states
+from penstock.plan.user_states import has_state, load_states, same_states
 from penstock.stages import collect
 from penstock.wording import counted
 
@@ -122,7 +121,9 @@ class StreamFetch:
         load_states(states, collate_fn=self.collate_fn, dataset=self.dataset)
         with preserved_generators() if inline else nullcontext():
             self._open(_earlier(epoch, resume.ended), states.get("stream"))
-        load_states(states, self._own, iterator=self._items)
+        load_states(states, iterator=self._items)
+        if states and self._own is not None:
+            self._own.restore(states)
         if {"dataset", "iterator"} <= states.keys() and not same_states(self.dataset.state_dict(), states["dataset"]):
             raise StateError(
                 f"iter() changes the state of {type(self.dataset).__name__}, whose iterator has a state too, so this "

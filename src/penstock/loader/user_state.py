@@ -29,7 +29,7 @@ import torch
 from penstock.errors import StateError
 from penstock.plan.cursor import State, read_int
 from penstock.plan.stream import ResumableDataset, Stream, is_opened
-from penstock.plan.user_states import freeze, has_state, same_states, states_of, thaw
+from penstock.plan.user_states import freeze, same_states, states_of, thaw
 
 __all__ = [
     "LayoutError",
@@ -37,7 +37,6 @@ __all__ = [
     "UserStates",
     "WorkerGenerators",
     "WorkerState",
-    "load_states",
     "preserved_generators",
     "take_snapshot",
 ]
@@ -95,25 +94,6 @@ def _frozen(states: Mapping[str, Any]) -> Snapshot:
     return {name: freeze(state) for name, state in states.items()}
 
 
-def load_states(states: Mapping[str, Any], generators: WorkerGenerators | None = None, **objects: Any) -> None:
-    """Load the states of the given objects, in this order, if they have one, and then those of a worker's generators.
-
-    Raises:
-        StateError: an object with a state has no ``load_state_dict``, or the state of a generator is damaged.
-    """
-    for name, item in objects.items():
-        if name not in states:
-            continue
-        if not has_state(item):
-            raise StateError(
-                f"the state contains one of the {name.replace('_', ' ')}, but {type(item).__name__} has no "
-                "load_state_dict: resume with the same objects, or start without the state"
-            )
-        item.load_state_dict(states[name])
-    if states and generators is not None:
-        generators.restore(states.get("generators", {}))
-
-
 class WorkerGenerators:
     """The global generators (Python, NumPy, torch) of a worker process that nothing else draws from.
 
@@ -135,14 +115,14 @@ class WorkerGenerators:
         return states
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Set the generators that have a state, and reset the others to the worker's initial seeds.
+        """Set the generators that have a state in a snapshot, and reset the others to the worker's initial seeds.
 
         Raises:
             StateError: a state is damaged.
         """
         try:
             generators = {**self._first}
-            for name, (*values, text) in states.items():
+            for name, (*values, text) in states.get("generators", {}).items():
                 data = zlib.decompress(base64.b64decode(text, validate=True))
                 generators[name] = values, np.frombuffer(data, "<u4").astype(np.uint32)
             (version, gauss), words = generators["python"]

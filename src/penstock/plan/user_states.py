@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import escaped
+from penstock.errors import StateError, escaped
 from penstock.plan.reader import Plan
 
-__all__ = ["freeze", "has_state", "same_states", "states_of", "thaw"]
+__all__ = ["freeze", "has_state", "load_states", "same_states", "states_of", "thaw"]
 
 
 def has_state(item: Any) -> bool:
@@ -55,6 +56,23 @@ def states_of(**items: Any) -> dict[str, Any]:
             if state is not None:  # Hugging Face's is None before the first iteration
                 states[name] = state
     return states
+
+
+def load_states(states: Mapping[str, Any], **items: Any) -> None:
+    """Load the states of the given objects, by keyword and in this order, if they have one.
+
+    Raises:
+        StateError: an object with a state has no ``load_state_dict``.
+    """
+    for name, item in items.items():
+        if name not in states:
+            continue
+        if not has_state(item):
+            raise StateError(
+                f"the state contains one of the {name.replace('_', ' ')}, but {type(item).__name__} has no "
+                "load_state_dict: resume with the same objects, or start without the state"
+            )
+        item.load_state_dict(states[name])
 
 
 def same_states(one: Any, other: Any) -> bool:

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch.utils.data
 
-from penstock.errors import StateError
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Bookmark, Draws
-from penstock.plan.user_states import freeze, has_state, states_of, thaw
+from penstock.plan.user_states import freeze, has_state, load_states, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.wording import counted
 
@@ -253,9 +252,9 @@ class _Drawn(BatchEpochPlan):
         """Return an iterator of the sampler at the cursor."""
         if "states" in self._cursor.entropy and point is not None:
             states, (first, *later) = thaw(point.states), point.pulls
-            _restore(self._items, states.get("sampler"))
+            load_states(states, sampler=self._items)
             iterator = iter(self._items)
-            _restore(iterator, states.get("iterator"))
+            load_states(states, iterator=iterator)
             _pull(iterator, first)
             for pulls in later:
                 iterator = iter(self._items)
@@ -276,17 +275,6 @@ class _Drawn(BatchEpochPlan):
 
             drop(iterator, consumed, name)
         return iterator
-
-
-def _restore(item: Any, state: Any) -> None:
-    if state is None:
-        return
-    if not hasattr(item, "load_state_dict"):
-        raise StateError(
-            f"the state holds a state of the sampler, but {type(item).__name__} has no load_state_dict: resume "
-            "with the same objects, or start anew without the state"
-        )
-    item.load_state_dict(state)
 
 
 def _take(iterator: Iterator[Any], count: int) -> list[Any]:
