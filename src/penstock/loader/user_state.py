@@ -66,7 +66,7 @@ def take_snapshot(
             iterable ones before ``iter()``.
         generators: generators of the worker process; those that were used become part of the snapshot. None in the
             trainer's process, whose generators belong to the trainer.
-        first: whether the objects have yielded nothing yet. One that has no state so early has none then.
+        first: whether the objects have yielded nothing yet: the result is None if one of them has no state so early.
     """
     try:
         if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
