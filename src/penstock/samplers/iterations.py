@@ -91,8 +91,8 @@ class IterationBasedBatchSampler(EpochBatchSampler):
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the iterations from the cursor on."""
         if draws.held is None:
-            draws.held = _Epochs(self.inner, draws.seed)
-        return _Iterations(self, cursor, draws.held)
+            draws.held = {}
+        return _Iterations(self, cursor, draws)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
@@ -111,28 +111,11 @@ class IterationBasedBatchSampler(EpochBatchSampler):
             self.inner.chosen(cursor.sampler)
 
 
-class _Epochs:
-    """The last few epochs of a batch sampler with their random draws, by the number of the epoch."""
-
-    def __init__(self, plan: EpochBatchSampler, seed: int | None) -> None:
-        self._plan = plan
-        self._seed = seed
-        self._draws: dict[int, Draws] = {}
-
-    def bind(self, cursor: Cursor) -> BatchEpochPlan:
-        """Return the cursor's epoch of the batch sampler, with the same draw at every call."""
-        draws = self._draws.setdefault(cursor.epoch, Draws(self._seed))
-        while len(self._draws) > _DRAWS_KEPT:
-            del self._draws[next(iter(self._draws))]
-        return self._plan.bind(cursor, draws)
-
-
 class _Iterations(BatchEpochPlan):
     """The batches of successive epochs. A started epoch is stored while the consumer may need a cursor in it."""
 
-    def __init__(self, sampler: IterationBasedBatchSampler, cursor: Cursor, epochs: _Epochs) -> None:
-        self._sampler, self._cursor = sampler, cursor
-        self._bind = epochs.bind
+    def __init__(self, sampler: IterationBasedBatchSampler, cursor: Cursor, draws: Draws) -> None:
+        self._sampler, self._cursor, self._draws = sampler, cursor, draws
         self._start = sampler.start_iter if cursor.sampler is None else cursor.consumed
         # Epochs of the batch sampler, each with the number of batches before it.
         self._begun: deque[tuple[int, BatchEpochPlan]] = deque()
@@ -144,8 +127,7 @@ class _Iterations(BatchEpochPlan):
 
     def after(self, count: int) -> Cursor:
         """Return the start of the epoch after the last one from which a batch was delivered."""
-        found = self._epoch_of(count)
-        return Cursor(epoch=(self._locate()[0] if found is None else found[1]).epoch + 1)
+        return Cursor(epoch=self._epoch_of(count)[0].epoch + 1)
 
     def __len__(self) -> int:
         left = max(0, self._sampler.num_iterations - self._start)
@@ -159,9 +141,6 @@ class _Iterations(BatchEpochPlan):
         run, skip = self._locate()
         if skip and not run.one_by_one:
             run, skip = self._bind(run.cursor(skip)), 0
-        if not left:
-            run.exhaust()  # resumed at the end
-            return
         while True:
             self._begun.append((done - skip, run))
             while len(self._begun) > 1 and self._begun[1][0] < done - _LAG:
@@ -169,28 +148,19 @@ class _Iterations(BatchEpochPlan):
             # These follow the current inner plan.
             self.one_by_one, self.per_rank = run.one_by_one, run.per_rank
             before, shift = done, (run.epoch - self.epoch) % _EPOCHS << _EPOCH_SHIFT
-            for indices, positions in itertools.islice(run, skip, None):
+            for indices, positions in itertools.islice(run, skip, skip + left - done):
                 done += 1
                 yield indices, positions + shift
-                if done == left:
-                    run.exhaust()
-                    return  # the next epoch must not begin after the last iteration
+            if done == left:
+                run.exhaust()  # the next epoch must not begin after the last iteration
+                return
             empty = empty + 1 if done == before else 0
             if empty > _EMPTY_EPOCHS:
                 raise SamplerError(f"{empty} epochs of the batch sampler in a row yielded no batch")
             run, skip = self._bind(Cursor(epoch=run.epoch + 1)), 0
 
     def cursor(self, count: int) -> Cursor:
-        found = self._epoch_of(count)
-        if count == 0:
-            run, delivered = self._locate()
-        elif found is not None:
-            run, delivered = found[1], count - found[0]
-        else:
-            raise SamplerError(
-                f"cannot return the state after {count} batches: this iterator "
-                + (f"is more than {_LAG} batches ahead" if self._begun else "has not been started")
-            )
+        run, delivered = self._epoch_of(count)
         return Cursor(
             epoch=self.epoch,
             consumed=self._start + count,
@@ -199,10 +169,27 @@ class _Iterations(BatchEpochPlan):
             sampler=run.cursor(delivered),
         )
 
-    def _epoch_of(self, count: int) -> tuple[int, BatchEpochPlan] | None:
-        """Return the epoch of the last of ``count`` batches, and the number of batches before it."""
+    def _epoch_of(self, count: int) -> tuple[BatchEpochPlan, int]:
+        """Return the epoch of the last of ``count`` batches, and how many of its batches are delivered then."""
+        if not self._begun and count == 0:
+            return self._locate()
         # Between two epochs the earlier one counts, even if the later one has begun.
-        return next((begun for begun in reversed(self._begun) if begun[0] < max(count, 1)), None)
+        for before, run in reversed(self._begun):
+            if before < max(count, 1):
+                return run, count - before
+        raise SamplerError(
+            f"cannot return the state after {count} batches: this iterator "
+            + (f"is more than {_LAG} batches ahead" if self._begun else "has not been started")
+        )
+
+    def _bind(self, cursor: Cursor) -> BatchEpochPlan:
+        """Return the cursor's epoch of the batch sampler, with the same draw at every call."""
+        # The draws of the last few epochs, by the number of the epoch.
+        held: dict[int, Draws] = self._draws.held
+        draws = held.setdefault(cursor.epoch, Draws(self._draws.seed))
+        while len(held) > _DRAWS_KEPT:
+            del held[next(iter(held))]
+        return self._sampler.inner.bind(cursor, draws)
 
     def _locate(self) -> tuple[BatchEpochPlan, int]:
         """Return the epoch of the first iteration, and the number of its batches before that iteration."""
@@ -214,7 +201,7 @@ class _Iterations(BatchEpochPlan):
         if not self._sampler.inner.length_varies:
             number, skip = divmod(skip, len(run))
             return self._bind(Cursor(epoch=self.epoch + number)), skip
-        while skip >= (length := len(run)):
-            skip -= length
+        while skip >= len(run):
+            skip -= len(run)
             run = self._bind(Cursor(epoch=run.epoch + 1))
         return run, skip
