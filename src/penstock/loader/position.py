@@ -33,7 +33,7 @@ from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
-from penstock.samplers.shares import layers, rank_of
+from penstock.samplers.shares import layers, rank_of, rank_splitter
 from penstock.sources.batched import StreamDataset
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class Position:
             self._reader = PlanReader(plan.inner if isinstance(plan, BatchSampler) else plan, seed=seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
+        self._splitter = None if plan is None else rank_splitter(plan.source, ranks=2)
+        """The sampler that has a rank of its own. One that splits among the ranks of the job has the process's."""
         self._progress: Progress | None = None
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
@@ -116,11 +118,9 @@ class Position:
     def rank(self) -> int:
         """The rank whose share this is. Dataset or sampler may define another one than the process's."""
         rank = getattr(self.samples, "rank", None)
-        if isinstance(rank, int):
-            return rank
-        world = distributed.current()
-        rank = None if self.plan is None else rank_of(self.plan.source, ranks=world.world_size)
-        return world.rank if rank is None else rank
+        if not isinstance(rank, int) and self._splitter is not None:
+            rank = rank_of(self._splitter)
+        return rank if isinstance(rank, int) else distributed.current().rank
 
     @property
     def seeded(self) -> bool:
@@ -304,7 +304,7 @@ class Position:
         """Read the sampler that the program has assigned to the batch sampler, if it has."""
         plan, reader = self.plan, self._reader
         if isinstance(plan, BatchSampler) and reader is not None and reader.plan is not (inner := plan.inner):
-            self._reader = reader.over(inner)
+            self._reader, self._splitter = reader.over(inner), rank_splitter(plan.source, ranks=2)
 
     def _batches(self, run: Any) -> BatchEpochPlan:
         """Return the batches of an epoch plan of the reader."""

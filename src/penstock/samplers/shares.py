@@ -66,14 +66,13 @@ def rank_splitter(sampler: Any, *, ranks: int) -> Any:
     return None
 
 
-def rank_of(sampler: Any, *, ranks: int) -> int | None:
-    """Return the rank whose share a sampler yields; None if it does not split by rank, or names no rank.
+def rank_of(splitter: Any) -> int | None:
+    """Return the rank of a sampler that splits by rank; None if it names none.
 
-    >>> rank_of(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=1), ranks=1)
+    >>> rank_of(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=1))
     1
     """
-    layer = rank_splitter(sampler, ranks=ranks)
-    found = (getattr(layer, name, None) for name in _RANKS)
+    found = (getattr(splitter, name, None) for name in _RANKS)
     return next((int(rank) for rank in found if isinstance(rank, Integral)), None)
 
 
