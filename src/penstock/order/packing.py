@@ -131,24 +131,22 @@ class PackLayout:
             types = table_of(pack_types(np.diff(self.shuffled), self.capacity, max_documents=max_documents))
         self.types = types
         """The pack types: combinations of lengths, and their numbers of packs."""
-        counts = types.packs
-        self.first: Indices = np.concatenate([[0], np.cumsum(counts)])
+        self.first: Indices = np.concatenate([[0], np.cumsum(types.packs)])
         self.slots: Indices = np.concatenate([[0], np.cumsum(types.sizes)])
-        self.slot_lengths: Indices = types.lengths
-        self._assign(counts)
+        self._assign()
         self._whole = np.where(classes.lengths >= self.capacity, classes.lengths // self.capacity, 0)
         self.full: Indices = np.concatenate([[0], np.cumsum(sizes * self._whole)])
         """The first full pack of each class, counted from 0, then the number of full packs."""
         self.tokens = int((sizes * classes.lengths).sum())
-        self.count = int((np.diff(self.slots) * counts).sum() + self.full[-1])
+        self.count = int((types.sizes * types.packs).sum() + self.full[-1])
         """Number of documents, or parts of documents, in all packs."""
-        self.most = int(np.diff(self.slots).max(initial=1))
+        self.most = int(types.sizes.max(initial=1))
         """The largest number of documents in a pack."""
 
-    def _assign(self, counts: Indices) -> None:
+    def _assign(self) -> None:
         """Assign ranks of each length to each type. Slots of the same length in one type alternate."""
-        types = np.repeat(np.arange(len(counts)), np.diff(self.slots))
-        lengths = self.slot_lengths
+        counts, sizes, lengths = self.types
+        types = np.repeat(np.arange(len(counts)), sizes)
         # Slots of a type are sorted by length, so slots of the same length are neighbours.
         new = np.ones(len(lengths), np.bool_)
         new[1:] = (lengths[1:] != lengths[:-1]) | (types[1:] != types[:-1])
@@ -172,7 +170,7 @@ class PackLayout:
         """Return the pieces of packs with ranks as places: documents of the same length are not shuffled yet."""
         mixed = packs < self.first[-1]
         types = np.minimum(self.first.searchsorted(packs, "right") - 1, len(self.first) - 2)
-        counts = np.where(mixed, np.diff(self.slots)[types], 1) if len(self.first) > 1 else np.ones_like(packs)
+        counts = np.where(mixed, self.types.sizes[types], 1) if len(self.first) > 1 else np.ones_like(packs)
         splits = np.concatenate([[0], np.cumsum(counts)])
         inside = np.arange(splits[-1]) - np.repeat(splits[:-1], counts)
         places, lengths, begins = (np.zeros(len(inside), np.int64) for _ in range(3))
@@ -181,10 +179,10 @@ class PackLayout:
             slots = np.repeat(self.slots[types], counts)[which] + inside[which]
             ordinals = np.repeat(packs - self.first[types], counts)[which]
             places[which] = self.slot_places[slots] + self.strides[slots] * ordinals
-            lengths[which] = self.slot_lengths[slots]
+            lengths[which] = self.types.lengths[slots]
         if not which.all():
             numbers = packs[~mixed] - self.first[-1]
-            classes = self.full.searchsorted(numbers, "right") - 1
+            classes = class_of(self.full, numbers)
             documents, parts = np.divmod(numbers - self.full[classes], self._whole[classes])
             places[~which] = self.starts[classes] + documents
             lengths[~which], begins[~which] = self.capacity, parts * self.capacity
@@ -199,12 +197,6 @@ class PackLayout:
     def lengths_of(self, places: Indices) -> Indices:
         """Return the lengths of documents, given by place."""
         return self.classes.lengths[class_of(self.starts, places)]
-
-    def begins(self, places: Indices) -> Indices:
-        """Return the first token of the remainder of documents, given by place."""
-        if not self.full[-1]:
-            return np.zeros_like(places)
-        return self._whole[self.starts.searchsorted(places, "right") - 1] * self.capacity
 
     def packs_at(self, places: Indices) -> Indices:
         """Return the pack of each rank, given as a place: the inverse of `pieces`."""
@@ -252,7 +244,9 @@ class PackOrder:
         found = layout.pieces(packs)
         rest = np.repeat(packs < layout.first[-1], np.diff(found.splits))
         found.places[rest] = self._shuffle[found.places[rest]]
-        found.begins[rest] = layout.begins(found.places[rest])
+        if layout.full[-1]:
+            # Full packs come first, then the remainder.
+            found.begins[rest] = layout.lengths_of(found.places[rest]) - found.lengths[rest]
         return found
 
     def packs_of(self, place: int) -> Indices:
