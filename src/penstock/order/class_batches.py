@@ -17,8 +17,6 @@ batch of any epoch, and the batch of any sample, always costs the same.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -27,19 +25,7 @@ from penstock.hashing import derive_key, mix
 from penstock.order.classes import ClassShuffle, class_of
 from penstock.order.permutation import Indices, Permutation
 
-__all__ = ["BatchSlots", "ClassBatches", "EpochBatches"]
-
-
-class BatchSlots(NamedTuple):
-    """The slots of some batches, one batch after the other.
-
-    Attributes:
-        slots: int64 of shape (samples,).
-        counts: number of slots of each batch: int64 of shape (batches,).
-    """
-
-    slots: Indices
-    counts: Indices
+__all__ = ["ClassBatches", "EpochBatches"]
 
 
 class ClassBatches:
@@ -56,7 +42,7 @@ class ClassBatches:
         OrderError: a size is below 1, or there is not one size per class.
 
     >>> batches = ClassBatches([0, 5, 10], [2, 3], fill=True)
-    >>> len(batches), batches.slots(np.arange(5)).counts.tolist()
+    >>> len(batches), batches.slots(np.arange(5))[1].tolist()
     (5, [2, 2, 2, 3, 1])
     >>> batches.batch_of(np.arange(10)).tolist()
     [0, 0, 1, 1, 2, 2, 3, 3, 3, 4]
@@ -99,20 +85,15 @@ class ClassBatches:
         counts = np.diff(self._first)
         return np.where(counts > 0, np.minimum(counts * self.sizes, self._ends - self._begins), 0)
 
-    def bounds(self, batches: Indices) -> tuple[Indices, Indices]:
-        """Return the first slot of each batch, and the slot after its last."""
+    def slots(self, batches: Indices) -> tuple[Indices, Indices]:
+        """Return the slots of batches, one batch after the other, and the number of slots of each batch."""
         classes = class_of(self._first, batches)
         begins = self._begins[classes] + (batches - self._first[classes]) * self.sizes[classes]
-        return begins, np.minimum(begins + self.sizes[classes], self._ends[classes])
-
-    def slots(self, batches: Indices) -> BatchSlots:
-        """Return the slots of batches, one batch after the other."""
-        begins, ends = self.bounds(batches)
-        counts = ends - begins
+        counts = np.minimum(self.sizes[classes], self._ends[classes] - begins)
         before = np.cumsum(counts) - counts
         slots = np.repeat(begins - before, counts)
         slots += np.arange(len(slots))
-        return BatchSlots(slots, counts)
+        return slots, counts
 
     def batch_of(self, slots: Indices) -> Indices:
         """Return the batch of each slot: int64 of the same shape; -1 if the batch is dropped."""
@@ -162,8 +143,8 @@ class EpochBatches:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def slots(self, numbers: Indices) -> BatchSlots:
-        """Return the slots of the batches with these numbers in the epoch."""
+    def slots(self, numbers: Indices) -> tuple[Indices, Indices]:
+        """Return the slots of the batches with these numbers in the epoch, and the number of slots of each batch."""
         return self.batches.slots(self._order[numbers])
 
     def places(self, slots: Indices) -> Indices:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
+from penstock.order.class_batches import ClassBatches
 from penstock.order.permutation import Indices
 
 __all__ = ["LengthClasses", "Lengths", "classes_of"]
@@ -63,6 +64,24 @@ class LengthClasses(NamedTuple):
     def __len__(self) -> int:
         return len(self.longest)
 
+    def batches(
+        self, *, max_batch: int | None = None, drop_too_long: bool = False, drop_last: bool = False
+    ) -> ClassBatches:
+        """Return batches whose padded size, longest length x number of samples, is at most the limit.
+
+        Args:
+            max_batch: the largest number of samples in a batch.
+            drop_too_long: leave out samples above the limit; otherwise each is a batch of its own.
+            drop_last: leave out the one batch that may be partial.
+        """
+        sizes = np.maximum(1, self.limit // self.longest)
+        if max_batch is not None:
+            sizes = np.minimum(sizes, max_batch)
+        starts = np.concatenate([[0], np.cumsum(self.samples)])
+        # Class 0 has the samples that are too long.
+        first = 1 if drop_too_long else 0
+        return ClassBatches(starts[first:], sizes[first:], fill=True, drop_last=drop_last)
+
     def of(self, lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the class of each length: small integers of the same shape."""
         bins = np.minimum(_bins(lengths), len(self.table) - 1)
@@ -88,15 +107,15 @@ def classes_of(lengths: Lengths, limit: int, count: int) -> LengthClasses:
         raise OrderError(f"classes of lengths need a count and a limit of 1 or more, got {count} and {limit}")
     bins = int(_bins(np.array([limit]))[0]) + 1
     ends = np.minimum(_upper_ends(bins), limit)
-    samples, misfits = _histogram(lengths, limit, bins)
+    samples, (too_long, their_tokens, longest), first = _histogram(lengths, limit, bins)
     cuts = _cuts(samples, ends, count)
     numbers = np.maximum(1, len(cuts) - np.searchsorted(cuts, np.arange(bins)))
     classes = len(cuts) + 1
     return LengthClasses(
-        longest=np.concatenate([[misfits.longest or limit], ends[cuts][::-1]]),
-        samples=np.concatenate([[misfits.samples], _sums(samples, cuts)]),
-        tokens=np.concatenate([[misfits.tokens], _sums(samples * ends, cuts)]),
-        misfit=misfits.first,
+        longest=np.concatenate([[longest or limit], ends[cuts][::-1]]),
+        samples=np.concatenate([[too_long], _sums(samples, cuts)]),
+        tokens=np.concatenate([[their_tokens], _sums(samples * ends, cuts)]),
+        misfit=first,
         limit=limit,
         table=numbers.astype(np.min_scalar_type(classes - 1)),
     )
@@ -118,28 +137,12 @@ def _cuts(samples: Indices, ends: Indices, count: int) -> Indices:
     return np.unique(np.append(filled[inside[inside >= 0]], filled[-1]))
 
 
-class _Misfits(NamedTuple):
-    """Samples above the limit."""
-
-    samples: int = 0
-    tokens: int = 0
-    longest: int = 0
-    first: tuple[int, int] | None = None
-
-    def and_those_of(self, chunk: npt.NDArray[Any], begin: int, limit: int) -> _Misfits:
-        """Return these misfits and those in a chunk of lengths that begins at row ``begin``."""
-        rows = np.flatnonzero(chunk > limit)
-        if not len(rows):
-            return self
-        lengths = chunk[rows]
-        first = self.first or (begin + int(rows[0]), int(lengths[0]))
-        tokens = self.tokens + int(lengths.sum(dtype=np.int64))
-        return _Misfits(self.samples + len(rows), tokens, max(self.longest, int(lengths.max())), first)
-
-
-def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, _Misfits]:
-    """Return the number of lengths in each bin, and the misfits."""
-    samples, misfits = np.zeros(bins, dtype=np.int64), _Misfits()
+def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, tuple[int, int, int], tuple[int, int] | None]:
+    """Return the number of lengths up to the limit in each bin; the number, sum and maximum of the lengths above; and
+    row and length of the first one.
+    """
+    samples, first = np.zeros(bins, dtype=np.int64), None
+    count = tokens = longest = 0
     # Counting short lengths directly takes a fifth of the time of computing their bins.
     short = np.zeros(min(_SHORT, limit + 1), dtype=np.int64)
     for begin in range(0, len(lengths), _CHUNK):
@@ -150,14 +153,17 @@ def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, _Misfi
             row = int(np.flatnonzero(chunk < 0)[0])
             raise OrderError(f"sample {begin + row} has length {int(chunk[row])}: lengths must be 0 or more")
         if int(chunk.max()) > limit:
-            misfits = misfits.and_those_of(chunk, begin, limit)
+            long = np.flatnonzero(chunk > limit)
+            first = first or (begin + int(long[0]), int(chunk[long[0]]))
+            count, longest = count + len(long), max(longest, int(chunk.max()))
+            tokens += int(chunk[long].sum(dtype=np.int64))
             chunk = chunk[chunk <= limit]
         if int(chunk.max(initial=0)) < len(short):
             short += np.bincount(chunk, minlength=len(short))
         else:
             samples += np.bincount(_bins(chunk), minlength=bins)
     np.add.at(samples, _bins(np.arange(len(short))), short)
-    return samples, misfits
+    return samples, (count, tokens, longest), first
 
 
 def _bins(lengths: npt.NDArray[Any]) -> Indices:

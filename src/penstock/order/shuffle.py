@@ -202,22 +202,12 @@ def _window_order(n: int, key: int) -> Permutation:
     return Permutation(n, key)
 
 
-def _make_none(n: int, seed: int, epoch: int, block_size: int, window: int) -> Order:
-    return Identity(n)
-
-
-def _make_global(n: int, seed: int, epoch: int, block_size: int, window: int) -> Order:
-    return Permutation(n, derive_key(seed, epoch))
-
-
-def _make_block(n: int, seed: int, epoch: int, block_size: int, window: int) -> Order:
-    return BlockShuffle(n, derive_key(seed, epoch, "block"), block_size=block_size, window=window)
-
-
 SHUFFLES: dict[str, Callable[[int, int, int, int, int], Order]] = {
-    "global": _make_global,
-    "block": _make_block,
-    "none": _make_none,
+    "global": lambda n, seed, epoch, block_size, window: Permutation(n, derive_key(seed, epoch)),
+    "block": lambda n, seed, epoch, block_size, window: BlockShuffle(
+        n, derive_key(seed, epoch, "block"), block_size=block_size, window=window
+    ),
+    "none": lambda n, seed, epoch, block_size, window: Identity(n),
 }
 """The registry of shuffles. To add one, add a function ``(n, seed, epoch, block_size, window) -> Order``."""
 

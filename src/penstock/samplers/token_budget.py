@@ -18,7 +18,6 @@ from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.class_batches import EpochBatches
 from penstock.order.length_classes import LengthClasses, classes_of
-from penstock.order.token_budget import budget_batches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.exclusion import check_excluded
@@ -148,8 +147,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
                 f"({counted(self.too_long, 'sample')} of {len(self.lengths)} longer than that): raise max_tokens, cut "
                 "the samples, or pass longest='alone' to make each its own batch or longest='drop' to leave them out"
             )
-        self._cuts = budget_batches(
-            self._classes, max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
+        self._cuts = self._classes.batches(
+            max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
         )
         self._samples = SampleClasses(
             _LengthKeys(self.lengths, self._classes), len(self._classes), digest=self._digest, cache_dir=cache_dir

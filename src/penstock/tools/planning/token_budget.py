@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError
 from penstock.order import Partition
 from penstock.order.length_classes import classes_of
-from penstock.order.token_budget import budget_batches, most_padding
 from penstock.storage.mapped import MappedFiles, look_at
 
 __all__ = ["TokenBatches", "token_batches"]
@@ -62,8 +61,10 @@ def token_batches(
     if len(file.shape) != 1:
         raise ConfigError(f"{file.path} must have one integer for each sample, got shape {file.shape}")
     found = classes_of(MappedFiles([file]).array(0), max_tokens, classes)
-    cut = budget_batches(found, drop_too_long=True)
+    cut = found.batches(drop_too_long=True)
     tokens = int(found.tokens[1:].sum())
+    # As if each batch had a sample of the greatest length of its class.
+    padded = int((found.longest[1:] * cut.samples).sum())
     return TokenBatches(
         max_tokens=max_tokens,
         samples=int(found.samples[1:].sum()),
@@ -73,5 +74,5 @@ def token_batches(
         batches=len(cut),
         batches_rank=len(Partition(len(cut), ranks, remainder=remainder)),
         use=tokens / (len(cut) * max_tokens) if len(cut) else 0.0,
-        padding=most_padding(found, cut),
+        padding=1 - tokens / padded if padded else 0.0,
     )
