@@ -18,7 +18,7 @@ import penstock as ps
 from penstock import wds
 from penstock.errors import ConfigError
 from penstock.loader.workerinfo import thread_worker
-from penstock.plan.shared_epoch import SharedEpoch
+from penstock.plan.shared import SharedEpoch
 from penstock.shards import StreamShards
 
 

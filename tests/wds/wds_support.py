@@ -49,12 +49,12 @@ def world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> Iterator[Non
 @contextmanager
 def worker(monkeypatch: pytest.MonkeyPatch, number: int, total: int) -> Iterator[None]:
     """This process as one worker of several."""
-    from penstock.plan import shared_epoch
+    from penstock.plan import shared
 
     info = type("Info", (), {"id": number, "num_workers": total})
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "get_worker_info", lambda: info)
-        patch.setattr(shared_epoch, "get_worker_info", lambda: info)
+        patch.setattr(shared, "get_worker_info", lambda: info)
         yield
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.errors import ConfigError
 from penstock.plan.cursor import State, checked_epoch
-from penstock.plan.shared_epoch import SharedEpoch
+from penstock.plan.shared import SharedEpoch
 from penstock.plan.stream_plan import StreamBookmark, StreamStart
 
 __all__ = ["ResumableDataset", "Stream", "is_opened"]
@@ -151,7 +151,7 @@ class ResumableDataset(IterableDataset[Any]):
         epoch = checked_epoch(epoch)
         if self._loaded is None or epoch != self._loaded["epoch"]:
             self.bookmark.write(StreamStart(epoch=epoch))
-            self._epochs.set(epoch)
+            self._epochs.set_next(epoch)
 
     # State.
 

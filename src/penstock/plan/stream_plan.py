@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.plan.cursor import Cursor, State, read_int, read_mapping
 from penstock.plan.reader import Bookmark, Draws, Plan
-from penstock.plan.shared_epoch import SharedEpoch
+from penstock.plan.shared import SharedEpoch
 
 if TYPE_CHECKING:
     from penstock.plan.stream import ResumableDataset
