@@ -12,6 +12,7 @@ in that step (`penstock.ledger.layouts`), and their rows from the order (`positi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -123,15 +124,10 @@ class Ledger:
         self._windows_until = 0
         if state is None and world_size is None:
             state = position.state_dict()
-        cursor = None
+        self._job, self._epoch, self._step = Layouts(), plan.epoch, 0
         if state is not None:
             position.check(state)
-            # First, because it may count the samples of uncounted shards.
-            cursor = self._cursor_of(state)
-        self._now = self._rank_partition(Cursor())
-        self._job, self._epoch, self._step = Layouts(parts=self._now.parts), plan.epoch, 0
-        if state is not None and cursor is not None:
-            self._read(state, cursor)
+            self._read(state)
         if not self._job.layouts:
             first = Layout.of(0, self._now).whole
             ranks = first.ranks if world_size is None else world_size
@@ -139,21 +135,24 @@ class Ledger:
         elif world_size is not None:
             raise ConfigError("the state says how many ranks the job had in each step: omit world_size=")
 
-    def _cursor_of(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
+    def _read(self, state: Mapping[str, Any]) -> None:
+        """Take layouts, epoch and step from a state."""
         sampler = read_mapping(state, "sampler", of="DataLoader")
         if "windows" in sampler:
             self._windows_until = read_int(sampler, "windows", of="DataLoader")
-        # Excluded rows are checked for each step, and the plan is the loader's.
-        return self._plan.read({name: sampler[name] for name in sampler if name not in ("excluded", "windows")})
-
-    def _read(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Take layouts, epoch and step from a state."""
+        # First, because it may count the samples of uncounted shards. Excluded rows are checked for each step, and the
+        # plan is the loader's.
+        cursor = self._plan.read({name: sampler[name] for name in sampler if name not in ("excluded", "windows")})
         self._job, self._epoch = Layouts.read(state, self._now.parts), cursor.epoch
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
         here = self._rank_partition(cursor)
         step = (self._job if self._job.layouts else self._job.followed(here)).step_of(here)
         self._step = step if self._job.next_step is None else self._job.next_step
+
+    @cached_property
+    def _now(self) -> RankPartition:
+        """How a whole epoch is distributed to ranks by the loader."""
+        return self._rank_partition(Cursor())
 
     def _rank_partition(self, cursor: Cursor) -> RankPartition:
         """Return how the rest of an epoch is distributed to the job's ranks."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import operator
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, TypedDict
+from types import NoneType
+from typing import Any, Literal, SupportsIndex, TypedDict
 
 import torch.distributed as dist
 
@@ -109,34 +109,20 @@ def wrong_share_option(name: str, value: Any) -> str | None:
     """
     if name not in _TAKES:
         return None
-    holds, wanted = _TAKES[name]
-    return None if holds(value) else wanted
+    kinds, wanted = _TAKES[name]
+    # True is an int, and arrays of several integers have __index__, too.
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and not getattr(value, "ndim", 0)
+    return None if fits else wanted
 
 
-def _is_integer(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
-
-
-def _is_integer_or_none(value: Any) -> bool:
-    return value is None or _is_integer(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("mini_epochs", "seed"), (_is_integer, "an integer")),
+_TAKES: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("mini_epochs", "seed"), ((SupportsIndex,), "an integer")),
     **dict.fromkeys(
-        ("rank", "world_size", "group", "block_size", "window"), (_is_integer_or_none, "an integer, or None")
+        ("rank", "world_size", "group", "block_size", "window"), ((SupportsIndex, NoneType), "an integer, or None")
     ),
-    "shuffle": (_is_text, "the name of an order: 'global', 'block' or 'none'"),
-    "remainder": (_is_text, "'pad', 'drop' or 'uneven'"),
-    "locality": (_is_text, "'none' or 'node'"),
+    "shuffle": ((str,), "the name of an order: 'global', 'block' or 'none'"),
+    "remainder": ((str,), "'pad', 'drop' or 'uneven'"),
+    "locality": ((str,), "'none' or 'node'"),
 }
 
 
