@@ -2,7 +2,7 @@
 
     worker     pack      batch -> pickle; large plain tensors and arrays become places in the slot of the batch
     consumer   unpack    pickle + memory of the slot -> batch; its tensors are views
-    both       Inbox, Outbox, write   pickled messages, each after its length
+    both       Inbox, Outbox   pickled messages, each after its length
 
 The memory of CPU tensors and arrays of more than `SMALL` bytes is written to the slot, unless the collate function has
 put it there. Everything else (strings, small tensors, any object) is pickled, and so is what does not fit, which takes
@@ -36,7 +36,7 @@ import torch
 
 from penstock.loader.executors.process.ring import NAMES, tensor_at
 
-__all__ = ["SMALL", "Inbox", "Outbox", "Target", "framed", "pack", "unpack", "write"]
+__all__ = ["SMALL", "Inbox", "Outbox", "Target", "framed", "pack", "unpack"]
 
 SMALL = 4096
 """Tensors of up to this many bytes are pickled: users collect labels, and each would occupy a slot."""
@@ -200,17 +200,6 @@ def framed(message: Any) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def write(fd: int, message: Any) -> None:
-    """Write a message, blocking until all of it is in the pipe.
-
-    Raises:
-        BrokenPipeError: the reader is gone.
-    """
-    data = memoryview(framed(message))
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 class Inbox:
     """Reads messages from a pipe.
 
@@ -252,11 +241,12 @@ class Inbox:
 
 
 class Outbox:
-    """Writes messages to a pipe that does not block, and keeps what it does not accept.
+    """Writes messages to a pipe. If the pipe does not block, it keeps what the pipe does not accept.
 
     Attributes:
         waiting: what `send` has to write when the pipe is writable.
-        closed: whether the pipe was closed, so that its number may be another file's.
+        closed: whether nothing more is written: the reader is gone, or the pipe was closed, so that its number may be
+            another file's.
     """
 
     def __init__(self, fd: int) -> None:
@@ -265,10 +255,7 @@ class Outbox:
         self.closed = False
 
     def send(self, data: bytes = b"") -> None:
-        """Write a message of `framed` after what is waiting, as far as the pipe accepts it now, and keep the rest.
-
-        A dead reader is noticed elsewhere.
-        """
+        """Write a message of `framed` after what is waiting, as far as the pipe accepts it now, and keep the rest."""
         self.waiting += data
         try:
             while self.waiting and not self.closed:
@@ -276,4 +263,4 @@ class Outbox:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self.waiting = b""
+            self.waiting, self.closed = b"", True

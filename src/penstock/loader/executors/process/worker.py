@@ -29,7 +29,7 @@ import torch
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
 from penstock.loader.executors.process.ring import SharedFile, Slot
-from penstock.loader.executors.process.transport import Inbox, pack, write
+from penstock.loader.executors.process.transport import Inbox, Outbox, framed, pack
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -99,7 +99,7 @@ def main(setup: Setup) -> None:
     end_with_parent(setup.parent, grace=_ORPHAN_GRACE_S)
     worker = _Worker(setup)
     worker.maker.init(setup.init, setup.number)
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the consumer is gone
+    with contextlib.suppress(KeyboardInterrupt):
         worker.run()
 
 
@@ -115,7 +115,7 @@ class _Worker:
         self._stream = isinstance(setup.fetcher, StreamFetch)
         self._where = f"in DataLoader worker process {setup.number}"
         self._inbox = Inbox(setup.requests.fileno())
-        self._results = setup.results.fileno()
+        self._outbox = Outbox(setup.results.fileno())
         self._sending = threading.Lock()
         self._answers: list[tuple[Any, ...]] = []  # to send together
         self._measured = 0.0  # when the peak memory was measured last
@@ -127,11 +127,13 @@ class _Worker:
         show_samples(self._board[1:])
 
     def run(self) -> None:
-        """Answer requests until the pipe ends."""
+        """Answer requests until a pipe ends."""
         while not self._inbox.ended:
             for message in self._inbox.receive():
                 until, last = time.perf_counter() + _TOGETHER, message[-1]
                 for item in message:
+                    if self._outbox.closed:
+                        return
                     if isinstance(item, Start):
                         self._begin(item)
                     else:
@@ -176,8 +178,7 @@ class _Worker:
 
     def _send_now(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> None:
         """Answer a request in the thread that has made the batch."""
-        with contextlib.suppress(BrokenPipeError):  # the consumer is gone
-            self._send([self._answer(request, slot, result)])
+        self._send([self._answer(request, slot, result)])
 
     def _answer(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> tuple[Any, ...]:
         """Return the answer to a request; None is for one that is not wanted any more."""
@@ -211,4 +212,4 @@ class _Worker:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 # In KiB. macOS counts bytes.
                 self._measured, self._board[0] = now, peak // 1024 if sys.platform == "darwin" else peak
-            write(self._results, answers)
+            self._outbox.send(framed(answers))
