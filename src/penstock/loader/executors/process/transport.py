@@ -256,9 +256,11 @@ class Outbox:
 
     def send(self, data: bytes = b"") -> None:
         """Write a message of `framed` after what is waiting, as far as the pipe accepts it now, and keep the rest."""
+        if self.closed:
+            return
         self.waiting += data
         try:
-            while self.waiting and not self.closed:
+            while self.waiting:
                 self.waiting = self.waiting[os.write(self.fd, self.waiting) :]
         except BlockingIOError:
             pass
