@@ -12,14 +12,14 @@ import torch.utils.data
 from penstock import distributed
 from penstock.errors import PartitionError
 from penstock.hashing import checked_seed
-from penstock.order import ORDER_VERSION, Order, Partition, make_order
+from penstock.order import ORDER_VERSION, Partition
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, holds_a_share
-from penstock.samplers.orders import TorchOrder, order_kind
+from penstock.samplers.orders import epoch_order, order_kind
 from penstock.wording import kind_text
 
 __all__ = ["DistributedSampler"]
@@ -141,7 +141,7 @@ class DistributedSampler(EpochSampler, _Torch):
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's share of the rest of the cursor's epoch."""
         n, epoch = len(self.dataset), cursor.epoch
-        make = partial(self._order, n, epoch)
+        make = partial(epoch_order, self._kind, self._block, n, self.seed, epoch)
         partition = self._partition(cursor.consumed)
         return PartitionedOrder(make, partition, partial(self._identity, n, self.seed), seed=self.key_seed, epoch=epoch)
 
@@ -149,11 +149,6 @@ class DistributedSampler(EpochSampler, _Torch):
         """Return the cursor in a state. The state may come from any number of ranks."""
         n = len(self.dataset)
         return Cursor.read(state, of="DistributedSampler", plan=self._identity(n, self.seed), most=n)
-
-    def _order(self, n: int, epoch: int) -> Order:
-        if self._kind == "torch":
-            return TorchOrder(n, self.seed, epoch)
-        return make_order(self._kind, n, seed=self.seed, epoch=epoch, **self._block)
 
     def _partition(self, consumed: int) -> Partition:
         rank, world_size = self._world.get()

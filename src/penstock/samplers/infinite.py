@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sized
-from functools import lru_cache
-from typing import Any, NoReturn, cast
+from functools import lru_cache, partial
+from typing import Any, NoReturn
 
 import numpy as np
 import torch.distributed as dist
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from penstock import distributed
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed
-from penstock.order import ORDER_VERSION, Order, make_order
+from penstock.order import ORDER_VERSION
 from penstock.order.permutation import MAX_N, Indices
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, read_int
@@ -20,7 +21,7 @@ from penstock.plan.epoch import EpochPlan
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.identity import data_identity, holds_a_share
-from penstock.samplers.orders import TorchOrder, order_kind
+from penstock.samplers.orders import epoch_order, order_kind
 from penstock.wording import kind_text
 
 __all__ = ["InfiniteSampler"]
@@ -123,14 +124,12 @@ class _Endless(EpochPlan):
     def __init__(self, sampler: InfiniteSampler, n: int, cursor: Cursor) -> None:
         self.seed = sampler.seed
         self.epoch = cursor.epoch
-        self._identity = sampler._identity()
-        self._kind, self._block, self._order_seed = sampler._kind, sampler._block, sampler.seed
+        self._n, self._identity, self._ordered = n, sampler._identity(), sampler._kind != "none"
+        self._order = lru_cache(maxsize=2)(partial(epoch_order, sampler._kind, sampler._block, n, sampler.seed))
         rank, self._step = sampler._world.get()
         # A state counts from the start of the stream. set_epoch moves forward to the start of an epoch.
         self._consumed = max(cursor.consumed, cursor.epoch * n)
         self._first = self._consumed + rank
-        self._n = n
-        self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
         raise TypeError("an endless plan has no length")
@@ -138,18 +137,12 @@ class _Endless(EpochPlan):
     def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
         positions = np.arange(start, stop, dtype=np.int64) * self._step + self._first
         epochs, within = np.divmod(positions, self._n)
-        if self._kind == "none" or not len(within):
-            return within, positions
-        # Positions ascend, so each epoch is one slice.
-        bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()
-        for a, b in zip(bounds, [*bounds[1:], len(within)], strict=True):
-            within[a:b] = self._order(int(epochs[a]))[within[a:b]]
+        if self._ordered and len(within):
+            # Positions ascend, so each epoch is one slice.
+            bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()
+            for a, b in itertools.pairwise([*bounds, len(within)]):
+                within[a:b] = self._order(int(epochs[a]))[within[a:b]]
         return within, positions
 
     def cursor(self, count: int) -> Cursor:
         return Cursor(epoch=self.epoch, consumed=self._consumed + count * self._step, plan=self._identity)
-
-    def _make_order(self, epoch: int) -> Order:
-        if self._kind == "torch":
-            return cast(Order, TorchOrder(self._n, self._order_seed, epoch))
-        return make_order(self._kind, self._n, seed=self._order_seed, epoch=epoch, **self._block)

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
-from penstock.order.shuffle import SHUFFLES
+from penstock.order.shuffle import SHUFFLES, Order, make_order
 
-__all__ = ["TorchOrder", "flag", "order_kind", "positive"]
+__all__ = ["epoch_order", "flag", "order_kind", "positive", "torch_order"]
 
 
-class TorchOrder:
-    """``torch.randperm`` with a generator seeded with ``seed + epoch``: torch's own order, 8 bytes per index."""
+def torch_order(n: int, seed: int, epoch: int) -> Indices:
+    """Return torch's own order: ``torch.randperm`` with a generator seeded with ``seed + epoch``, 8 bytes per index."""
+    return cast(Indices, torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).numpy())
 
-    def __init__(self, n: int, seed: int, epoch: int) -> None:
-        generator = torch.Generator()
-        generator.manual_seed(seed + epoch)
-        self._indices: Indices = torch.randperm(n, generator=generator).numpy()
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._indices[index]
+def epoch_order(kind: str, block: dict[str, int], n: int, seed: int, epoch: int) -> Order:
+    """Return the order of an epoch, by its name from `order_kind` and the sizes of the block shuffle."""
+    if kind == "torch":
+        return cast(Order, torch_order(n, seed, epoch))
+    return make_order(kind, n, seed=seed, epoch=epoch, **block)
 
 
 def order_kind(shuffle: bool | str) -> str:

@@ -271,9 +271,9 @@ def _makers(
         return lambda epoch: NodeShuffle(n, seed=seed, epoch=epoch, block_size=size)
 
     def torchs(epoch: int) -> TableOrder:
-        from penstock.samplers.orders import TorchOrder
+        from penstock.samplers.orders import torch_order
 
-        return TableOrder(TorchOrder(n, seed, epoch)[:])
+        return TableOrder(torch_order(n, seed, epoch))
 
     def buffered(size: int) -> Make:
         return lambda epoch: ShuffleBuffer(n, size, derive_key(seed, epoch, "buffer"))
