@@ -67,18 +67,15 @@ class _OfArray(SampleLengths):
         return lengths
 
 
-class _OfFile(SampleLengths):
+class _OfFile(_OfArray):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = MappedFiles([look_at(path, None)])
-        (self._file,) = self._files.files
-        _check(self._file.dtype, self._file.shape, self._file.path)
+        (file,) = self._files.files
+        _check(file.dtype, file.shape, file.path)
 
-    def __len__(self) -> int:
-        return self._file.shape[0]
-
-    def __getitem__(self, part: Any, /) -> Indices:
-        lengths: Indices = self._files.array(0)[part].astype(np.int64)
-        return lengths
+    @property
+    def _array(self) -> npt.NDArray[Any]:  # type: ignore[override]
+        return self._files.array(0)
 
 
 class _OfImages(SampleLengths):
