@@ -11,7 +11,6 @@ of NumPy, frozen by golden vectors in the tests under `ORDER_VERSION`.
 
 from __future__ import annotations
 
-import abc
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -74,8 +73,8 @@ def normalise(indices: Any, n: int) -> Indices:
     return array
 
 
-class Bijection(abc.ABC):
-    """A computed bijection of ``range(n)``: the base class of orders.
+class Bijection:
+    """A computed bijection of ``range(n)``: the base class of orders. Subclasses have `_rows` and `_find`.
 
     ``order[position]`` takes an int (negative ones count from the end; IndexError outside the range) or an integer
     array of any shape. ``order.inverse[row]`` returns the position of a row.
@@ -92,25 +91,25 @@ class Bijection(abc.ABC):
     @overload
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
-        return self._look_up(index, inverse=False)
+        return self._look_up(index, False)
 
     @cached_property
     def inverse(self) -> Inverse:
         """The inverse bijection, with the same indexing."""
         return Inverse(self)
 
-    def _look_up(self, index: Any, *, inverse: bool) -> Any:
+    def _look_up(self, index: Any, inverse: bool) -> Any:
         indices = normalise(index, self.n)
         found = (self._find if inverse else self._rows)(indices.reshape(-1)).reshape(indices.shape)
         return found if found.ndim else int(found)
 
-    @abc.abstractmethod
     def _rows(self, positions: Indices) -> Indices:
         """Return the rows at valid positions: int64 of shape (k,). It may change the argument."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def _find(self, rows: Indices) -> Indices:
         """Return the positions of valid rows: int64 of shape (k,). It may change the argument."""
+        raise NotImplementedError
 
 
 class Inverse:
@@ -127,7 +126,7 @@ class Inverse:
     @overload
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
-        return self._order._look_up(index, inverse=True)
+        return self._order._look_up(index, True)
 
 
 class Permutation(Bijection):
@@ -167,39 +166,29 @@ class Permutation(Bijection):
     def __reduce__(self) -> tuple[Any, ...]:
         return (Permutation, (self.n, self.key))
 
-    def _look_up(self, index: Any, *, inverse: bool) -> Any:
-        if not isinstance(index, SupportsIndex) or isinstance(index, np.ndarray):
-            return super()._look_up(index, inverse=inverse)
-        i = operator.index(index)
-        if not -self.n <= i < self.n:
-            raise IndexError(f"index {i} is out of range for {self.n} elements")
-        i %= self.n
-        if self.n <= TABLE_LIMIT:
-            return int(_tables(self.n, self.key)[inverse][i])
-        walk = self._network.decrypt if inverse else self._network.encrypt
-        i = walk(i)
-        while i >= self.n:
+    def _look_up(self, index: Any, inverse: bool) -> Any:
+        scalar = isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)
+        if scalar:
+            i = operator.index(index)
+            if not -self.n <= i < self.n:
+                raise IndexError(f"index {i} is out of range for {self.n} elements")
+            i %= self.n
+            if self.n <= TABLE_LIMIT:
+                return int(_tables(self.n, self.key)[inverse][i])
+            walk: Callable[[Any], Any] = self._network.decrypt if inverse else self._network.encrypt
             i = walk(i)
-        return i
-
-    def _rows(self, positions: Indices) -> Indices:
+            while i >= self.n:
+                i = walk(i)
+            return i
+        indices = normalise(index, self.n)
         if self.n <= TABLE_LIMIT:
-            return _tables(self.n, self.key)[0][positions].astype(np.int64)
-        walk: Callable[[Any], Any] = self._network.encrypt
-        if self.n <= _ROUND_TABLES_LIMIT:
-            self._until_tables -= positions.size
+            return _tables(self.n, self.key)[inverse][indices].astype(np.int64)
+        walk = self._network.decrypt if inverse else self._network.encrypt
+        if not inverse and self.n <= _ROUND_TABLES_LIMIT:
+            self._until_tables -= indices.size
             if self._until_tables <= 0:
                 walk = self._network.encrypt_by_table
-        return self._walk(positions, walk)
-
-    def _find(self, rows: Indices) -> Indices:
-        if self.n <= TABLE_LIMIT:
-            return _tables(self.n, self.key)[1][rows].astype(np.int64)
-        return self._walk(rows, self._network.decrypt)
-
-    def _walk(self, indices: Indices, walk: Callable[[Any], Any]) -> Indices:
-        """Replace indices by their images, in place."""
-        flat = indices.view(np.uint64)
+        flat = indices.reshape(-1).view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
             flat[begin : begin + _BLOCK] = walk(flat[begin : begin + _BLOCK])
         outside = np.flatnonzero(flat >= self.n)
