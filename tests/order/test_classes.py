@@ -142,9 +142,9 @@ def test_an_epoch_is_a_bijection_both_ways(sizes: list[int], fill: bool, drop_la
     run = EpochBatches(batches, 9, epoch)
     numbers = np.arange(len(run))
     slots, counts = run.slots(numbers)
-    places = run.places(slots)
+    places = run.places[slots]
     assert len(set(places.tolist())) == len(places) == counts.sum()
-    assert run.slots_of(places).tolist() == slots.tolist()
+    assert run.places.inverse[places].tolist() == slots.tolist()
     assert run.numbers(slots).tolist() == np.repeat(numbers, counts).tolist()
     dropped = np.setdiff1d(np.arange(sum(sizes)), slots)
     assert (run.numbers(dropped) == -1).all()
@@ -153,7 +153,7 @@ def test_an_epoch_is_a_bijection_both_ways(sizes: list[int], fill: bool, drop_la
 def test_epochs_and_seeds_differ() -> None:
     batches = ClassBatches([0, 50, 90], [4, 5])
     runs = [EpochBatches(batches, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
-    found = {tuple(run.places(run.slots(np.arange(len(run)))[0]).tolist()) for run in runs}
+    found = {tuple(run.places[run.slots(np.arange(len(run)))[0]].tolist()) for run in runs}
     assert len(found) == 3
 
 

@@ -138,7 +138,8 @@ class EpochBatches:
         self.batches = batches
         key = derive_key(seed, epoch, "class batches")
         self._order = Permutation(len(batches), mix(key, 0))
-        self._shuffle = ClassShuffle(batches.starts, mix(key, 1))
+        self.places = ClassShuffle(batches.starts, mix(key, 1))
+        """The place of the sample in each slot."""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -146,14 +147,6 @@ class EpochBatches:
     def slots(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the slots of the batches with these numbers in the epoch, and the number of slots of each batch."""
         return self.batches.slots(self._order[numbers])
-
-    def places(self, slots: Indices) -> Indices:
-        """Return the places of the samples in slots: int64 of the same shape."""
-        return self._shuffle[slots]
-
-    def slots_of(self, places: Indices) -> Indices:
-        """Return the slots of samples, given by place: the inverse of `places`."""
-        return self._shuffle.inverse[places]
 
     def numbers(self, slots: Indices) -> Indices:
         """Return the number, in the epoch, of the batch of each slot; -1 if the batch is dropped."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,24 +82,28 @@ class Feistel:
 
     def encrypt_by_table(self, i: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return the same as `encrypt`. The first call builds tables of 272 * a bytes."""
-        tables = self._tables
+        rounds, highs, lows = self._tables
         high = np.floor_divide(i, np.uint64(self.b)).view(np.int64)
         low = np.multiply(high, -self.b)
         low += i.view(np.int64)
         step = np.empty_like(high)
         # Indices are never outside their table. mode="wrap" only lets take() write to `out` without a buffer.
         for r in range(0, ROUNDS, 2):
-            tables.rounds[r].take(low, out=step, mode="wrap")
+            rounds[r].take(low, out=step, mode="wrap")
             high += step
-            tables.rounds[r + 1].take(high, out=step, mode="wrap")
+            rounds[r + 1].take(high, out=step, mode="wrap")
             low += step
-        tables.high.take(high, out=step, mode="wrap")
-        tables.low.take(low, out=high, mode="wrap")
+        highs.take(high, out=step, mode="wrap")
+        lows.take(low, out=high, mode="wrap")
         step += high
         return step.view(np.uint64)
 
     @cached_property
-    def _tables(self) -> _Tables:
+    def _tables(self) -> tuple[list[Indices], Indices, Indices]:
+        """Tables over unreduced halves: the hash of a half by round, ``high % a * b``, and ``low % b``.
+
+        Each table repeats itself, which reduces the half.
+        """
         keys = np.array(self._round_keys, dtype=np.uint32)[:, None]
         moduli = np.array([self.a, self.b] * (ROUNDS // 2), dtype=np.uint64)[:, None]
         halves = np.arange(self.a, dtype=np.uint32)  # b is a or a - 1
@@ -112,18 +116,7 @@ class Feistel:
             rounds.append(_repeat(hashes[r, :size], (r + 1) // 2 + 1))
         sums = ROUNDS // 2 + 1
         high, low = np.arange(self.a, dtype=np.int64), np.arange(self.b, dtype=np.int64)
-        return _Tables(rounds, _repeat(high * self.b, sums), _repeat(low, sums))
-
-
-class _Tables(NamedTuple):
-    """Tables over unreduced halves. Each table repeats itself, which reduces the half."""
-
-    rounds: list[Indices]
-    """The hash of a half, by round."""
-    high: Indices
-    """``high % a * b``."""
-    low: Indices
-    """``low % b``."""
+        return rounds, _repeat(high * self.b, sums), _repeat(low, sums)
 
 
 def _repeat(table: Indices, times: int) -> Indices:

@@ -134,8 +134,8 @@ class PackLayout:
         self.first: Indices = np.concatenate([[0], np.cumsum(types.packs)])
         self.slots: Indices = np.concatenate([[0], np.cumsum(types.sizes)])
         self._assign()
-        self._whole = np.where(classes.lengths >= self.capacity, classes.lengths // self.capacity, 0)
-        self.full: Indices = np.concatenate([[0], np.cumsum(sizes * self._whole)])
+        self.whole = np.where(classes.lengths >= self.capacity, classes.lengths // self.capacity, 0)
+        self.full: Indices = np.concatenate([[0], np.cumsum(sizes * self.whole)])
         """The first full pack of each class, counted from 0, then the number of full packs."""
         self.tokens = int((sizes * classes.lengths).sum())
         self.count = int((types.sizes * types.packs).sum() + self.full[-1])
@@ -183,7 +183,7 @@ class PackLayout:
         if not which.all():
             numbers = packs[~mixed] - self.first[-1]
             classes = class_of(self.full, numbers)
-            documents, parts = np.divmod(numbers - self.full[classes], self._whole[classes])
+            documents, parts = np.divmod(numbers - self.full[classes], self.whole[classes])
             places[~which] = self.starts[classes] + documents
             lengths[~which], begins[~which] = self.capacity, parts * self.capacity
         return Pieces(places, begins, lengths, splits)
@@ -198,18 +198,11 @@ class PackLayout:
         """Return the lengths of documents, given by place."""
         return self.classes.lengths[class_of(self.starts, places)]
 
-    def packs_at(self, places: Indices) -> Indices:
-        """Return the pack of each rank, given as a place: the inverse of `pieces`."""
-        ranges = self._range_begins.searchsorted(places, "right") - 1
-        heads = self._range_heads[ranges]
-        return self.first[self._types[heads]] + (places - self._range_begins[ranges]) // self.strides[heads]
-
-    def full_packs(self, place: int) -> Indices:
-        """Return the full packs of the document at a place; an empty array if it is shorter than a pack."""
-        number = int(self.starts.searchsorted(place, "right")) - 1
-        whole = int(self._whole[number])
-        first = int(self.first[-1] + self.full[number]) + (place - int(self.starts[number])) * whole
-        return np.arange(first, first + whole)
+    def pack_at(self, place: int) -> int:
+        """Return the pack of a rank, given as a place: the inverse of `pieces`."""
+        number = int(self._range_begins.searchsorted(place, "right")) - 1
+        head = self._range_heads[number]
+        return int(self.first[self._types[head]] + (place - self._range_begins[number]) // self.strides[head])
 
 
 class PackOrder:
@@ -255,8 +248,11 @@ class PackOrder:
         An empty document is in no pack.
         """
         layout = self.layout
-        full = layout.full_packs(place)
+        number = int(class_of(layout.starts, np.array([place]))[0])
+        whole = int(layout.whole[number])
+        first = int(layout.first[-1] + layout.full[number]) + (place - int(layout.starts[number])) * whole
+        full = np.arange(first, first + whole)
         if place >= layout.shuffled[-1]:
             return full
-        rank = self._shuffle.inverse[np.array([place])]
-        return np.concatenate([full, layout.packs_at(rank)])
+        rank = int(self._shuffle.inverse[place])
+        return np.append(full, layout.pack_at(rank))

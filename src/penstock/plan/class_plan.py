@@ -168,7 +168,7 @@ class ClassBatchPlan(BatchEpochPlan):
         """Return the rows and positions of the samples in batches, batch after batch, and the sizes of the batches."""
         laps, numbers = np.divmod(numbers, max(1, self.total))
         slots, counts = self._run.slots(numbers)
-        places = self._run.places(slots)
+        places = self._run.places[slots]
         if self._excluded is not None and len(slots):
             places = self._excluded.replace(places, self.seed or 0, self.epoch)
             # If no sample of that length is left, longer ones replace it, and fewer of them fit.
@@ -185,7 +185,7 @@ class ClassBatchPlan(BatchEpochPlan):
             return [number for number in self.inverse([row])[0].tolist() if number >= 0]
         (place,) = self._samples.places(np.array([row])).tolist()
         places = np.array(self._excluded.places_of(place, self.seed or 0, self.epoch), np.int64)
-        slots = self._run.slots_of(places[places >= self._run.batches.starts[0]])
+        slots = self._run.places.inverse[places[places >= self._run.batches.starts[0]]]
         numbers = np.unique(self._run.numbers(slots)).tolist()
         return [number for number in numbers if number >= 0 for _ in range(self.batch(number)[0].count(row))]
 
@@ -201,7 +201,7 @@ class ClassBatchPlan(BatchEpochPlan):
         if self._excluded is not None:
             found &= ~self._excluded.holds(places)
         slots, numbers = np.full_like(places, -1), np.full_like(places, -1)
-        slots[found] = self._run.slots_of(places[found])
+        slots[found] = self._run.places.inverse[places[found]]
         numbers[found] = self._run.numbers(slots[found])
         slots[numbers < 0] = -1
         return numbers, slots
