@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import struct
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -20,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock import storage
-from penstock.errors import DataFileError, PenstockError
+from penstock.errors import DataFileError
 from penstock.order.permutation import Indices, normalise
-from penstock.storage import UNWRITABLE, file_lock
+from penstock.storage import kept_array, kept_path
 
 __all__ = ["CHUNK", "KeptRows"]
 
@@ -153,40 +151,15 @@ class KeptRows:
         """
         if name is None:
             *_, count, digest = _HEADER.unpack(_header(chunks(), of))
-            if count * _row_type(of).itemsize <= _IN_MEMORY:
-                return cls._in_memory(chunks, of)
             name = digest.hex()
-        path = storage.kept_path("filters", f"{name}.rows")
-        if path.exists():
-            return cls._mapped(path)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            # One process computes and writes the rows; others wait.
-            with file_lock(path):
-                if not path.exists():
-                    with storage.write_kept(path) as out:
-                        _write(out, chunks(), of)
-        except OSError as error:
-            if isinstance(error, PenstockError) or error.errno not in UNWRITABLE:
-                raise
-            warnings.warn(
-                f"{path}: the rows of a filter cannot be stored there ({error.strerror}), so each process holds them "
-                "in memory. Free space, or set XDG_CACHE_HOME to another folder",
-                stacklevel=2,
-            )
-            return cls._in_memory(chunks, of)
-        return cls._mapped(path)
-
-    @classmethod
-    def _in_memory(cls, chunks: Chunks, of: int) -> KeptRows:
-        out = io.BytesIO()
-        _write(out, chunks(), of)
-        return cls(np.frombuffer(out.getvalue(), np.uint8))
-
-    @classmethod
-    def _mapped(cls, path: Path) -> KeptRows:
+            if count * _row_type(of).itemsize <= _IN_MEMORY:
+                out = io.BytesIO()
+                _write(out, chunks(), of)
+                return cls(np.frombuffer(out.getvalue(), np.uint8))
+        path = kept_path("filters", f"{name}.rows")
+        data = kept_array(path, np.uint8, lambda out: _write(out, chunks(), of), "the rows of a filter")
         # Indexing is slower for np.memmap than for np.ndarray.
-        return cls(np.asarray(np.memmap(path, np.uint8, "r")), path)
+        return cls(np.asarray(data), path if isinstance(data, np.memmap) else None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptRows:
         return self
@@ -202,7 +175,7 @@ class KeptRows:
 def _restored(path: Path, digest: bytes, data: bytes | None) -> KeptRows:
     """Return kept rows from a pickle: from the file, or from the pickle if the file is missing."""
     if path.exists():
-        found = KeptRows._mapped(path)
+        found = KeptRows(np.asarray(np.memmap(path, np.uint8, "r")), path)
         if found._digest == digest:
             return found
     if data is None:

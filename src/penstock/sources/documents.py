@@ -27,7 +27,7 @@ from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
-from penstock.tokens.derived_tables import document_ends, kept_array, said_of
+from penstock.tokens.derived_tables import document_ends, kept_table, said_of
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import MegatronIndex, is_index, read_header
 from penstock.tokens.offsets import OffsetIndex
@@ -123,7 +123,7 @@ class DocumentFiles(FilesTable):
             for ends in document_ends(lambda a, b: self.maps.array(number)[a:b], file.shape[0], end):
                 out.write(ends.tobytes())
 
-        return kept_array(f"documents {said_of(file)} {end}", np.int64, write, f"the index of {file.path}")
+        return kept_table(f"documents {said_of(file)} {end}", np.int64, write, f"the index of {file.path}")
 
     # Properties.
 
@@ -170,7 +170,7 @@ class DocumentFiles(FilesTable):
             if found is None:
                 names = [f"{said_of(file)} {self.end_token}" for file in self.maps.files]
                 names += [said_of(file) for file in (self._index_maps.files if self._index_maps else ())]
-                found = kept_array("lengths " + " ".join(names), np.int32, self._write_lengths, "lengths of documents")
+                found = kept_table("lengths " + " ".join(names), np.int32, self._write_lengths, "lengths of documents")
             self._lengths = found
         return self._lengths
 

@@ -27,7 +27,7 @@ from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
-from penstock.tokens.derived_tables import document_ends, kept_array, said_of
+from penstock.tokens.derived_tables import document_ends, kept_table, said_of
 from penstock.wording import counted
 
 __all__ = ["TokenFiles"]
@@ -179,7 +179,7 @@ class TokenFiles(FilesTable):
             file = self.maps.files[number]
             key = f"{said_of(file)} {self.length} {self.end_token}"
             write = partial(self._write_index, number)
-            found = kept_array(key, np.int64, write, f"the index of {file.path}").reshape(-1, 2)
+            found = kept_table(key, np.int64, write, f"the index of {file.path}").reshape(-1, 2)
             self._indexes[number] = found
         return found
 

@@ -27,6 +27,7 @@ __all__ = [
     "io_error",
     "is_remote",
     "is_writable",
+    "kept_array",
     "kept_path",
     "list_objects",
     "local_path",
@@ -39,7 +40,7 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
     from penstock.storage.cache_entry import CachedFile
-    from penstock.storage.derived import grown, kept_path, write_kept
+    from penstock.storage.derived import grown, kept_array, kept_path, write_kept
     from penstock.storage.files import SourceFile, io_error
     from penstock.storage.remote import (
         FileSource,
@@ -71,6 +72,7 @@ __getattr__, __dir__ = lazy.names(
         "io_error": "files",
         "is_remote": "urls",
         "is_writable": "cache",
+        "kept_array": "derived",
         "kept_path": "derived",
         "list_objects": "remote",
         "local_path": "remote",

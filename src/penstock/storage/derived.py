@@ -13,18 +13,34 @@ to map. Concurrent writers may exceed the limit, by 1/64 each.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from penstock.errors import DataFileIOError
-from penstock.storage.cache import cache_root, file_lock, write_atomically
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["KINDS", "KeptFile", "bound", "clear", "grown", "keep_bound", "kept_files", "kept_path", "write_kept"]
+from penstock.errors import DataFileIOError, PenstockError
+from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, write_atomically
+
+__all__ = [
+    "KINDS",
+    "KeptFile",
+    "bound",
+    "clear",
+    "grown",
+    "keep_bound",
+    "kept_array",
+    "kept_files",
+    "kept_path",
+    "write_kept",
+]
 
 KINDS = {
     "lines": "rows of JSON lines, and copies of compressed ones",
@@ -70,6 +86,39 @@ def kept_path(kind: str, name: str) -> Path:
         # The modification time stays: other processes detect writes by it.
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     return path
+
+
+def kept_array(path: Path, dtype: npt.DTypeLike, write: Callable[[BinaryIO], object], what: str) -> npt.NDArray[Any]:
+    """Return the one-dimensional, read-only array that ``write(file)`` writes.
+
+    One process of the machine writes the file while others wait; then all map it. If the cache cannot be written, each
+    process holds the array in memory, with a warning.
+
+    Args:
+        path: of the file, from `kept_path`.
+        dtype: the dtype of the numbers.
+        write: writes their raw bytes.
+        what: name of the numbers, for the warning.
+    """
+    try:
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with file_lock(path):
+                if not path.exists():
+                    with write_kept(path) as out:
+                        write(out)
+        return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    except OSError as error:
+        if isinstance(error, PenstockError) or error.errno not in UNWRITABLE:
+            raise
+        warnings.warn(
+            f"{path}: {what} cannot be stored there ({error.strerror}): each process holds its own copy in memory. "
+            "Free space, or set XDG_CACHE_HOME to another folder",
+            stacklevel=2,
+        )
+        made = io.BytesIO()
+        write(made)
+        return np.frombuffer(made.getvalue(), dtype)
 
 
 @contextlib.contextmanager
