@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from entries_support import closed, opened
 from torch.utils.data import Dataset, IterableDataset
 
 import penstock as ps
@@ -55,7 +56,10 @@ def damaged(state: Any) -> Iterator[tuple[str, Any]]:
     """All damaged states that are made of one, each with a name."""
     for value in WRONG:
         yield f"the state is {value!r}", value
-    yield from _within(state, "")
+    for value in [*WRONG, "{", "[1]", [], [3], [{}]]:
+        yield f"the text is {value!r}", {"penstock": value}
+    for name, entries in _within(opened(state), ""):
+        yield name, closed(entries)
 
 
 def _within(state: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -304,8 +308,11 @@ def test_a_state_of_another_version_says_which_penstock_reads_it() -> None:
     reads = rf"Penstock {ps.__version__} reads version {STATE_VERSION}"
     words = rf"version 7 of states, and {reads}\. Resume with the newer Penstock .*anew"
     with pytest.raises(StateError, match=words):
-        sampler.load_state_dict({**state, "version": 7})
+        sampler.load_state_dict(closed({**opened(state), "version": 7}))
+    with pytest.raises(StateError, match=rf"version 2 of states, and {reads}\. Resume with the older Penstock"):
+        sampler.load_state_dict({**opened(state), "version": 2})
     with pytest.raises(StateError, match=r"version 0 of orders, .* the older Penstock that wrote it"):
-        sampler.load_state_dict({**state, "order_version": 0})
-    with pytest.raises(StateError, match=f"version is None in the state and {STATE_VERSION} here"):
-        sampler.load_state_dict({**state, "version": None})
+        sampler.load_state_dict(closed({**opened(state), "order_version": 0}))
+    for other in ({}, opened(state), {**opened(state), "version": STATE_VERSION}, {"penstock": '{"version": null}'}):
+        with pytest.raises(StateError, match="this is no state of a RandomSampler, or a damaged one: 'penstock' is"):
+            sampler.load_state_dict(other)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entries_support import closed, opened
 from loader_conformance import travelled
 
 import penstock as ps
@@ -112,4 +113,4 @@ def test_refusals(rows: ps.Manifest, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="locality is missing"):
         local.load_state_dict(plain.state_dict(3))
     with pytest.raises(StateError, match="locality is 'node' in the state and 'virtual nodes' here"):
-        local.load_state_dict({**local.state_dict(3), "locality": "node", "nodes": [1, 2]})
+        local.load_state_dict(closed({**opened(local.state_dict(3)), "locality": "node", "nodes": [1, 2]}))

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from entries_support import closed, opened
 from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -320,7 +321,7 @@ def test_states_of_other_mixtures_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(StateError, match="seed"):
         make([11, 20], [3, 2], seed=1).load_state_dict(state)
     with pytest.raises(StateError):
-        make([11, 20], [3, 2]).load_state_dict(state | {"samples": 4}, allow_growth=True)
+        make([11, 20], [3, 2]).load_state_dict(closed(opened(state) | {"samples": 4}), allow_growth=True)
 
 
 def test_errors_name_the_source() -> None:

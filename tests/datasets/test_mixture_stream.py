@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entries_support import closed, opened
 from mixture_support import Numbers, StatefulStream, Stream
 from torch.utils.data import IterableDataset
 
@@ -75,7 +76,7 @@ def test_resume_anywhere(kind: Any, stop: Any) -> None:
     with pytest.raises(StateError):
         make(kind, stop="first", sizes=(1, 2, 3)).load_state_dict(states[1])
     with pytest.raises(StateError, match="order"):
-        make(kind, stop=stop).load_state_dict({**states[1], "order": "of another version"})
+        make(kind, stop=stop).load_state_dict(closed({**opened(states[1]), "order": "of another version"}))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

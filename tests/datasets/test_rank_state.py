@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from entries_support import closed, opened
 from hypothesis import example, given
 from hypothesis import strategies as st
 from loader_conformance import travelled
@@ -106,8 +107,8 @@ def test_elastic(
 def test_a_mini_epoch_that_all_have_had_is_over_on_other_ranks(rows: Manifest) -> None:
     dataset = make(rows)
     state = travelled(dataset.state_dict(len(dataset)))
-    assert state["finished"] is True
-    assert dataset.state_dict(len(dataset) - 1)["finished"] is False
+    assert opened(state)["finished"] is True
+    assert opened(dataset.state_dict(len(dataset) - 1))["finished"] is False
     others = [make(rows, number, 5) for number in range(5)]
     for other in others:
         other.load_state_dict(state)
@@ -170,5 +171,5 @@ def test_growth_is_no_excuse_for_other_rows(tmp_path: Path) -> None:
 def test_a_place_that_there_is_not_is_refused(rows: Manifest, dealt: list[int]) -> None:
     dataset = make(rows)
     with pytest.raises(StateError, match=r"is damaged.*dealt"):
-        dataset.load_state_dict({**dataset.state_dict(3), "dealt": dealt})
+        dataset.load_state_dict(closed({**opened(dataset.state_dict(3)), "dealt": dealt}))
     assert dataset.state_dict(3) == make(rows).state_dict(3)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from entries_support import closed, opened
 from faults_support import Big, Range, Slow, within
 from full_run import full_only
 from interpreter_support import FULL
@@ -174,7 +175,8 @@ def test_closed_while_a_batch_is_made(executor: str) -> None:
             assert len(had) <= 4
             resumed = DataLoader(Range(12))
             if loader is of_dataset:
-                resumed.load_state_dict({**loader.state_dict(), "fingerprint": resumed.state_dict()["fingerprint"]})
+                fingerprint = opened(resumed.state_dict())["fingerprint"]
+                resumed.load_state_dict(closed({**opened(loader.state_dict()), "fingerprint": fingerprint}))
                 assert [int(batch) for batch in resumed] == list(range(len(had), 12))
 
 

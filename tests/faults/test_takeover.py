@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from entries_support import closed, opened
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
@@ -129,4 +130,4 @@ def test_a_state_that_cannot_be_sent_is_refused_when_it_is_loaded() -> None:
     state = DataLoader(Numbers(), 4, num_workers=1).state_dict()
     workers = {"0": {"snapshot": {"dataset": {"at": lambda: 0}}, "since": 0}}
     with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
-        loader.load_state_dict({**state, "workers": {"num_workers": 1, "next": 0, "workers": workers}})
+        loader.load_state_dict(closed({**opened(state), "workers": {"num_workers": 1, "next": 0, "workers": workers}}))

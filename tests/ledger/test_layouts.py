@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entries_support import closed, opened
 from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,25 +130,26 @@ def test_a_job_that_left_steps_of_padding_out() -> None:
 
 def test_a_job_that_goes_on_as_it_was_has_one_layout() -> None:
     legs = [Leg(2, 8, 3), Leg(2, 8, 1), Leg(2, 8, 7)]
-    assert len(recorded(sampler, legs).state["layouts"]) == 1
+    assert len(recorded(sampler, legs).entries["layouts"]) == 1
     # Nor has one that was begun otherwise and had no step.
     state = recorded(sampler, [Leg(2, 8, 3)]).state
     loader = sampler(0, 3, 5)
     loader.load_state_dict(state)
-    assert len(loader.state_dict()["layouts"]) == 2
+    assert len(opened(loader.state_dict())["layouts"]) == 2
     job = recorded(sampler, [Leg(4, 2, 0), Leg(2, 8, 2)], state)
-    assert len(job.state["layouts"]) == 1
+    assert len(job.entries["layouts"]) == 1
 
 
 def test_a_state_from_before_counts_as_of_one_layout() -> None:
-    state = recorded(sampler, [Leg(2, 8, 9)]).state
-    del state["layouts"]
+    entries = recorded(sampler, [Leg(2, 8, 9)]).entries
+    del entries["layouts"]
+    state = closed(entries)
     assert len(Ledger(sampler(0, 1, 8), state=state, world_size=2).layouts) == 1
     old = Ledger(sampler(0, 2, 8), state=state)
     assert old.rows(5).rows.tolist() == Ledger(sampler(0, 2, 8)).rows(5).rows.tolist()
     # What goes on from it with other batches is counted from there.
     job = recorded(sampler, [Leg(2, 5, 3)], state)
-    assert [layout[0] for layout in job.state["layouts"]] == [0, 12]
+    assert [layout[0] for layout in job.entries["layouts"]] == [0, 12]
     again = Ledger(sampler(0, 2, 5), state=job.state)
     assert [again.rows(12 + n).rows.tolist() for n in range(3)] == [flat(ranks) for ranks in job.steps]
 
@@ -155,7 +157,7 @@ def test_a_state_from_before_counts_as_of_one_layout() -> None:
 def test_the_last_layouts_are_kept() -> None:
     legs = [Leg(1 + n % 2, 1, 2) for n in range(40)]
     job = recorded(sampler, legs)
-    assert len(job.state["layouts"]) == 32
+    assert len(job.entries["layouts"]) == 32
     ledger = Ledger(sampler(0, 1, 1), state=job.state)
     for step in range(16, 80):
         assert ledger.rows(step).rows.tolist() == flat(job.steps[step])
@@ -167,11 +169,11 @@ def test_the_last_layouts_are_kept() -> None:
 def test_who_goes_back_counts_as_if_nothing_had_changed() -> None:
     loader = sampler(0, 2, 5)
     loader.load_state_dict(recorded(sampler, [Leg(3, 8, 5)]).state)
-    assert len(loader.state_dict()["layouts"]) == 2
+    assert len(opened(loader.state_dict())["layouts"]) == 2
     next(iter(loader))
     loader.set_epoch(0)
     next(iter(loader))
-    assert [Layout(*one) for one in loader.state_dict()["layouts"]] == list(Ledger(sampler(0, 2, 5)).layouts)
+    assert [Layout(*one) for one in opened(loader.state_dict())["layouts"]] == list(Ledger(sampler(0, 2, 5)).layouts)
 
 
 def test_steps_in_which_other_rows_were_excluded() -> None:
@@ -249,7 +251,7 @@ def test_packs_that_are_dealt_by_cost() -> None:
     "layouts", [3, [[1, 2]], [[0] * 10], [[0, 0, 5, 0, 0, 0, 1, 1, 50, 0]], [[0, 0, 0, 0, 60, 0, 1, 1, 50, 0]]]
 )
 def test_a_damaged_state(layouts: Any) -> None:
-    state = {**recorded(sampler, [Leg(2, 8, 1)]).state, "layouts": layouts}
+    state = closed({**recorded(sampler, [Leg(2, 8, 1)]).entries, "layouts": layouts})
     for use in (sampler(0, 2, 8).load_state_dict, lambda state: Ledger(sampler(0, 2, 8), state=state)):
         with pytest.raises(StateError, match="damaged: layouts"):
             use(state)

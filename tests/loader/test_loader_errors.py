@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from entries_support import closed, opened
 from full_run import full_only
 from interpreter_support import METHODS
 from loader_support import (
@@ -102,12 +103,12 @@ def test_timeout(how: dict[str, Any]) -> None:
     """In torch's words; the next call waits for the same batch, which is not counted as had."""
     loader = DataLoader(Slow(5, {1: 1.0}), timeout=0.2, **{**how, "num_workers": 1})
     with ended(iter(loader)) as iterator:
-        while not loader.state_dict()["sampler"]["consumed"]:
+        while not opened(loader.state_dict())["sampler"]["consumed"]:
             with suppress(RuntimeError):  # on a busy machine the worker may start late
                 next(iterator)
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds"):
             next(iterator)
-        assert loader.state_dict()["sampler"]["consumed"] == 1
+        assert opened(loader.state_dict())["sampler"]["consumed"] == 1
         got: list[int] = []
         while len(got) < 4:
             try:
@@ -494,7 +495,7 @@ def test_a_loaded_sampler_state_outlives_an_iter_that_fails() -> None:
     loader = DataLoader(Squares(6), 2, sampler=sampler, collate_fn=collate_fn)
     expected = [rows for _, rows in loader][1:]
     loader = DataLoader(Squares(6), 2, sampler=sampler, collate_fn=collate_fn)
-    sampler.load_state_dict({**sampler.state_dict(), "epoch": 0, "consumed": 2})
+    sampler.load_state_dict(closed({**opened(sampler.state_dict()), "epoch": 0, "consumed": 2}))
     collate_fn.armed = True
     with pytest.raises(ConnectionError):
         iter(loader)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from busy_support import HANG
+from entries_support import opened
 from full_run import full_only
 from interpreter_support import FULL, run
 from state_support import CountingMap
@@ -217,7 +218,7 @@ def test_several_threads_over_a_data_set_with_a_state_are_refused(how: dict[str,
     with pytest.raises(ConfigError, match="CountingMap has a state"):
         iter(loader)
     loader.num_workers, loader.threads_per_worker, loader.executor = 1, 1, "thread"
-    states = [loader.state_dict()["workers"]["workers"]["0"]["snapshot"]["dataset"] for _ in loader]
+    states = [opened(loader.state_dict())["workers"]["workers"]["0"]["snapshot"]["dataset"] for _ in loader]
     assert [state["served"] for state in states] == [2, 4, 6, 8]
 
 
@@ -286,4 +287,4 @@ def test_escaping_stop_iteration_is_not_taken_for_the_end_of_the_epoch(options: 
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(batches)
     assert loader.epoch == 0
-    assert loader.state_dict()["sampler"]["consumed"] == 6
+    assert opened(loader.state_dict())["sampler"]["consumed"] == 6

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from busy_support import HANG
+from entries_support import closed, opened
 from interpreter_support import run
 from loader_support import Draws, Range, plain
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -443,7 +444,7 @@ def test_batches_had_out_of_order_belong_to_their_epoch() -> None:
     """A state says which batches overtook others. Another epoch, chosen on the sampler since, is whole."""
     sampler = distributed()
     loader = ps.DataLoader(Range(N), SIZE, sampler=sampler, in_order=False)
-    state = {**loader.state_dict(), "ahead": [2, 3], "world": [0, 1]}
+    state = closed({**opened(loader.state_dict()), "ahead": [2, 3], "world": [0, 1]})
     loader.load_state_dict(state)
     assert len(one_pass(loader)) == N // SIZE - 2
     loader.load_state_dict(state)

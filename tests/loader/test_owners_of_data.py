@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from entries_support import opened
 from full_run import full_only
 from loader_support import Range, ended
 from owners_support import (
@@ -399,9 +400,9 @@ def test_a_state_is_of_the_stream_that_the_loader_reads(tmp_path: Path) -> None:
     for _ in range(3):
         next(iterator)
     next(iter(dataset))
-    assert train.state_dict()["workers"] == expected["workers"]
+    assert opened(train.state_dict())["workers"] == opened(expected)["workers"]
     dataset.set_epoch(5)
-    assert train.state_dict()["workers"] == expected["workers"]
+    assert opened(train.state_dict())["workers"] == opened(expected)["workers"]
     assert next(iterator) == rest[0]
     dataset = stream_of(tmp_path)
     again = loader_over(dataset)

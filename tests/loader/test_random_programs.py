@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from entries_support import opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_program_support import LOADERS_SEED, N, Run, Setup, Step, TorchRun, kinds, loader_of, order_of, torchs_parts
@@ -220,7 +221,7 @@ class Job:
         self._check(found, world, whole=steps is None)
         self.state = states[saver % world]
         if steps is not None:
-            assert all(state["sampler"] == self.state["sampler"] for state in states)
+            assert all(opened(state)["sampler"] == opened(self.state)["sampler"] for state in states)
             self.consumed += steps * size * world
 
     def _check(self, found: list[list[Any]], world: int, *, whole: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from entries_support import closed, opened
 from pair_support import Pairs
 from state_support import CountingCollate
 
@@ -65,7 +66,7 @@ def test_the_method_passes_over_batches_that_were_not_delivered(count: int, step
     """Batches 0, 2, 4 and 5 were delivered, the last three ahead of others."""
     loader = make()
     next(iter(loader))
-    loader.load_state_dict({**loader.state_dict(), "ahead": [1, 3, 4], "world": [0, 1]})
+    loader.load_state_dict(closed({**opened(loader.state_dict()), "ahead": [1, 3, 4], "world": [0, 1]}))
     with pytest.raises(ConfigError, match="has 6 batches left"):
         loader.skip(7)
     loader.skip(count)
@@ -110,4 +111,4 @@ def test_the_method_passes_over_batches_of_an_endless_sampler() -> None:
 def test_states_that_are_refused() -> None:
     for entry, message in (({"skipped": [[3, 5]]}, "contains skipped steps"), ({"step": -1}, "step")):
         with pytest.raises(StateError, match=message):
-            make().load_state_dict({**make().state_dict(), **entry})
+            make().load_state_dict(closed({**opened(make().state_dict()), **entry}))

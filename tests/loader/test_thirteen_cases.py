@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from entries_support import opened
 from full_run import full_only
 from loader_support import Draws, draw_load
 from source_cases import per_file, write_parquet, write_tar, write_text
@@ -99,7 +100,7 @@ def test_a_changed_world_in_the_middle_of_a_mini_epoch(tmp_path: Path, ranks: in
         ]
 
     before = [had(loader, 2) for loader in job(2)]
-    assert before[0][1]["sampler"] == before[1][1]["sampler"]
+    assert opened(before[0][1])["sampler"] == opened(before[1][1])["sampler"]
     seen = flat([flat(batches) for batches, _ in before])
     after = [resumed(loader, before[0][1]) for loader in job(ranks)]
     seen += [row for _ in range(2) for loader in after for row in flat(list(loader))]

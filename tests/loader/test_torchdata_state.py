@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from entries_support import opened
 from full_run import full_only
 from interpreter_support import FULL
 from loader_support import Slow, Squares, ended, plain
@@ -448,7 +449,7 @@ def test_states_are_those_of_each_worker() -> None:
     loader = STREAMS["StatefulStream"](num_workers=2)
     with running(loader) as iterator:
         take(iterator, 3)
-        workers = loader.state_dict()["workers"]["workers"]
+        workers = opened(loader.state_dict())["workers"]["workers"]
     assert [workers[number]["snapshot"]["dataset"]["place"] for number in "01"] == [6, 3]
 
 
@@ -522,7 +523,7 @@ def test_keys_come_and_go(how: str) -> None:
     with running(loader) as iterator:
         for _ in range(4):
             take(iterator, 1)
-            workers = loader.state_dict()["workers"]["workers"]
+            workers = opened(loader.state_dict())["workers"]["workers"]
             for own in (workers[number]["snapshot"]["dataset"] for number in workers):
                 assert [key for key in own if key.startswith("at ")] == [f"at {own['place']}"]
                 assert own["text"] == "x" * own["place"]

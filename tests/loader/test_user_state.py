@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entries_support import closed, opened
 from state_support import CountingMap, DrawingStatefulStream, Items, PlainStream, StatefulStream, as_they_are
 
 import penstock as ps
@@ -72,17 +73,19 @@ def test_copies_of_a_data_set_with_different_states_need_as_many_workers() -> No
 )
 def test_damaged_states_are_refused(damage: Any) -> None:
     state = state_after(over(StatefulStream(9), num_workers=2), 3)
+    entries = opened(state)
     loader = over(StatefulStream(9), num_workers=2)
     before = loader.state_dict()
     with pytest.raises(StateError):
-        loader.load_state_dict({**state, "workers": {**state["workers"], **damage}})
+        loader.load_state_dict(closed({**entries, "workers": {**entries["workers"], **damage}}))
     assert loader.state_dict() == before
     loader.load_state_dict(state)
 
 
 def test_a_state_needs_an_object_that_loads_it() -> None:
     loader = over(PlainStream(9))
-    loader.load_state_dict({**loader.state_dict(), "workers": state_after(over(StatefulStream(9)), 2)["workers"]})
+    workers = opened(state_after(over(StatefulStream(9)), 2))["workers"]
+    loader.load_state_dict(closed({**opened(loader.state_dict()), "workers": workers}))
     with pytest.raises(StateError, match="PlainStream has no load_state_dict"):
         iter(loader)
 
@@ -93,12 +96,12 @@ def test_a_state_needs_an_object_that_loads_it() -> None:
     ids=str,
 )
 def test_damaged_generators_are_refused(damage: Any) -> None:
-    state = state_after(over(DrawingStatefulStream(9), num_workers=1), 2)
-    generators = state["workers"]["workers"]["0"]["snapshot"]["generators"]
+    entries = opened(state_after(over(DrawingStatefulStream(9), num_workers=1), 2))
+    generators = entries["workers"]["workers"]["0"]["snapshot"]["generators"]
     assert generators.keys() == {"python", "numpy", "torch"}
     generators.update(damage)
     loader = over(DrawingStatefulStream(9), num_workers=1)
-    loader.load_state_dict(state)
+    loader.load_state_dict(closed(entries))
     with pytest.raises(StateError, match="the state of a generator"):
         next(iter(loader))
 
@@ -145,7 +148,7 @@ def test_a_state_has_no_beginning_of_an_earlier_epoch() -> None:
             left = iter(loader)
             del left
         next(iter(loader))
-        workers = loader.state_dict()["workers"]["workers"]
+        workers = opened(loader.state_dict())["workers"]["workers"]
         assert [workers[name]["snapshot"]["dataset"]["epochs"] for name in ("0", "1")] == [6, 6]
 
 
@@ -165,7 +168,7 @@ def test_epochs_of_one_incomplete_batch_go_on() -> None:
 
 
 def test_generators_take_a_few_kilobytes() -> None:
-    state = state_after(over(DrawingStatefulStream(9), num_workers=1), 2)
-    generators = state["workers"]["workers"]["0"]["snapshot"]["generators"]
+    entries = opened(state_after(over(DrawingStatefulStream(9), num_workers=1), 2))
+    generators = entries["workers"]["workers"]["0"]["snapshot"]["generators"]
     assert len(generators) == 3
     assert all(len(json.dumps(one)) < 4_500 for one in generators.values())

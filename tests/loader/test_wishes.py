@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from entries_support import closed, opened
 from loader_support import Range, plain
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
@@ -148,7 +149,7 @@ def test_another_epoch_gives_a_loaded_state_up(make: Callable[[], Any], choose: 
 def test_a_state_loaded_by_the_sampler_keeps_its_place_once(make: Callable[[], Any]) -> None:
     sampler = make()
     loader = loader_over(sampler)
-    sampler.load_state_dict(state_at(make, 3, 2)["sampler"])
+    sampler.load_state_dict(closed(opened(state_at(make, 3, 2))["sampler"]))
     sampler.set_epoch(3)
     assert rows(loader) == orders(make)[3][2 * SIZE :]
     sampler.set_epoch(3)
@@ -192,7 +193,8 @@ def test_in_the_middle_of_a_run_an_epoch_is_for_the_next_one(
     choose(loader, sampler, 6)
     had += plain(next(running))
     state = loader.state_dict()
-    assert (state["sampler"]["epoch"], state["sampler"]["consumed"]) == (0, 2 * SIZE)
+    position = opened(state)["sampler"]
+    assert (position["epoch"], position["consumed"]) == (0, 2 * SIZE)
     assert loader.epoch == 0
     assert had + rows(running) == orders(make)[0]
     assert loader.epoch == 6
@@ -313,7 +315,7 @@ def test_a_state_is_that_of_the_run_as_long_as_its_iterator_is_held(make: Callab
 def test_a_state_that_a_sampler_loaded_is_used_once(make: Callable[[], Any]) -> None:
     sampler, order = make(), orders(make)
     evaluation, training = loader_over(sampler), loader_over(sampler)
-    sampler.load_state_dict(state_at(make, 2, 3)["sampler"])
+    sampler.load_state_dict(closed(opened(state_at(make, 2, 3))["sampler"]))
     assert len(evaluation) == N // SIZE  # it has heard of the state, and begins later
     assert rows(training) == order[2][3 * SIZE :]
     assert rows(evaluation) == order[2]
@@ -326,7 +328,7 @@ def test_a_run_is_where_it_is_though_another_loader_began_with_what_was_loaded(m
     loader, other = loader_over(sampler), loader_over(sampler)
     running = iter(loader)
     had = rows([next(running), next(running)])
-    sampler.load_state_dict(state_at(make, 2, 3)["sampler"])
+    sampler.load_state_dict(closed(opened(state_at(make, 2, 3))["sampler"]))
     assert rows(other) == order[2][3 * SIZE :]
     resumed = loader_over(make())
     resumed.load_state_dict(loader.state_dict())
@@ -345,7 +347,7 @@ def test_a_state_that_a_data_set_loaded_is_used_once(write_manifest: Callable[..
     running = iter(before)
     had = rows([next(running)])
     dataset = data()
-    dataset.load_state_dict(before.state_dict()["sampler"])
+    dataset.load_state_dict(closed(opened(before.state_dict())["sampler"]))
     rest = rows(ps.DataLoader(dataset, SIZE))
     assert len(rest) == N - SIZE
     assert rows(ps.DataLoader(dataset, SIZE)) == had + rest

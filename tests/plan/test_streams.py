@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from busy_support import HANG
+from entries_support import closed
 from full_run import full_only
 from interpreter_support import FULL, METHODS
 from shard_support import write_shards
@@ -113,7 +114,7 @@ def test_a_copy_goes_on_from_a_loaded_state_and_has_no_stream(make: Maker) -> No
     assert list(copied) == list(make().open(epoch=1)), "its first iteration is the one that comes next"
     assert had + list(stream) == items
     other = make()
-    other.load_state_dict(cursors[5])
+    other.load_state_dict(closed(cursors[5]))
     copied = pickle.loads(pickle.dumps(other))
     assert list(copied) == items[5:]
 
@@ -143,7 +144,7 @@ def test_cursors_of_others_are_refused(name: str, make: Maker, paths: list[str])
             dataset.open(cursor)
             pytest.fail(differs)
         with pytest.raises(StateError):
-            dataset.load_state_dict(cursor)
+            dataset.load_state_dict(closed(cursor))
         assert list(dataset) == list(other(paths)), "a refused state leaves no trace"
 
 
@@ -156,15 +157,15 @@ def as_worker(monkeypatch: pytest.MonkeyPatch, number: int, total: int) -> None:
 def test_a_cursor_is_of_one_worker(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = walk(make().open())[1][5]
     dataset = make()
-    dataset.load_state_dict(cursor)
+    dataset.load_state_dict(closed(cursor))
     as_worker(monkeypatch, 0, 2)
-    with pytest.raises(StateError, match=r"(worker|world|where) is "):
+    with pytest.raises(StateError, match=r"number of workers\] is "):
         iter(dataset)
 
 
 def test_a_cursor_from_before_the_first_item_fits_any_worker(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = make()
-    dataset.load_state_dict(through_json(make().open(epoch=1).cursor()))
+    dataset.load_state_dict(closed(through_json(make().open(epoch=1).cursor())))
     as_worker(monkeypatch, 0, 2)
     expected, cursors = walk(make().open(epoch=1))
     assert list(dataset) == expected
@@ -173,8 +174,8 @@ def test_a_cursor_from_before_the_first_item_fits_any_worker(make: Maker, monkey
 
 def test_torchs_loader_gives_a_state_to_each_worker_and_all_refuse_it(paths: list[str]) -> None:
     dataset = of_shards(paths)
-    dataset.load_state_dict(walk(of_shards(paths).open())[1][5])
-    with pytest.raises(StateError, match="world is"):
+    dataset.load_state_dict(closed(walk(of_shards(paths).open())[1][5]))
+    with pytest.raises(StateError, match="number of workers\\] is"):
         list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2))
 
 
@@ -280,7 +281,7 @@ def test_damaged_cursors_of_mixtures_are_refused(paths: list[str], kind: Callabl
     wrong = [
         damage(cursor, "yielded", value=0),
         damage(cursors[0], "yielded", value=1),
-        damage(cursor, "world", value=[0, 2, 0, 1]),
+        damage(cursor, "where", value=[0, 2, 0, 1]),
         damage(cursor, "sources", value=cursor["sources"][1:]),
         damage(cursor, "sources", 0, value=None),
         damage(cursor, "sources", 0, "turns", value=-1),
@@ -291,7 +292,7 @@ def test_damaged_cursors_of_mixtures_are_refused(paths: list[str], kind: Callabl
     ]
     for state in wrong:
         with pytest.raises(StateError):
-            mixture.load_state_dict(state)
+            mixture.load_state_dict(closed(state))
             pytest.fail(str(state))
     assert list(mixture.open(cursor)) == list(kind(paths).open())[9:]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from entries_support import closed, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_support import bound
@@ -315,4 +316,5 @@ def test_a_state_of_another_way_of_drawing_is_refused() -> None:
     with pytest.raises(ValueError, match="taken without a generator"):
         with_generator.load_state_dict(without.state_dict())
     with pytest.raises(ValueError, match="cannot be read"):
-        with_generator.load_state_dict({**with_generator.state_dict(), "entropy": {"generator": "AAAA", "begun": True}})
+        entropy = {"generator": "AAAA", "begun": True}
+        with_generator.load_state_dict(closed({**opened(with_generator.state_dict()), "entropy": entropy}))

@@ -593,7 +593,6 @@ def test_states_with_a_protocol_are_as_large_as_theirs() -> None:
 # Damaged states.
 
 DAMAGE: dict[str, Any] = {
-    "version": (99, None, "1"),
     "order": ("Other", None),
     "unit": ("batch", 3),
     "epoch": (-1, 1.5, "0", None, True, 1 << 70),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entries_support import closed, opened
 
 from penstock import DataLoader
 from penstock.errors import StateError
@@ -80,23 +81,23 @@ def test_where_a_fingerprint_is_found() -> None:
 )
 def test_a_place_beyond_the_end_is_refused(sampler: Any, end: int) -> None:
     state = sampler.state_dict()
-    sampler.load_state_dict({**state, "consumed": end})
+    sampler.load_state_dict(closed({**opened(state), "consumed": end}))
     assert list(sampler) == []
     with pytest.raises(StateError, match=f"it has consumed {end + 1} of {end}"):
-        sampler.load_state_dict({**state, "consumed": end + 1})
+        sampler.load_state_dict(closed({**opened(state), "consumed": end + 1}))
 
 
 def test_the_end_of_a_padded_epoch_is_no_place_beyond_it() -> None:
     sampler = GroupedBatchSampler(DistributedSampler(range(10), 4, 0), [0, 1] * 5, 2)
     assert len(list(sampler)) == 2
-    assert sampler.state_dict()["consumed"] == 6
+    assert opened(sampler.state_dict())["consumed"] == 6
     sampler.load_state_dict(sampler.state_dict())
 
 
 def test_an_iteration_beyond_the_last_is_refused() -> None:
     sampler = IterationBasedBatchSampler(BatchSampler(range(5), 2, False), 5)
     with pytest.raises(StateError, match="it has consumed 6 of 5"):
-        sampler.load_state_dict({**sampler.state_dict(), "consumed": 6})
+        sampler.load_state_dict(closed({**opened(sampler.state_dict()), "consumed": 6}))
 
 
 def test_sizes_of_another_manifest_are_refused(tmp_path: Path) -> None:

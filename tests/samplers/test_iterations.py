@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from entries_support import closed, opened
 from full_run import full_only
 from plan_support import bound
 
@@ -154,7 +155,7 @@ def test_a_consumer_may_be_behind() -> None:
     items = [indices for indices, _ in run]
     for count in (0, 1, 2, 3, 17, 40):
         again = IterationBasedBatchSampler(BatchSampler(RandomSampler(range(4)), 2, False), 40)
-        again.load_state_dict(run.cursor(count).state())
+        again.load_state_dict(closed(run.cursor(count).state()))
         length = min(2, 40 - count) if count % 2 == 0 else 1
         # the pass in progress is the same; later ones are drawn anew
         assert len(again) == 40 - count
@@ -182,7 +183,7 @@ def test_refusals() -> None:
     with pytest.raises(StateError, match="num_iterations is 6 in the state and 5 here"):
         sampler.load_state_dict(IterationBasedBatchSampler(batches("batch"), 6).state_dict())
     with pytest.raises(StateError, match="'sampler'"):
-        sampler.load_state_dict({**sampler.state_dict(), "sampler": None})
+        sampler.load_state_dict(closed({**opened(sampler.state_dict()), "sampler": None}))
     run = bound(sampler)
     with pytest.raises(SamplerError, match="has not been started"):
         run.cursor(3)
@@ -210,7 +211,7 @@ def test_infinite_from_an_epoch_and_far_away() -> None:
     long = list(itertools.islice(sampler, 70))
     sampler.set_epoch(3)
     assert list(itertools.islice(sampler, 10)) == long[21:31]
-    state = {**sampler.state_dict(), "consumed": 7 * 10**12 + 3}
+    state = closed({**opened(sampler.state_dict()), "consumed": 7 * 10**12 + 3})
     sampler.load_state_dict(state)
     run = bound(sampler)
     assert run.block(0, 2)[1].tolist() == [7 * 10**12 + 3, 7 * 10**12 + 4]

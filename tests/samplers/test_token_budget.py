@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entries_support import closed, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_support import bound
@@ -125,7 +126,7 @@ def test_any_job_has_the_same_batches(n: int, worlds: tuple[int, int], remainder
         states = [through_json(sampler.state_dict()) for sampler in ranks]
         if remainder != "uneven" or (count is not None and count <= min(lengths)):
             assert all(found == states[0] for found in states)
-        state, consumed = states[0], states[0]["consumed"]
+        state, consumed = states[0], opened(states[0])["consumed"]
     assert consumed == len(whole) or remainder == "drop"
 
 
@@ -230,7 +231,7 @@ def test_files_and_arrays_are_the_same_lengths(tmp_path: Path) -> None:
     for source in (path, str(path), LENGTHS.tolist(), LENGTHS.astype(np.uint8)):
         other = budget(lengths=source)
         assert list(other) == whole
-        assert other.state_dict() == {**budget().state_dict(), "consumed": len(whole)}
+        assert opened(other.state_dict()) == {**opened(budget().state_dict()), "consumed": len(whole)}
         assert list(pickle.loads(pickle.dumps(other))) == whole
     mapped = budget(lengths=path)
     assert len(pickle.dumps(mapped)) < len(pickle.dumps(budget())), "a file travels as its path"
@@ -349,7 +350,7 @@ def test_states_of_other_batches_are_refused() -> None:
         with pytest.raises(StateError, match=name):
             budget(**options).load_state_dict(state)
     with pytest.raises(StateError, match="it has consumed 9999 of"):
-        budget().load_state_dict({**state, "consumed": 9_999})
+        budget().load_state_dict(closed({**opened(state), "consumed": 9_999}))
     with pytest.raises(IndexError):
         budget().batch(budget().total)
     with pytest.raises(IndexError, match="there is no sample 400"):

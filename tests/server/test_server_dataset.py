@@ -21,6 +21,7 @@ import pytest
 import torch.utils.data
 from busy_support import HANG, slowness
 from dataset_support import Counting, eventually, reading_threads, serving, whole, write_kinds
+from entries_support import opened
 from full_run import full_only
 from interpreter_support import FULL, METHODS, run
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
@@ -122,7 +123,7 @@ class TestServerDataset:
         ):
             remote = DataLoader(served, 8, sampler=make(served))
             assert items(remote) == [(r.path, r.label, r.row) for r in manifest.records(list(make(manifest)))]
-            assert remote.state_dict()["fingerprint"] == manifest.fingerprint
+            assert opened(remote.state_dict())["fingerprint"] == manifest.fingerprint
 
     def test_pickles(self, address: str) -> None:
         served = ServerDataset(Client(address, timeout=3), "meta", load=draw_load)

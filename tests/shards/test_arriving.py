@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from entries_support import closed, opened, through_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from shard_support import make_tar
@@ -314,6 +314,16 @@ def test_all_ranks_resume_within_a_window(shards: Shards, ranks: int) -> None:
             assert found[rank] + batches(loader) == batches(shards.loader(rank, ranks, batch_size=3))
 
 
+def test_a_checkpoint_holds_what_was_counted_meanwhile(shards: Shards, tmp_path: Path) -> None:
+    loader = shards.loader()
+    iterator = iter(loader)
+    had = [next(iterator).tolist() for _ in range(9)]
+    assert opened(loader.state_dict())["sampler"]["contents"]
+    fresh = Shards(shards.urls, tmp_path / "other").loader()
+    through_checkpoint(loader, fresh, tmp_path / "checkpoint")
+    assert had + batches(fresh) == had + batches(iterator)
+
+
 def test_another_number_of_ranks_is_refused_until_the_epoch_ends(shards: Shards) -> None:
     loader = shards.loader(0, 2)
     iterator = iter(loader)
@@ -322,7 +332,7 @@ def test_another_number_of_ranks_is_refused_until_the_epoch_ends(shards: Shards)
     message = r"same number of ranks: 2 in the state and 3 here. Resume on 2 ranks .*set_epoch\(1\).*shards index"
     for load in (
         shards.loader(0, 3).load_state_dict,
-        lambda state: shards.dataset(0, 3).load_state_dict(state["sampler"]),
+        lambda state: shards.dataset(0, 3).load_state_dict(closed(opened(state)["sampler"])),
     ):
         with pytest.raises(StateError, match=message):
             load(state)
@@ -330,7 +340,7 @@ def test_another_number_of_ranks_is_refused_until_the_epoch_ends(shards: Shards)
         pass
     other = shards.loader(0, 3)
     other.load_state_dict(loader.state_dict())
-    assert other.state_dict()["sampler"]["epoch"] == 1
+    assert opened(other.state_dict())["sampler"]["epoch"] == 1
 
 
 def test_a_run_ends_its_epoch_as_it_began_though_indexes_are_there(tars: Shards, server: Any) -> None:
@@ -396,13 +406,13 @@ class TestLedger:
         assert again.state_dict() == loader.state_dict()
         batches(again)
         batches(again)
-        assert again.state_dict()["sampler"]["windows"] == 1
+        assert opened(again.state_dict())["sampler"]["windows"] == 1
 
     def test_a_job_that_never_read_windows_says_nothing_of_them(self, shards: Shards) -> None:
         batches(shards.loader())
         loader = ps.DataLoader(shards.counted(), batch_size=4)
         batches(loader)
-        assert "windows" not in loader.state_dict()["sampler"]
+        assert "windows" not in opened(loader.state_dict())["sampler"]
         assert ps.Ledger(loader).seen(0, until=ps.Ledger(loader).step) == 1
 
     def test_an_epoch_of_windows_in_progress(self, shards: Shards) -> None:
@@ -424,10 +434,10 @@ def test_states_of_other_shards_are_refused(shards: Shards) -> None:
     ):
         with pytest.raises(StateError):
             other.load_state_dict(state)
-    damaged = copy.deepcopy(state)
+    damaged = opened(state)
     damaged["sampler"]["window"] = [3, 10_000]
     with pytest.raises(StateError, match="damaged"):
-        shards.loader().load_state_dict(damaged)
+        shards.loader().load_state_dict(closed(damaged))
 
 
 def test_a_state_is_picked_up_without_the_cache(shards: Shards, tmp_path: Path, server: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from entries_support import closed, opened
 from full_run import full_only
 from pairwise import each_value, pairwise
 from PIL import Image
@@ -274,7 +275,7 @@ def test_stream_state_of_others_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StateError):
             other.load_state_dict(state)
     with pytest.raises(StateError, match="damaged"):
-        StreamShards(paths, seed=1).load_state_dict({**state, "at": [1]})
+        StreamShards(paths, seed=1).load_state_dict(closed({**opened(state), "at": [1]}))
     for options in ({"shuffle": "global"}, {"buffer_bytes": -1}):
         with pytest.raises(ConfigError):
             StreamShards(paths, **options)  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from entries_support import opened
+
 from penstock import DataLoader
 
 __all__ = ["Job", "Leg", "Make", "flat", "recorded", "rows_of"]
@@ -34,6 +36,11 @@ class Job(NamedTuple):
     steps: list[list[list[int]]]
     epochs: list[int]
     state: dict[str, Any]
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The entries of the state."""
+        return opened(self.state)
 
     def times(self, row: int, until: int) -> int:
         """Return how often a row was had before a step."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from entries_support import opened
 from full_run import full_only
 from http_support import Server
 from loader_conformance import check_elastic, check_end_of_pass, check_resume
@@ -168,7 +169,7 @@ def test_row_groups_are_decoded_once_while_they_are_kept(tmp_path: Path) -> None
     assert ps.TableFiles(path, cache_bytes=few).blocks() == (40, 2)
     assert decoded(few, shuffle="block") <= 11  # one to see how large they are
     assert decoded(few) > 80
-    state = ps.TableDataset(path, cache_bytes=few, shuffle="block").state_dict()
+    state = opened(ps.TableDataset(path, cache_bytes=few, shuffle="block").state_dict())
     assert (state["block_size"], state["window"]) == (40, 2)
     table = ps.TableFiles(path)
     threads = [threading.Thread(target=table.records, args=([k],)) for k in (5, 7, 9, 11) * 4]

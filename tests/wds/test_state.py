@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from entries_support import closed, opened
 from pairwise import each_value
 from wds_support import classes, worker, world, write_shards
 
@@ -100,14 +101,14 @@ def test_a_damaged_state_of_a_mix(tmp_path: Path, name: str) -> None:
     make, urls = PIPELINES[name], write_shards(tmp_path, 4, 6)
     mix = make(urls)
     next(iter(mix))
-    state = through_json(mix.state_dict())
-    for key in state:
+    entries = opened(mix.state_dict())
+    for key in entries:
         with pytest.raises(StateError):
-            make(urls).load_state_dict({other: value for other, value in state.items() if other != key})
+            make(urls).load_state_dict(closed({other: value for other, value in entries.items() if other != key}))
     for wrong in ({"alive": [7]}, {"alive": 3}, {"alive": [[]]}, {"sources": []}, {"sources": 3}, {"number": "3"}):
         with pytest.raises(StateError):
-            make(urls).load_state_dict({**state, **wrong})
-    make(urls).load_state_dict(state)
+            make(urls).load_state_dict(closed({**entries, **wrong}))
+    make(urls).load_state_dict(closed(entries))
 
 
 @pytest.mark.parametrize("name", ["shuffle", "unbatched", "own stage", "epochs"])
@@ -123,7 +124,7 @@ def test_resumed_twice(tmp_path: Path, name: str) -> None:
             pipeline.load_state_dict(state)
         items = iter(pipeline)
         if state is not None:
-            assert pipeline.state_dict()["steps"] == state["steps"] or step
+            assert opened(pipeline.state_dict())["steps"] == opened(state)["steps"] or step
         had += text(next(items) for _ in range(step))
         state = through_json(pipeline.state_dict())
     assert had == first[: len(had)]
@@ -296,18 +297,19 @@ def test_states_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         other = wds.WebDataset(urls).shuffle(6)
         other.load_state_dict(state)
         next(iter(other))
-    with world(monkeypatch, 0, 2), pytest.raises(StateError, match="where"):
+    with world(monkeypatch, 0, 2), pytest.raises(StateError, match="number of workers"):
         wds.WebDataset(urls).shuffle(5).load_state_dict(state)
-    with worker(monkeypatch, 1, 2), pytest.raises(StateError, match="where"):
+    with worker(monkeypatch, 1, 2), pytest.raises(StateError, match="number of workers"):
         wds.WebDataset(urls).shuffle(5).load_state_dict(state)
     loaded = wds.WebDataset(urls).shuffle(5)
     loaded.load_state_dict(state)
-    with worker(monkeypatch, 0, 2), pytest.raises(StateError, match="where"):
+    with worker(monkeypatch, 0, 2), pytest.raises(StateError, match="number of workers"):
         next(iter(loaded))
-    for damaged in ({**state, "steps": 7}, {**state, "turn": -1}, {**state, "steps": [*state["steps"][:-1], 3]}):
+    entries = opened(state)
+    for damage in ({"steps": 7}, {"turn": -1}, {"steps": [*entries["steps"][:-1], 3]}):
         with pytest.raises(StateError):
             again = wds.WebDataset(urls).shuffle(5)
-            again.load_state_dict(damaged)
+            again.load_state_dict(closed({**entries, **damage}))
             next(iter(again))
 
 

@@ -49,7 +49,7 @@ from penstock.order import SHUFFLES, Order
 from penstock.order.permutation import normalise
 from penstock.order.shuffle import block_options
 from penstock.order.stages import WeightStage, boundary, check_stages
-from penstock.plan.cursor import State
+from penstock.plan.cursor import STATE_ENTRY, State, unpack
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample
@@ -487,6 +487,8 @@ def _find_state(state: Any, fingerprint: str) -> State | None:
     """Return the dataset's part of a state, which may be nested in a loader's state; None if there is none."""
     if not isinstance(state, Mapping):
         return None
+    if STATE_ENTRY in state:
+        state = unpack(state, of="Mixture")
     if state.get("fingerprint") == fingerprint and "consumed" in state and "epoch" in state:
         return dict(state)
     return next((own for value in state.values() if (own := _find_state(value, fingerprint)) is not None), None)

@@ -18,7 +18,7 @@ from penstock.datasets.mixing import make_proportions, split_sources
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.order.mixture import MIXTURE_ORDER, BlockMixture
-from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
+from penstock.plan.cursor import State, check_state, read_int
 from penstock.plan.source_stream import SourceStream, check_pass, keeps_position
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.stages import stage
@@ -118,7 +118,6 @@ class MixtureStream(ResumableDataset):
 
     def _identity(self) -> State:
         return {
-            "version": STATE_VERSION,
             "order": MIXTURE_ORDER,
             "weights": list(self._proportions.weights),
             "stop": self._proportions.stop,
@@ -126,14 +125,14 @@ class MixtureStream(ResumableDataset):
 
     def first_cursor(self, epoch: int) -> State:
         begun = [{"turns": 0, "had": 0} for _ in self.sources]
-        return {**self._identity(), "epoch": epoch, "world": None, "yielded": 0, "sources": begun}
+        return {**self._identity(), "epoch": epoch, "where": None, "yielded": 0, "sources": begun}
 
     def check_cursor(self, cursor: Mapping[str, Any]) -> None:
         of = "Mixture"
         check_state(cursor, self._identity(), of=of)
         read_int(cursor, "epoch", of=of)
         # Before the first item, any worker can resume.
-        check_state(cursor, {"world": self._where() if read_int(cursor, "yielded", of=of) else None}, of=of)
+        check_state(cursor, {"where": self._where() if read_int(cursor, "yielded", of=of) else None}, of=of)
         entries = cursor.get("sources")
         if not isinstance(entries, list) or len(entries) != len(self.sources):
             raise StateError(
@@ -230,7 +229,7 @@ class _MixedStream(Stream):
         pairs = zip(self._turns, self._passes, strict=True)
         return {
             **self._cursor,
-            "world": list(self._epoch.where) if self._yielded else None,
+            "where": list(self._epoch.where) if self._yielded else None,
             "yielded": self._yielded,
             "sources": [{"turns": turns, **one.cursor()} for turns, one in pairs],
         }

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from penstock.order.permutation import Indices
-from penstock.plan.cursor import State
+from penstock.plan.cursor import State, pack, unpack
 from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.source import Source
@@ -276,7 +276,7 @@ class SourceDataset(BatchedDataset):
 
         A Penstock loader counts by itself: use its ``state_dict``.
         """
-        return self.plan.bind(ShareCursor.at(self.plan.shown), Draws()).cursor(count).state()
+        return pack(self.plan.bind(ShareCursor.at(self.plan.shown), Draws()).cursor(count).state())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """Go to the position of a state, at the same or another world size.
@@ -285,12 +285,13 @@ class SourceDataset(BatchedDataset):
         the epoch is split evenly across the new ranks and the remaining mini-epochs.
 
         Args:
-            state: from `state_dict`, or from a loader's.
+            state: from `state_dict`.
             allow_growth: accept a source with rows appended since then: the current epoch keeps the rows with
                 which it began, and the next one includes all rows.
 
         Raises:
             StateError: the state is of another source, order or partition.
         """
-        cursor = self.plan.read_grown(state) if allow_growth else self.plan.read(state)
+        entries = unpack(state, of=type(self).__name__)
+        cursor = self.plan.read_grown(entries) if allow_growth else self.plan.read(entries)
         self.plan.request_resume(cursor)

@@ -23,7 +23,7 @@ from penstock import distributed
 from penstock.datasets.rank import RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.manifest import Manifest, Record
-from penstock.plan.cursor import State, read_int, read_ints
+from penstock.plan.cursor import State, pack, read_int, read_ints, unpack
 from penstock.plan.share import MiniEpoch
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.sources.batched import StreamDataset
@@ -186,7 +186,8 @@ class MPDataset(StreamDataset):
         worker = distributed.worker()
         if worker.total == 1:
             return self.samples.state_dict(min(self._yielded, len(self)))
-        return {**self.samples.state_dict(), "worker": list(worker), "yielded": self._yielded}
+        entries = unpack(self.samples.state_dict(), of="dataset")
+        return pack({**entries, "worker": list(worker), "yielded": self._yielded})
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """Go to the position of a state, see `RankDataset.load_state_dict`.
@@ -194,9 +195,10 @@ class MPDataset(StreamDataset):
         Raises:
             StateError: the state is of another manifest or order, or of a worker of another layout.
         """
-        if isinstance(state, Mapping) and "worker" in state:
-            read_ints(state, "worker", 2, of="dataset")
-            read_int(state, "yielded", of="dataset")
+        entries = unpack(state, of="dataset")
+        if "worker" in entries:
+            read_ints(entries, "worker", 2, of="dataset")
+            read_int(entries, "yielded", of="dataset")
         self.samples.load_state_dict(state, allow_growth=allow_growth)
         self._yielded = 0
-        self._resume = state if "worker" in state else None
+        self._resume = entries if "worker" in entries else None

@@ -22,7 +22,7 @@ from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch
 from penstock.ledger.positions import DataPositions, positions_of_run
 from penstock.order.permutation import Indices
-from penstock.plan.cursor import Cursor, read_int, read_mapping
+from penstock.plan.cursor import Cursor, read_int, read_mapping, unpack
 from penstock.plan.epoch import RankPartition
 from penstock.plan.reader import Draws
 from penstock.plan.share import ShareCursor
@@ -124,6 +124,8 @@ class Ledger:
         self._windows_until = 0
         if state is None and world_size is None:
             state = position.state_dict()
+        elif state is not None:
+            state = unpack(state, of="DataLoader")
         self._job, self._epoch, self._step = Layouts(), plan.epoch, 0
         if state is not None:
             position.check(state)

@@ -61,7 +61,7 @@ from penstock.loader.who_splits import (
 )
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S, Window
 from penstock.loader.workers import Workers
-from penstock.plan.cursor import State
+from penstock.plan.cursor import State, pack, unpack
 from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.shares import SequentialSamplerOfShare
 from penstock.wording import counted
@@ -448,7 +448,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.pipeline.position.skip_batches(operator.index(batches))
 
     def state_dict(self) -> State:
-        """Return the consumer's position as JSON-serialisable data.
+        """Return the consumer's position, as text under one key, see `docs/concepts/state.md`.
 
         With Penstock's samplers and datasets it takes a few microseconds and a few hundred bytes, and no worker is
         contacted. It includes the states of your own objects with a ``state_dict`` (dataset, iterator, sampler, collate
@@ -460,7 +460,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if not self.pipeline.position.seeded and not self.pipeline.position.running:
             # The next iter() would draw the same seed, so asking for a state changes nothing.
             self.pipeline.position.base_seed(self._draw_base_seed)
-        return self.pipeline.position.state_dict()
+        return pack(self.pipeline.position.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """Resume from a state at the next ``iter()``. A running iterator is detached.
@@ -477,14 +477,15 @@ class DataLoader(TorchDataLoader[T_co]):
                 workers has changed.
             ConfigError: ``allow_growth=True``, but the order is not the dataset's own.
         """
+        entries = unpack(state, of="DataLoader")
         unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
-        epoch = epoch_of_other_world(self.sampler, state) if unseeded and own_order(self.dataset) is None else None
+        epoch = epoch_of_other_world(self.sampler, entries) if unseeded and own_order(self.dataset) is None else None
         if epoch is not None:
             position = self.pipeline.position
-            position.states = position.states.load(state.get("workers"))
+            position.states = position.states.load(entries.get("workers"))
             self.pipeline.position.set_epoch(epoch)
         else:
-            self.pipeline.position.load_state_dict(state, allow_growth=allow_growth)
+            self.pipeline.position.load_state_dict(entries, allow_growth=allow_growth)
 
     # Iteration.
 

@@ -23,7 +23,7 @@ from penstock.hashing import mix, packed_sample_keys
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.user_state import UserStates
-from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
+from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan, batched, length_of
 from penstock.plan.reader import PlanReader
 from penstock.plan.share import ShareEpoch
@@ -427,9 +427,9 @@ class Position:
     # State.
 
     def state_dict(self) -> State:
-        """See `DataLoader.state_dict`."""
+        """Return the entries of `DataLoader.state_dict`."""
         progress, left = self._progress, False
-        state: State = {"version": STATE_VERSION, **self._identity()}
+        state = self._identity()
         if self.plan is None:
             state.update(self._layout)
             if (reader := self._reader) is not None:
@@ -458,7 +458,7 @@ class Position:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
-        """See `DataLoader.load_state_dict`."""
+        """Resume from entries, see `DataLoader.load_state_dict`."""
         of = "DataLoader"
         if allow_growth and (self.plan is None or self._under is not None or self._own is None):
             raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
@@ -502,7 +502,7 @@ class Position:
         Raises:
             StateError: the state belongs to such a loader.
         """
-        check_state(state, {"version": STATE_VERSION, **self._identity()}, of="DataLoader")
+        check_state(state, self._identity(), of="DataLoader")
 
     def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
         if self.plan is None or not state.get("ahead"):

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import StateError
-from penstock.plan.cursor import State, read_int
+from penstock.plan.cursor import State, pack, read_int
 from penstock.plan.stream import ResumableDataset, Stream, is_opened
 from penstock.plan.user_states import freeze, same_states, states_of, thaw
 
@@ -74,7 +74,9 @@ def take_snapshot(
         else:
             states = states_of(collate_fn=collate_fn)
             if iterator is not None:
-                states["stream"] = iterator.cursor()
+                cursor = iterator.cursor()
+                # A user's subclass loads it by `load_state_dict`.
+                states["stream"] = cursor if is_opened(dataset) else pack(cursor)
             elif not is_opened(dataset):
                 # Otherwise the loader determines the epoch.
                 states["stream"] = dataset.state_dict()

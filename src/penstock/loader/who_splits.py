@@ -186,7 +186,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
     )
 
 
-def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
+def epoch_of_other_world(sampler: Any, state: Mapping[str, Any]) -> int | None:
     """Return the epoch to start for an unseeded state from one rank on several ranks, or the reverse; None for others.
 
     Without a seed the loader uses torch's order on one rank, and an order that all ranks can compute on several.
@@ -194,7 +194,7 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
 
     Args:
         sampler: the unseeded sampler that the loader chose.
-        state: a loader's state.
+        state: the entries of a loader's state.
 
     Raises:
         StateError: the state is from the middle of an epoch.
@@ -202,7 +202,7 @@ def epoch_of_other_world(sampler: Any, state: Any) -> int | None:
     several = isinstance(sampler, DistributedSampler)
     owned = sampler.dataset if several else sampler.data_source
     data = data_identity(owned, len(owned))
-    saved = state.get("sampler") if isinstance(state, Mapping) and state.get("seed") is None else None
+    saved = state.get("sampler") if state.get("seed") is None else None
     other = {"shuffle": "randperm" if several else "global", **data}
     if not isinstance(saved, Mapping) or any(saved.get(name) != value for name, value in other.items()):
         return None

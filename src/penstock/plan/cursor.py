@@ -1,5 +1,11 @@
 """`Cursor`: the position of a plan's consumer. Everything that resumes saves one as its state, and loads it here.
 
+    state_dict()           pack(entries)      {"penstock": '{"version": 3, "seed": 0, ...}'}
+    load_state_dict(state)   unpack(state)    the entries
+
+Inside the package, a state is its entries: a dict that may hold others. `pack` and `unpack` are called by the methods
+of these names alone.
+
 Invariant: a state depends only on the samples that the *consumer* has received, not on prefetched ones. It contains
 integers and short strings, and its size does not depend on the number of samples, ranks or workers. Loading it onto
 other data, another order or another layout raises a `StateError` that names every difference.
@@ -7,8 +13,11 @@ other data, another order or another layout raises a `StateError` that names eve
 
 from __future__ import annotations
 
+import json
+import marshal
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,22 +25,39 @@ from penstock.errors import ConfigError, PenstockError, StateError
 from penstock.wording import counted, with_article
 
 __all__ = [
+    "STATE_ENTRY",
     "STATE_VERSION",
     "Cursor",
     "State",
     "check_state",
     "checked_epoch",
+    "pack",
     "read_int",
     "read_ints",
     "read_mapping",
+    "unpack",
 ]
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+
+STATE_ENTRY = "penstock"
+"""The one entry of a packed state."""
 
 State = dict[str, Any]
 
-_VERSIONS = {"version": "states", "order_version": "orders"}
-"""Entries of a state with a version number, and the plural of the versioned thing, for messages."""
+_WORDS = {
+    "samples": "the number of samples",
+    "fingerprint": "the rows' fingerprint",
+    "order": "the kind of order",
+    "batches": "the kind of batches",
+    "unit": "the unit of the count",
+    "parts": "the hash of the data sets inside",
+    "world": "[rank, number of ranks]",
+    "where": "[rank, number of ranks, worker, number of workers]",
+    "worker": "[worker, number of workers]",
+    "stages": "the number of stages",
+}
+"""Names in messages of the entries of states that are no arguments of a constructor."""
 
 _ABOVE = 1 << 62
 """Exclusive upper bound of all counts; no table has this many rows."""
@@ -67,14 +93,8 @@ class Cursor:
         return Cursor(epoch=self.epoch)
 
     def state(self) -> State:
-        """Return the cursor as a JSON-serialisable dict, which `read` accepts."""
-        state: State = {
-            "version": STATE_VERSION,
-            **self.plan,
-            "unit": self.unit,
-            "epoch": self.epoch,
-            "consumed": self.consumed,
-        }
+        """Return the cursor as entries of a state, which `read` accepts."""
+        state: State = {**self.plan, "unit": self.unit, "epoch": self.epoch, "consumed": self.consumed}
         if self.entropy:
             state["entropy"] = dict(self.entropy)
         if self.sampler is not None:
@@ -95,7 +115,7 @@ class Cursor:
         """Return the cursor in a state.
 
         Args:
-            state: from `state`.
+            state: from `state`; for users' states, from `unpack`.
             of: class of the object that loads the state, for messages.
             plan: entries that must be equal in the state.
             unit: the unit in which the reader counts.
@@ -105,7 +125,7 @@ class Cursor:
         Raises:
             StateError: the state belongs to another plan, or is damaged. The message names each field and both values.
         """
-        check_state(state, {"version": STATE_VERSION, **plan, "unit": unit}, of=of)
+        check_state(state, {**plan, "unit": unit}, of=of)
         epoch, consumed = read_int(state, "epoch", of=of), read_int(state, "consumed", of=of)
         if most is not None and consumed > most:
             raise StateError(
@@ -115,6 +135,57 @@ class Cursor:
         inner = None if sampler is None else sampler(read_mapping(state, "sampler", of=of))
         entropy = dict(read_mapping(state, "entropy", of=of)) if "entropy" in state else {}
         return cls(epoch=epoch, consumed=consumed, unit=unit, plan=plan, entropy=entropy, sampler=inner)
+
+
+def pack(entries: State) -> State:
+    """Return a state as users get it: its entries and their version, as JSON text under one key.
+
+    Any checkpoint can hold that. Of nested dicts, torch.distributed.checkpoint writes each entry by itself, and reads
+    only those that the object has before it loads.
+
+    States of the user's own objects may hold what JSON changes, such as a tuple or a tensor. Then the entries are
+    stored as they are, in a tuple.
+    """
+    entries = {"version": STATE_VERSION, **entries}
+    try:
+        text = json.dumps(entries)
+        # Compares types, too: marshal refuses subclasses, and writes a tuple and a list differently.
+        exact = marshal.dumps(json.loads(text), 2) == marshal.dumps(entries, 2)
+    except (TypeError, ValueError, RecursionError):
+        exact = False
+    return {STATE_ENTRY: text if exact else (entries,)}
+
+
+def unpack(state: Any, *, of: str) -> State:
+    """Return the entries in a state from `pack`, without their version, also if the state has been JSON.
+
+    Args:
+        state: the state to load.
+        of: class of the object that loads the state, for messages.
+
+    Raises:
+        StateError: it is of another version, damaged, or no state of Penstock.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"the state of {with_article(of)} must be a dict, got {type(state).__name__}")
+    packed = state.get(STATE_ENTRY)
+    entries: Any = None
+    if isinstance(packed, str):
+        with suppress(ValueError, RecursionError):
+            entries = json.loads(packed)
+    elif isinstance(packed, list | tuple) and len(packed) == 1:
+        entries = packed[0]
+    elif packed is None:
+        # Before version 3, the entries were those of the state itself.
+        entries = state
+    version = entries.get("version") if isinstance(entries, Mapping) else None
+    _check_version(version, STATE_VERSION, "states", of)
+    if packed is None or version != STATE_VERSION:
+        raise StateError(
+            f"this is no state of {with_article(of)}, or a damaged one: {STATE_ENTRY!r} is {packed!r:.60}. Load what "
+            "state_dict() returned, or start anew without the state"
+        )
+    return {name: value for name, value in entries.items() if name != "version"}
 
 
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: str) -> None:
@@ -130,10 +201,10 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: st
     """
     if not isinstance(state, Mapping):
         raise StateError(f"the state of {with_article(of)} must be a dict, got {type(state).__name__}")
-    for name, what in _VERSIONS.items():
-        _check_version(state.get(name), expected.get(name), what, of)
+    _check_version(state.get("order_version"), expected.get("order_version"), "orders", of)
     differences = [
-        f"{name} is {state[name]!r} in the state and {value!r} here" if name in state else f"{name} is missing"
+        _WORDS.get(name, name)
+        + (f" is {state[name]!r} in the state and {value!r} here" if name in state else " is missing in the state")
         for name, value in expected.items()
         if name not in state or state[name] != value
     ]

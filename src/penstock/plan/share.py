@@ -27,7 +27,7 @@ from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
-from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
+from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import EpochPlan, RankPartition
 from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared import SharedIntegers
@@ -128,7 +128,6 @@ class ShareCursor(Cursor):
         """Return the cursor as a JSON-serialisable dict, which `SharePlan.read` accepts."""
         place = self.place
         return {
-            "version": STATE_VERSION,
             **self.plan,
             **({} if self.begun_with is None else {"fingerprint": self.begun_with}),
             "samples": place.samples,
@@ -701,7 +700,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
         of = "dataset"
-        check_state(state, {"version": STATE_VERSION}, of=of)
+        check_state(state, {}, of=of)
         locality = {"locality": "none"} if "locality" in state else {}
         check_state(state, {**locality, **self.identity(), "samples": samples, **grown}, of=of)
         epoch, mini_epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "mini_epoch", "consumed"))

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.errors import ConfigError
-from penstock.plan.cursor import State, checked_epoch
+from penstock.plan.cursor import State, checked_epoch, pack, unpack
 from penstock.plan.shared import SharedEpoch
 from penstock.plan.stream_plan import StreamBookmark, StreamStart
 
@@ -165,7 +165,10 @@ class ResumableDataset(IterableDataset[Any]):
         return self._stream if current else None
 
     def state_dict(self) -> State:
-        """Return the cursor of the iterator made last in this process."""
+        """Return the position of the iterator made last in this process, as text under one key."""
+        return pack(self._last_cursor())
+
+    def _last_cursor(self) -> State:
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)
         stream = self._running
@@ -178,8 +181,9 @@ class ResumableDataset(IterableDataset[Any]):
         Raises:
             StateError: the state belongs to another dataset, rank or worker.
         """
-        self.check_cursor(state)
-        self.bookmark.write(StreamStart(epoch=int(state["epoch"]), stream=copy.deepcopy(dict(state))), loaded=True)
+        cursor = copy.deepcopy(unpack(state, of=type(self).__name__))
+        self.check_cursor(cursor)
+        self.bookmark.write(StreamStart(epoch=int(cursor["epoch"]), stream=cursor), loaded=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None, "bookmark": copy.copy(self.bookmark)}

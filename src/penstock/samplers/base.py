@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 
 from penstock.distributed import LateWorld
 from penstock.errors import SamplerError
-from penstock.plan.cursor import State, checked_epoch
+from penstock.plan.cursor import State, checked_epoch, pack, unpack
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 from penstock.plan.iteration import CountedIterator, index_lists
 from penstock.plan.reader import Bookmark, Plan, PlanReader
@@ -75,12 +75,12 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self.bookmark.set_epoch(checked_epoch(epoch, SamplerError))
 
     def state_dict(self) -> State:
-        """Return the position of the iterator made last: a few integers, JSON-serialisable.
+        """Return the position of the iterator made last, as text under one key: some 200 characters.
 
         A Penstock loader has its own position: save `DataLoader.state_dict` instead.
         """
         count = 0 if self._iterator is None else self._iterator.yielded
-        return self._reader.cursor(count).state()
+        return pack(self._reader.cursor(count).state())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``, in the state's epoch.
@@ -88,7 +88,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         Raises:
             StateError: the state belongs to other data or to another order.
         """
-        cursor = self.read(state)
+        cursor = self.read(unpack(state, of=type(self).__name__))
         self.bookmark.write(cursor, loaded=True)
         self.chosen(cursor)
 

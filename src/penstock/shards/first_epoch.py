@@ -26,7 +26,7 @@ from penstock.errors import ConfigError, LengthUnknownError, StateError, Storage
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.permutation import Indices
-from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
+from penstock.plan.cursor import Cursor, State, check_state, read_int, read_ints
 from penstock.plan.epoch import ForwardEpoch
 from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, SharePlan
@@ -86,7 +86,6 @@ class WindowCursor(ShareCursor):
     def state(self) -> State:
         """Return the cursor as a JSON-serialisable dict, which `WindowPlan.read` accepts."""
         return {
-            "version": STATE_VERSION,
             **self.plan,
             "epoch": self.epoch,
             "consumed": self.consumed,
@@ -458,7 +457,7 @@ class WindowPlan(SharePlan):
             self._count_all()
             return super().read(state)
         of, ranks = "dataset", self.world.world_size
-        check_state(state, {"version": STATE_VERSION, **self._windows_identity()}, of=of)
+        check_state(state, self._windows_identity(), of=of)
         epoch, consumed, there = (read_int(state, name, of=of) for name in ("epoch", "consumed", "world_size"))
         if there != ranks:
             raise StateError(

@@ -21,7 +21,7 @@ from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, ShardError, StorageError, escaped
 from penstock.hashing import derive_key, mix, sample_key
 from penstock.order import ORDER_VERSION, make_order
-from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
+from penstock.plan.cursor import State, check_state, read_int, read_ints
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.random import call_in_scope
 from penstock.shards.archive import Archive
@@ -117,7 +117,6 @@ class StreamShards(ResumableDataset):
         world = self._world.get()
         names = "\n".join(os.path.basename(url) for url in self.urls)
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "shards": xxhash.xxh3_128_hexdigest(names.encode("utf-8", "surrogateescape")),
             "shuffle": self.shuffle,

@@ -9,7 +9,7 @@ from typing import Any
 from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
-from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
+from penstock.plan.cursor import State, check_state, read_int
 from penstock.plan.stream import Stream
 from penstock.plan.stream_plan import StreamStart
 from penstock.wds.iterators import Context, Step, choose_epoch, open_source
@@ -121,7 +121,7 @@ class _Mix(EpochDataset):
 
     def _identity(self) -> State:
         count = len(self.datasets)
-        return {"version": STATE_VERSION, "kind": type(self).__name__, "count": count, "longest": self.longest}
+        return {"kind": type(self).__name__, "count": count, "longest": self.longest}
 
     def open_at(self, cursor: State) -> Stream:
         """Return a stream from a checked cursor."""

@@ -21,7 +21,7 @@ from penstock import distributed
 from penstock.errors import ConfigError, StateError, escaped
 from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
-from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
+from penstock.plan.cursor import State, check_state, read_int
 from penstock.plan.source_stream import keeps_position
 from penstock.plan.stream import Stream
 from penstock.plan.stream_plan import StreamStart
@@ -316,7 +316,6 @@ class DataPipeline(EpochDataset, PipelineStage):
 
     def _identity(self) -> State:
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "seed": self.seed,
             "stages": len(self.pipeline),
@@ -336,13 +335,13 @@ class DataPipeline(EpochDataset, PipelineStage):
         passes = _Passes([*self.pipeline], context, self.repetitions, self._limit(), starves)
         return _PipelineStream(passes, {**cursor, "where": self._where()})
 
-    def state_dict(self) -> State:
+    def _last_cursor(self) -> State:
         """Return the cursor of this process's most recent iterator: numbers and short strings, no data.
 
         After an error, the cursor is after the failed sample or batch, like a loader's; if a shuffle had not received
         that sample yet, the cursor is at the sample.
         """
-        state = super().state_dict()
+        state = super()._last_cursor()
         if self._loaded is not None or self._running is not None or self._stream is None:
             return state
         if self._ending is not None:

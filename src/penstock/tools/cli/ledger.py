@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.errors import ConfigError, StateError
+from penstock.plan.cursor import STATE_ENTRY, unpack
 from penstock.tools.cli.manifest_options import Json, console, pairs, print_json, shown
 from penstock.wording import kind_text
 
@@ -135,6 +136,6 @@ def _read_state(path: Path) -> Mapping[str, Any]:
 def _loader_state(content: Any) -> Mapping[str, Any] | None:
     if not isinstance(content, Mapping):
         return None
-    if {"version", "sampler"} <= content.keys():
+    if STATE_ENTRY in content and "sampler" in unpack(content, of="DataLoader"):
         return content
     return next((found for value in content.values() if (found := _loader_state(value)) is not None), None)
