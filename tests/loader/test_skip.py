@@ -108,7 +108,6 @@ def test_the_method_passes_over_batches_of_an_endless_sampler() -> None:
     assert [batch.tolist() for batch in itertools.islice(skipping, 3)] == expected[6:]
 
 
-def test_states_that_are_refused() -> None:
-    for entry, message in (({"skipped": [[3, 5]]}, "contains skipped steps"), ({"step": -1}, "step")):
-        with pytest.raises(StateError, match=message):
-            make().load_state_dict(closed({**opened(make().state_dict()), **entry}))
+def test_a_damaged_step_is_refused() -> None:
+    with pytest.raises(StateError, match="step"):
+        make().load_state_dict(closed({**opened(make().state_dict()), "step": -1}))
