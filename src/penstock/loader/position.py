@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
@@ -24,7 +24,7 @@ from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.user_state import UserStates
 from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, EpochPlan, batched, length_of
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan, length_of
 from penstock.plan.reader import PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
@@ -82,11 +82,9 @@ class Position:
         nobody counts the epochs of a user's stream.
         """
         if plan is not None:
-            self._reader = PlanReader(plan.inner if isinstance(plan, BatchSampler) else plan, seed=seed)
+            self._reader = PlanReader(plan, seed=seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
-        self._splitter = None if plan is None else rank_splitter(plan.source, ranks=2)
-        """The sampler that has a rank of its own. One that splits among the ranks of the job has the process's."""
         self._progress: Progress | None = None
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
@@ -118,16 +116,15 @@ class Position:
     def rank(self) -> int:
         """The rank whose share this is. Dataset or sampler may define another one than the process's."""
         rank = getattr(self.samples, "rank", None)
-        if not isinstance(rank, int) and self._splitter is not None:
-            rank = rank_of(self._splitter)
+        if not isinstance(rank, int) and self.plan is not None:
+            # A sampler without a world size has a rank, too.
+            rank = rank_of(rank_splitter(self.plan.source, ranks=2))
         return rank if isinstance(rank, int) else distributed.current().rank
 
     @property
     def seeded(self) -> bool:
         """Whether order and samples follow from a seed of the loader or its sampler."""
-        if self._seed is not None:
-            return True
-        return self.plan is not None and self._reader is not None and self._reader.plan.key_seed is not None
+        return self._seed is not None or (self.plan is not None and self.plan.key_seed is not None)
 
     @property
     def epoch(self) -> int:
@@ -247,7 +244,6 @@ class Position:
         With ``workers`` and a seed, the base seed of its workers: it follows from the seed and from where the iterator
         begins, so a resumed run has the same one.
         """
-        self._follow_assignment()
         if self._base_seed is None:
             self._base_seed = draw()
         if not workers or self._reader is None or self.plan is None or not self.seeded:
@@ -300,31 +296,17 @@ class Position:
         self._ahead = frozenset()
         return self._progress
 
-    def _follow_assignment(self) -> None:
-        """Read the sampler that the program has assigned to the batch sampler, if it has."""
-        plan, reader = self.plan, self._reader
-        if isinstance(plan, BatchSampler) and reader is not None and reader.plan is not (inner := plan.inner):
-            self._reader, self._splitter = reader.over(inner), rank_splitter(plan.source, ranks=2)
-
-    def _batches(self, run: Any) -> BatchEpochPlan:
-        """Return the batches of an epoch plan of the reader."""
-        plan = self.plan
-        if not isinstance(plan, BatchSampler):
-            return cast(BatchEpochPlan, run)
-        # Programs may assign other settings to torch's batch sampler.
-        return batched(run, plan.source.batch_size, plan.source.drop_last)
-
-    def _beginning(self, run: Any, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
-        """Return the progress of a new iterator over an epoch plan of the reader, and the job's layouts until then.
+    def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
+        """Return the progress of a new iterator over an epoch plan, and the job's layouts until then.
 
         The iterator leaves out batches that were skipped, or delivered ahead of others.
         """
-        batches, own, plan = self._batches(run), self._own, self.plan
-        job = None if self._job is None else _followed(self._job, batches)
+        own, plan = self._own, self.plan
+        job = None if self._job is None else _followed(self._job, run)
         if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
-            return Progress(batches, base_seed, self._ahead), job
+            return Progress(run, base_seed, self._ahead), job
         advance, size = own.advance, plan.batch_size
-        return Progress(batches, base_seed, self._ahead, lambda count: advance(run.place, count * size)), job
+        return Progress(run, base_seed, self._ahead, lambda count: advance(run.place, count * size)), job
 
     def _present(self) -> tuple[Progress, Layouts | None]:
         """Return the progress of the running or else the next iterator, and the job's layouts."""
@@ -335,7 +317,6 @@ class Position:
                 self._job = _followed(self._job, progress.run)
         if running and progress is not None and progress.run is not None:
             return progress, self._job
-        self._follow_assignment()
         assert self._reader is not None
         return self._beginning(self._reader.peek())
 
@@ -373,7 +354,7 @@ class Position:
     @property
     def _advances(self) -> bool:
         """Whether the next epoch follows by itself. Streams are not read again."""
-        return self.plan is None or self._reader is None or (self.seeded and self._reader.plan.advances)
+        return self.plan is None or (self.seeded and self.plan.advances)
 
     def _warn_of_same_epoch(self) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
@@ -405,7 +386,6 @@ class Position:
 
     def preview(self) -> BatchEpochPlan:
         """Return the batches of the next iterator without side effects: its random draws are still to come."""
-        self._follow_assignment()
         assert self._reader is not None
         run = self._beginning(self._reader.preview())[0].run
         assert run is not None
@@ -413,9 +393,9 @@ class Position:
 
     def whole(self) -> BatchEpochPlan:
         """Return all batches of the current or next epoch."""
-        self._follow_assignment()
         assert self._reader is not None
-        return self._batches(self._reader.whole())
+        whole: BatchEpochPlan = self._reader.whole()
+        return whole
 
     def _read_layouts(self, state: Mapping[str, Any]) -> Layouts:
         """Return the layouts in a state."""
@@ -463,7 +443,6 @@ class Position:
         if allow_growth and (self.plan is None or self._under is not None or self._own is None):
             raise ConfigError("allow_growth needs a dataset with its own order, such as RankDataset or MPDataset")
         self.check(state)
-        self._follow_assignment()
         reader, under = self._reader, None
         cursor: Cursor | None = None
         entry = "sampler"
