@@ -117,14 +117,15 @@ class StreamFetch:
 
     def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
         """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
-        states, inline, before = resume.states, self._generators == "trainer", WorkerGenerators()
-        load_states(states, collate_fn=self.collate_fn, dataset=self.dataset)
+        early, late = (resume.states, {}) if resume.places else ({}, resume.states)
+        inline, before = self._generators == "trainer", WorkerGenerators()
+        load_states(early, collate_fn=self.collate_fn, dataset=self.dataset)
         with preserved_generators() if inline else nullcontext():
-            self._open(_earlier(epoch, resume.ended), states.get("stream"))
-        load_states(states, iterator=self._items)
-        if states and self._own is not None:
-            self._own.restore(states)
-        if {"dataset", "iterator"} <= states.keys() and not same_states(self.dataset.state_dict(), states["dataset"]):
+            self._open(_earlier(epoch, resume.ended), early.get("stream"))
+        load_states(early, iterator=self._items)
+        if early and self._own is not None:
+            self._own.restore(early)
+        if {"dataset", "iterator"} <= early.keys() and not same_states(self.dataset.state_dict(), early["dataset"]):
             raise StateError(
                 f"iter() changes the state of {type(self.dataset).__name__}, whose iterator has a state too, so this "
                 "iterator is another one than in the first run: change it in set_epoch, or when the iterator ends"
@@ -133,6 +134,9 @@ class StreamFetch:
         moved = before.drawn()
         with preserved_generators() if inline and not moved else nullcontext():
             over = self._remake(resume, epoch)
+        load_states(late, collate_fn=self.collate_fn)
+        if late and self._own is not None:
+            self._own.restore(late)
         if over:
             if moved and self._draws_base_seed:
                 # The loader drew the base seed of the next iterator, which is in its state, after those batches.
@@ -227,18 +231,18 @@ class StreamFetch:
     def state_dict(self) -> Snapshot | None:
         """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch.
 
-        None if neither dataset nor iterator has a state, or none is due: a resume makes the batches since the last one
-        again. At the end of the iterator none is due, because a resume repeats the end.
+        None if none of them has a state, or none is due. At the end of the iterator none is due, because a resume
+        repeats the end. But if only the collate function has a state, the next iterator starts with its last one.
         """
-        if self._ended or self._wait > 0:
-            self._wait = 0 if self._ended else self._wait - 1
+        places = has_state(self.dataset) or has_state(self._items)
+        if places and self._ended:
+            self._wait = 0
             return None
-        if not (has_state(self.dataset) or has_state(self._items)):
+        if places and self._wait > 0:
+            self._wait -= 1
             return None
         snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own)
-        if snapshot is None or not WorkerState(snapshot).places:
-            return None
-        self._wait = sum(map(len, snapshot.values())) // _AMORTISE
+        self._wait = sum(map(len, (snapshot or {}).values())) // _AMORTISE
         return snapshot
 
     def state_after_error(self) -> None:

@@ -171,8 +171,8 @@ class WorkerState(NamedTuple):
 
     Attributes:
         snapshot: snapshot of the user's objects; empty if none has a state, or nothing was delivered.
-        since: for a stream, the number of answered requests since the snapshot. A snapshot without a position is from
-            the start of an iterator.
+        since: for a stream, the number of answered requests since the snapshot. If the snapshot has no position, the
+            number since the start of the iterator: the snapshot is then loaded after those batches are made again.
         failed: how many of them were answered by an error.
         ended: how many of them were answered by the end of the iterator, after which the dataset starts another one.
     """
@@ -284,9 +284,9 @@ class UserStates:
         workers = self._known()
         while first:
             worker, snapshot = first.popitem()
-            # A dataset that stores its own position may reset it as late as in the first next(). So after an iterator
-            # that has ended, the state of a dataset alone is not exact.
-            if not workers[worker].ended or "dataset" not in snapshot or "iterator" in snapshot:
+            # A dataset that stores its own position may reset it as late as in the first next(). After an iterator that
+            # has ended, only a snapshot of the iterator itself is exact.
+            if not workers[worker].ended or "stream" in snapshot or "iterator" in snapshot:
                 workers[worker] = WorkerState(snapshot)
 
     def delivered(self, worker: int, snapshot: Snapshot | None, *, failed: bool = False) -> None:
@@ -299,11 +299,12 @@ class UserStates:
             failed: whether it was an error.
         """
         workers = self._known()
-        if snapshot is not None:
+        if snapshot is not None and not (self.stream and _PLACES.isdisjoint(snapshot)):
             workers[worker] = WorkerState(snapshot)
         elif self.stream:
             one = workers[worker]
-            workers[worker] = one._replace(since=one.since + 1, failed=one.failed + failed)
+            newest = one.snapshot if snapshot is None or one.places else snapshot
+            workers[worker] = one._replace(snapshot=newest, since=one.since + 1, failed=one.failed + failed)
         else:
             # If no object has a state, any worker may make any batch of a map-style dataset.
             return
@@ -319,9 +320,9 @@ class UserStates:
         if fresh or self._asks:
             self._workers = None
         elif self.stream and self._workers is not None:
-            # Without a snapshot, only the start of the next iterator is known.
+            # Without a position, only the start of the next iterator is known.
             self._workers = [
-                one._replace(since=one.since + 1, ended=one.ended + 1) if one.snapshot else WorkerState()
+                one._replace(since=one.since + 1, ended=one.ended + 1) if one.places else WorkerState(one.snapshot)
                 for one in self._workers
             ]
         if fresh:
