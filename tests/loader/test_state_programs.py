@@ -68,7 +68,7 @@ def test_map_style_data_inline(data: str, sampler: str, collate: str, epochs: tu
 
 
 PROCESSES: list[tuple[str, str, dict[str, Any]]] = [
-    ("Counting", "none", {"num_workers": 2, "persistent_workers": True}),
+    ("StatefulStream", "none", {"num_workers": 2, "persistent_workers": True}),
     ("Noisy", "counting", {"num_workers": 3}),
     ("PlainStream", "counting", {"num_workers": 2, "persistent_workers": True}),
     ("Breaking", "none", {"num_workers": 2}),
