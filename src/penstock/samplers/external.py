@@ -217,7 +217,7 @@ class _Drawn(BatchEpochPlan):
             elif not ended and (found := states_of(sampler=self._items, iterator=iterator)):
                 states = freeze(found)
                 point = plan.left = ReplayPoint(states, [0])
-                wait = len(states) // _AMORTISE if isinstance(states, bytes) else 0
+                wait = len(states) // _AMORTISE
             if point is not None or ended:
                 self._marks.append(_Mark(number, consumed, point))
                 del self._marks[1:-_KEPT_MARKS]
