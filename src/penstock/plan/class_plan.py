@@ -124,7 +124,7 @@ class ClassBatchPlan(BatchEpochPlan):
     ) -> None:
         self._run = run
         self._samples = samples
-        self._partition = partition
+        self.partition = partition
         self._identity = identity
         self.seed = seed
         self.epoch = epoch
@@ -137,19 +137,13 @@ class ClassBatchPlan(BatchEpochPlan):
         """Number of batches in the whole epoch over all ranks, without repeats."""
         return len(self._run)
 
-    @property
-    def repeated(self) -> list[int]:
-        """Numbers of the batches that are repeated so that all ranks have the same number of batches."""
-        repeated: list[int] = self._partition.repeated.tolist()
-        return repeated
-
     def __len__(self) -> int:
-        return len(self._partition)
+        return len(self.partition)
 
     def __iter__(self) -> Iterator[Batch]:
         begin, size = 0, 1  # a block of one batch is ready soonest
         while begin < len(self):
-            yield from self.numbered(self._partition.positions(begin, begin + size))
+            yield from self.numbered(self.partition.positions(begin, begin + size))
             begin, size = begin + size, min(_LARGEST_BLOCK, size * 2)
 
     def batch(self, number: int) -> Batch:
@@ -210,9 +204,9 @@ class ClassBatchPlan(BatchEpochPlan):
     def rank_partition(self) -> RankPartition:
         """The partition of the batches among the ranks."""
         excluded = None if self._mark is None else self._mark[1]
-        return RankPartition(self.epoch, self._partition, base=self._partition.consumed, excluded=excluded)
+        return RankPartition(self.epoch, self.partition, base=self.partition.consumed, excluded=excluded)
 
     def cursor(self, count: int) -> Cursor:
-        consumed = self._partition.consumed_after(count)
+        consumed = self.partition.consumed_after(count)
         plan = self._identity if self._mark is None else {**self._identity, "excluded": list(self._mark)}
         return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=plan, sampler=self._sampler)

@@ -151,7 +151,8 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         """
         run = self._reader.peek()
         assert isinstance(run, _Grouped | ClassBatchPlan)
-        return run.repeated
+        numbers: list[int] = run.partition.repeated.tolist()
+        return numbers
 
     @property
     def length_varies(self) -> bool:
@@ -232,22 +233,12 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
-        cursor = Cursor.read(
-            state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self.inner.read
-        )
-        mark = None if self._excluded is None else self._excluded.mark
-        check_excluded(state, mark, of="GroupedBatchSampler")
-        draws = Draws()
-        self.bind(cursor, draws)  # makes the draw
-        run = self.bind(cursor.whole(), draws.again())
+        of, run = "GroupedBatchSampler", self.bind(Cursor(), Draws())
         assert isinstance(run, _Grouped | ClassBatchPlan)
-        # Checked only for permutations: if indices repeat, counting the batches would read the whole stream.
-        if run.rounds is not None and cursor.consumed > run.total:
-            raise StateError(
-                f"this state of a GroupedBatchSampler is damaged: it has consumed {cursor.consumed} of {run.total} "
-                "batches (consumed= in the state, and the length here). Resume from another state, or "
-                "start anew without one"
-            )
+        # Known only for permutations: if indices repeat, counting the batches would read the whole stream.
+        most = None if run.rounds is None else run.total
+        cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=most, sampler=self.inner.read)
+        check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
         return cursor
 
     @cached_property
@@ -289,11 +280,10 @@ class _Grouped(BatchEpochPlan):
 
     def __init__(self, sampler: GroupedBatchSampler, inside: EpochPlan, consumed: int) -> None:
         self._sampler, self._inside = sampler, inside
-        self._job, self.rounds = inside, None
-        """The samples of all ranks; and how often they have each sample, if equally often, else None."""
-        if isinstance(inside, PartitionedOrder):
-            self._job = inside.job()
-            self.rounds = self._job.rounds
+        self._job = inside.job() if isinstance(inside, PartitionedOrder) else inside
+        """The samples of all ranks."""
+        self.rounds: int | None = getattr(self._job, "rounds", None)
+        """How often they have each sample, if equally often."""
         self._rank, self._world_size = sampler._world.get()
         self._consumed = consumed
         self._identity = sampler._identity()
@@ -314,27 +304,21 @@ class _Grouped(BatchEpochPlan):
         return sampler._counted[1]
 
     @property
-    def _partition(self) -> Partition:
+    def partition(self) -> Partition:
         """The numbers of this rank's batches."""
         return Partition(
             self.total, self._world_size, self._rank, remainder=self._sampler.remainder, consumed=self._consumed
         )
 
-    @property
-    def repeated(self) -> list[int]:
-        """Numbers of the batches that are repeated at the end."""
-        repeated: list[int] = self._partition.repeated.tolist()
-        return repeated
-
     def __len__(self) -> int:
-        return len(self._partition)
+        return len(self.partition)
 
     def __iter__(self) -> Iterator[Batch]:
         groups, size, remainder = self._sampler.groups, self._sampler.batch_size, self._sampler.remainder
         chunks = self._chunks(max(_CHUNK, groups.count * size))
         blocks = _REPLAYED[self._sampler.order](chunks, groups.of, size, self._sampler.drop_last)
         start = int(self._job.block(0, 1)[1][0]) if len(self._job) else 0
-        end, step = self._partition.end if remainder == "drop" else MAX_N, self._world_size
+        end, step = self.partition.end if remainder == "drop" else MAX_N, self._world_size
         # Numbers of the next batch of this rank, and of the next one of all ranks.
         mine, number = self._consumed + self._rank, 0
         # The first batches, which may have to be repeated.
