@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
 from penstock.plan.exclusion import check_excluded
-from penstock.plan.reader import Bookmark, Draws
+from penstock.plan.reader import Draws, OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
@@ -44,7 +45,7 @@ _REPLAYED = {"completion": by_completion, "first": by_first}
 _ORDERS = (*_REPLAYED, "class")
 
 
-class GroupedBatchSampler(RankMixin, EpochBatchSampler):
+class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSampler):
     """Batches whose samples all belong to one group, such as images of one orientation.
 
     Args:
@@ -110,7 +111,7 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
         mesh: dist.device_mesh.DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        self.sampler = self.inner = _checked_sampler(sampler, order)
+        self.sampler = _checked_sampler(sampler, order)
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = self.drop_uneven = flag("drop_last", drop_uneven or drop_last)
         self.order = order
@@ -132,9 +133,6 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
                 f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
             )
         self._counted: tuple[Any, int] | None = None
-        self._bookmark = _GroupedBookmark(self.inner)
-        # The version of the inner sampler's bookmark that was followed.
-        self._followed = -1
         if exclude is not None and order != "class":
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
         self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
@@ -164,26 +162,21 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
     # As a plan.
 
     @property
-    def key_seed(self) -> int | None:
-        """Seed of the samples' generators."""
-        return self.inner.key_seed
+    def inner(self) -> EpochSampler:
+        """The sampler. Its bookmark is also where readers of the batches begin next."""
+        return self.sampler
 
-    @property
-    def bookmark(self) -> Bookmark:  # type: ignore[override]
-        """Where readers begin next: as set last, here or on the inner sampler."""
-        inside = self.inner.bookmark
-        if inside.version != self._followed:
-            self._followed, cursor = inside.version, inside.cursor
-            self._bookmark.write(
-                Cursor(epoch=cursor.epoch, sampler=cursor if inside.loaded else None), loaded=inside.loaded
-            )
-        return self._bookmark
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state at the next ``iter()``, on any number of ranks.
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, also on the inner sampler."""
-        super().set_epoch(epoch)
-        self.inner.set_epoch(epoch)
-        self._followed = self.inner.bookmark.version
+        Raises:
+            StateError: the state belongs to other data, groups or batches.
+        """
+        super().load_state_dict(state)
+        cursor = self.bookmark.cursor
+        assert cursor.sampler is not None
+        # A reader of the sampler alone begins at the start of the epoch.
+        self.bookmark.cursor = replace(cursor.sampler, sampler=cursor)
 
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
@@ -201,7 +194,11 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
                 "and samples would be lost and repeated: use penstock.DistributedSampler, or pass the sampler a seed=, "
                 "or a generator with the same seed on all ranks"
             )
-        inside = self.inner.bind(_inner_cursor(cursor), draws)
+        if cursor.unit == "sample":
+            # Of the bookmark: a state of these batches was loaded, or the sampler was set to an epoch or a state.
+            cursor = cursor.sampler or Cursor(epoch=cursor.epoch, sampler=cursor)
+        assert cursor.sampler is not None
+        inside = self.sampler.bind(cursor.sampler, draws)
         if self.order != "class":
             return _Grouped(self, inside, cursor.consumed)
         inner = inside.cursor(0)
@@ -255,24 +252,6 @@ class GroupedBatchSampler(RankMixin, EpochBatchSampler):
             **fingerprint_identity(_data_of(self.sampler)),
             "groups": self._digest,
         }
-
-
-def _inner_cursor(cursor: Cursor) -> Cursor:
-    """Return the cursor of the inner sampler at the start of the epoch."""
-    return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
-
-
-class _GroupedBookmark(Bookmark):
-    """The bookmark of batches, which shows the positions of readers also with the sampler inside."""
-
-    def __init__(self, inner: EpochSampler) -> None:
-        super().__init__()
-        self._inner = inner
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader."""
-        super().show(cursor, loaded=loaded, running=running)
-        self._inner.bookmark.show(_inner_cursor(cursor), loaded=loaded, running=running)
 
 
 class _Grouped(BatchEpochPlan):
