@@ -430,3 +430,18 @@ def test_the_epoch_of_a_state_loaded_here_keeps_its_place() -> None:
     resumed.load_state_dict(first.state_dict())
     resumed.set_epoch(3)
     assert list(resumed) == list(running)
+
+
+def test_a_state_of_the_batches_begins_the_sampler_at_the_start_of_its_epoch() -> None:
+    def samplers() -> tuple[DistributedSampler, GroupedBatchSampler]:
+        inside = DistributedSampler(range(20), 1, 0, shuffle="global", seed=1)
+        return inside, GroupedBatchSampler(inside, [0, 1] * 10, 2)
+
+    inside, first = samplers()
+    first.set_epoch(3)
+    whole = list(inside)
+    list(itertools.islice(first, 2))
+    resumed, batches = samplers()
+    batches.load_state_dict(first.state_dict())
+    assert resumed.epoch == 3
+    assert list(resumed) == whole
