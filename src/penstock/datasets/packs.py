@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from penstock.datasets.rows import row_count
@@ -29,7 +28,7 @@ from penstock.plan.exclusion import ExcludedRows, ExclusionMark
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import PartitionOptions
 from penstock.samplers.identity import fingerprint_of
-from penstock.samplers.lengths import SampleLengths
+from penstock.samplers.lengths import ClassOfLengths, SampleLengths
 from penstock.sources.batched import BatchedDataset
 from penstock.wording import counted
 
@@ -145,7 +144,7 @@ class GlobalPacks(Packs):
                 check_lengths(self.lengths[begin : begin + _CHUNK], begin)
         classes = PackClasses(self.capacity, distinct[distinct.searchsorted(self.capacity) :])
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
-        self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
+        self._samples = SampleClasses(ClassOfLengths(self.lengths, classes.of), classes.count, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
         self._excluded: ExcludedRows | None = None
@@ -173,19 +172,6 @@ class GlobalPacks(Packs):
     def costs(self, packs: Indices) -> Indices:
         """Return the sum of squares of the lengths in each pack."""
         return self._layout.costs(packs)
-
-
-class _Keys:
-    """The class of each document, computed from its length on access."""
-
-    def __init__(self, lengths: SampleLengths, classes: PackClasses) -> None:
-        self._lengths, self._classes = lengths, classes
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, part: Any, /) -> npt.NDArray[Any]:
-        return self._classes.of(self._lengths[part])
 
 
 def check_lengths(lengths: Indices, begin: int) -> None:

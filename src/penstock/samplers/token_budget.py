@@ -17,14 +17,14 @@ from penstock.errors import PartitionError, SamplerError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.class_batches import EpochBatches
-from penstock.order.length_classes import LengthClasses, classes_of
+from penstock.order.length_classes import classes_of
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.exclusion import check_excluded
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
-from penstock.samplers.lengths import SampleLengths, lengths_of
+from penstock.samplers.lengths import ClassOfLengths, lengths_of
 from penstock.samplers.orders import positive
 from penstock.wording import counted, kind_text
 
@@ -151,7 +151,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
             max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
         )
         self._samples = SampleClasses(
-            _LengthKeys(self.lengths, self._classes), len(self._classes), digest=self._digest, cache_dir=cache_dir
+            ClassOfLengths(self.lengths, self._classes.of), len(self._classes), digest=self._digest, cache_dir=cache_dir
         )
         self._excluded = self._samples.without(exclude, self._cuts.starts)
 
@@ -236,17 +236,3 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
             "lengths": self.lengths.digest,
             "seed": self.seed,
         }
-
-
-class _LengthKeys:
-    """The class of each sample, computed from its length on access."""
-
-    def __init__(self, lengths: SampleLengths, classes: LengthClasses) -> None:
-        self._lengths = lengths
-        self._classes = classes
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, part: Any, /) -> npt.NDArray[Any]:
-        return self._classes.of(self._lengths[part])
