@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.errors import OrderError
 from penstock.order.permutation import Indices
 
-__all__ = ["PackType", "TypeTable", "pack_types", "table_of"]
+__all__ = ["TypeTable", "pack_types"]
 
 _BEST_FIT = (0.1, 0.3, 0.6, 1.0)
 """Fractions of all tokens to place by best fit. The first fraction whose number of packs is near the minimum is used.
@@ -28,15 +28,8 @@ _HARDLY = 2e-4
 """Relative difference in the number of packs that counts as near."""
 
 
-class PackType(NamedTuple):
-    """Packs with the same document lengths: the lengths in descending order, and the number of packs."""
-
-    lengths: tuple[int, ...]
-    packs: int
-
-
 class TypeTable(NamedTuple):
-    """Pack types as arrays.
+    """Pack types: packs with the same document lengths.
 
     Attributes:
         packs: number of packs of each type: int64 of shape (types,).
@@ -49,20 +42,7 @@ class TypeTable(NamedTuple):
     lengths: Indices
 
 
-def table_of(types: list[PackType]) -> TypeTable:
-    """Return pack types as arrays.
-
-    >>> [part.tolist() for part in table_of([PackType((3, 1), 5), PackType((2,), 7)])]
-    [[5, 7], [2, 1], [3, 1, 2]]
-    """
-    return TypeTable(
-        np.array([found.packs for found in types], np.int64),
-        np.array([len(found.lengths) for found in types], np.int64),
-        np.array([length for found in types for length in found.lengths], np.int64),
-    )
-
-
-def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | None = None) -> list[PackType]:
+def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | None = None) -> TypeTable:
     """Return types of packs that hold every document of a histogram.
 
     Args:
@@ -76,8 +56,8 @@ def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | 
 
     Cost: 0.2 to 1 s for a capacity of 8,192 and any number of documents. Returns about one type per length.
 
-    >>> pack_types([0, 3, 0, 1, 1], 4)
-    [PackType(lengths=(4,), packs=1), PackType(lengths=(3, 1), packs=1), PackType(lengths=(1, 1), packs=1)]
+    >>> [part.tolist() for part in pack_types([0, 3, 0, 1, 1], 4)]  # (4,), (3, 1) and (1, 1)
+    [[1, 1, 1], [1, 2, 2], [4, 3, 1, 1, 1]]
     """
     counts = np.asarray(histogram, dtype=np.int64)
     if capacity < 1 or (max_documents is not None and max_documents < 1):
@@ -95,7 +75,12 @@ def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | 
             break
     packs = [sum(types.values()) for types in found]
     chosen = next(types for types, number in zip(found, packs, strict=True) if number <= min(packs) * (1 + _HARDLY))
-    return [PackType(lengths, count) for lengths, count in sorted(chosen.items(), reverse=True)]
+    kinds = sorted(chosen, reverse=True)
+    return TypeTable(
+        np.array([chosen[lengths] for lengths in kinds], np.int64),
+        np.array([len(lengths) for lengths in kinds], np.int64),
+        np.array([length for lengths in kinds for length in lengths], np.int64),
+    )
 
 
 def _packed(counts: Indices, capacity: int, most: int, part: float) -> dict[tuple[int, ...], int]:

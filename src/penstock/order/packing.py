@@ -26,7 +26,7 @@ import numpy.typing as npt
 from penstock.errors import OrderError
 from penstock.hashing import derive_key, mix
 from penstock.order.classes import ClassShuffle, class_of
-from penstock.order.pack_types import TypeTable, pack_types, table_of
+from penstock.order.pack_types import TypeTable, pack_types
 from penstock.order.permutation import Indices, Permutation
 
 __all__ = ["PACK_ORDER", "PackClasses", "PackLayout", "PackOrder", "Pieces"]
@@ -128,7 +128,7 @@ class PackLayout:
         bounds = starts[classes.remainders.searchsorted(np.arange(1, self.capacity + 1))]
         self.shuffled: Indices = np.concatenate([[0], bounds])
         if types is None:
-            types = table_of(pack_types(np.diff(self.shuffled), self.capacity, max_documents=max_documents))
+            types = pack_types(np.diff(self.shuffled), self.capacity, max_documents=max_documents)
         self.types = types
         """The pack types: combinations of lengths, and their numbers of packs."""
         self.first: Indices = np.concatenate([[0], np.cumsum(types.packs)])

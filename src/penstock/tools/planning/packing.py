@@ -137,12 +137,12 @@ def packing_plan(
     pieces = _pieces(some, capacity)
     most = max_documents or capacity
     ours = pack_types(histogram, capacity, max_documents=max_documents)
-    kinds, times = [list(found.lengths) for found in ours], [found.packs for found in ours]
+    kinds = [part.tolist() for part in np.split(ours.lengths, np.cumsum(ours.sizes))[:-1]]
     ways = {
         "one document each": _alone(pieces, capacity),
         "next-fit": _next_fit(pieces, capacity, most),
         f"windows of {WINDOW:,}": _windows(pieces, capacity, most),
-        "PackedDataset": _Filled.of([*kinds, [capacity]], [*times, full]),
+        "PackedDataset": _Filled.of([*kinds, [capacity]], [*ours.packs.tolist(), full]),
     }
     return PackingPlan(
         capacity=capacity,
