@@ -74,7 +74,7 @@ def normalise(indices: Any, n: int) -> Indices:
 
 
 class Bijection:
-    """A computed bijection of ``range(n)``: the base class of orders. Subclasses have `_rows` and `_find`.
+    """A computed bijection of ``range(n)``: the base class of orders, which have `_rows` and `_find`, or `_look_up`.
 
     ``order[position]`` takes an int (negative ones count from the end; IndexError outside the range) or an integer
     array of any shape. ``order.inverse[row]`` returns the position of a row.
