@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from entries_support import closed
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_support import bound
@@ -74,7 +75,7 @@ def test_any_number_of_ranks_goes_on(n: int, size: int, world: int, other: int, 
     rest = []
     for rank in range(other):
         second = DispatchedBatches(batches(n, size), rank, other, split=False, even=False)
-        second.load_state_dict(run.cursor(had).state())
+        second.load_state_dict(closed(run.cursor(had).state()))
         assert second.epoch == first.epoch
         rest += [index for batch in walk(second)[0] for index in batch]
     order = [index for batch in walk(batches(n, size))[0] for index in batch]

@@ -1,10 +1,7 @@
 """`Cursor`: the position of a plan's consumer. Everything that resumes saves one as its state, and loads it here.
 
-    state_dict()           pack(entries)      {"penstock": '{"version": 3, "seed": 0, ...}'}
-    load_state_dict(state)   unpack(state)    the entries
-
-Inside the package, a state is its entries: a dict that may hold others. `pack` and `unpack` are called by the methods
-of these names alone.
+    state_dict()              pack(entries)    {"penstock": '{"version": 3, "seed": 0, ...}'}
+    load_state_dict(state)    unpack(state)    the entries: all that is passed on inside the package
 
 Invariant: a state depends only on the samples that the *consumer* has received, not on prefetched ones. It contains
 integers and short strings, and its size does not depend on the number of samples, ranks or workers. Loading it onto
