@@ -95,7 +95,7 @@ class Mixture(SourceDataset):
     Raises:
         ConfigError, PartitionError: invalid arguments, an empty source, or a source with one rank's samples only.
 
-    A state is a few integers and can be loaded on another number of ranks. A loader's statistics show the seconds of
+    A state has a few integers and can be loaded on another number of ranks. A loader's statistics show the seconds of
     each source as a stage with its name; `statistics` returns the samples. It uses no memory per sample.
 
     >>> data = Mixture([range(9), range(9)], schedule=[(0, [1, 0]), (4, [1, 3])], stop=8, shuffle="none", tag=True,

@@ -95,7 +95,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
     If loading a document draws random numbers, it has its own `penstock.generator`, seeded by the pack's position and
     the document's number in the pack.
 
-    Each epoch combines documents differently. Empty documents are in no pack. A state is a few integers and can be
+    Each epoch combines documents differently. Empty documents are in no pack. A state has a few integers and can be
     loaded on another number of ranks. Building the class index takes one pass over the lengths. It is stored in the
     user's cache, and so is the summary of a file of lengths; a process then opens them in 0.1 s.
 

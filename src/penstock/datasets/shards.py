@@ -60,7 +60,7 @@ class ShardDataset(SourceDataset):
         StorageChangedError: (on access) a shard in a store was replaced, see below.
 
     Each sample occurs once per epoch, for any number of shards, ranks and workers. All ranks have the same number of
-    batches, unless ``remainder="uneven"``. The state is a few integers and can be loaded on any number of ranks. Index
+    batches, unless ``remainder="uneven"``. The state has a few integers and can be loaded on any number of ranks. Index
     ``i`` is the i-th sample of this rank; ``dataset.shards[i]`` is sample ``i`` on disk.
 
     Shards in a store need no index: the first batch is ready when the first shard has been downloaded. Until all

@@ -74,7 +74,7 @@ class TableDataset(HasClasses, SourceDataset):
     ``None``. With Penstock's loader, and without ``load`` or ``collate_fn``, whole batches are made at once. Numbers in
     mapped files are copied once: from the pages of the files into the batch's memory.
 
-    Each row occurs once per epoch, for any number of files, ranks and workers. The state is a few integers and can be
+    Each row occurs once per epoch, for any number of files, ranks and workers. The state has a few integers and can be
     loaded on any number of ranks. Index ``i`` is the i-th sample of this rank; ``dataset.table[i]`` is row ``i`` on
     disk.
     """

@@ -62,9 +62,9 @@ class TokenDataset(SourceDataset):
         DataFileChangedError: (on access) a file was truncated or modified since it was opened.
         ShardIOError: no file matches a pattern.
 
-    Each sequence occurs once per epoch, for any number of files, ranks and workers. The state is a few integers and can
-    be loaded on any number of ranks. With Penstock's loader, and without ``load`` or ``collate_fn``, a batch is written
-    in one copy: from the pages of the files into the batch's memory.
+    Each sequence occurs once per epoch, for any number of files, ranks and workers. The state has a few integers and
+    loads on any number of ranks. With Penstock's loader, and without ``load`` or ``collate_fn``, a batch is written in
+    one copy: from the pages of the files into the batch's memory.
 
     Memory use does not depend on the number of tokens: the files are mapped, and all processes of a machine share them.
     """

@@ -448,7 +448,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.pipeline.position.skip_batches(operator.index(batches))
 
     def state_dict(self) -> State:
-        """Return the consumer's position, as text under one key, see `docs/concepts/state.md`.
+        """Return the consumer's position, as text under one key: a dict that any checkpoint can hold.
 
         With Penstock's samplers and datasets it takes a few microseconds and a few hundred bytes, and no worker is
         contacted. It includes the states of your own objects with a ``state_dict`` (dataset, iterator, sampler, collate
