@@ -25,16 +25,6 @@ import penstock as ps
 ROWS, GLOBAL_BATCH, SEED = 72, 12, 3
 
 
-class JobLoader(ps.DataLoader[Any]):
-    """One state for the job, as text: every rank has the same, and any number of ranks takes it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"loader": json.dumps(super().state_dict())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(json.loads(state["loader"]))
-
-
 class RankLoader(ps.DataLoader[Any]):
     """A state for each rank, pickled under its name, as torchtitan's ParallelAwareDataloader writes it."""
 
@@ -83,7 +73,7 @@ def main() -> None:
     rank, world = mesh["dp"].get_local_rank(), mesh["dp"].size()
     data = ps.RankDataset(str(options.folder / "rows.txt"), seed=SEED, process_group=mesh["dp"].get_group())
     how: dict[str, Any] = {"batch_size": GLOBAL_BATCH // world, "num_workers": 2}
-    loader = JobLoader(data, **how) if options.form == "job" else RankLoader(data, rank, world, **how)
+    loader: Any = RankLoader(data, rank, world, **how) if options.form == "rank" else ps.DataLoader(data, **how)
     assert isinstance(loader, Stateful)
     step = Step()
     states: dict[str, Any] = {"dataloader": loader, "train_state": step}
