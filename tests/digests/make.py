@@ -4,7 +4,7 @@
     python tests/digests/make.py --write mixtures      write one group anew
 
 These are the digests of 0.1, made once before the second design, and never made again: what they say is what programs
-rely on. The one exception is the group "mixtures", whose order changes once. A case that differs is a fault of the
+rely on. The one exception is the group "mixtures", whose order has changed once. A case that differs is a fault of the
 code, or a change of a promise that the release notes name. (Seven tails of iterations are of such a change: resumed at
 the end of a run, 0.1 went on in another epoch than the run that never stopped.)
 """

@@ -1,4 +1,4 @@
-"""The order of mixtures: exact counts, bounded prefixes, a bijection, and every rank's share by the weights."""
+"""The order of mixtures: exact counts, bounded prefixes, a bijection, every rank's share, and weights that change."""
 
 from __future__ import annotations
 
@@ -14,44 +14,36 @@ from hypothesis import strategies as st
 
 from penstock.errors import OrderError
 from penstock.hashing import derive_key
-from penstock.order.digits import DigitShuffle, find_in, rank, ranks, slot_of, slots_of
-from penstock.order.mixture import BlockMixture, exact_counts
+from penstock.order.mixture import (
+    MIXTURE_ORDER,
+    BlockMixture,
+    StagedMixture,
+    WeightStage,
+    boundary,
+    check_stages,
+    counts_before,
+    exact_counts,
+)
 from penstock.order.permutation import MAX_N
 
 WEIGHTS = st.lists(st.one_of(st.integers(1, 60), st.integers(1, 10**7)), min_size=1, max_size=9)
 KEYS = st.integers(0, 2**64 - 1)
+SKEWED = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda pair: pair[0] * 10 ** pair[1]), min_size=1)
 HUGE = [[2**49 - 1, 2**48 + 1, 12345], [2**49, 2**49 - 3], [1, 2**50 - 1], [3, 5, 2**50 - 8]]
 
 
 # The permutation of a block.
 
 
-@given(KEYS, st.integers(0, 2**40), st.integers(1, 2))
-@settings(max_examples=examples(10, 20))
-def test_places_have_each_slot_once_and_runs_are_spread_evenly(key: int, number: int, digits: int) -> None:
-    size = 64**digits
-    begin = number * 64**2
-    path = DigitShuffle(key, 2).path(np.arange(size, dtype=np.uint64), np.uint64(begin), digits)
-    slots = slots_of([step.view(np.int64) for step in path])
-    assert sorted(slots.tolist()) == list(range(size))
-    for run in (2**i for i in range(6 * digits)):
-        parts = np.sort(slots.reshape(-1, run) // (size // run), axis=1)
-        assert (parts == np.arange(run)).all()
-
-
-@given(KEYS, st.integers(1, 4), st.data())
+@given(KEYS, st.integers(0, 2**40), st.integers(1, 4095))
 @settings(max_examples=examples(15, 60))
-def test_ranks_are_what_counting_gives(key: int, digits: int, data: Any) -> None:
-    shuffle, begin = DigitShuffle(key, 4), data.draw(st.integers(0, 2**20)) * 64**4
-    stop = data.draw(st.integers(0, min(64**digits - 1, 1500)))
-    bound = data.draw(st.integers(0, 64**digits))
-    slots = [slot_of(shuffle.path(place, begin, digits)) for place in range(stop)]
-    found = [place for place, slot in enumerate(slots) if slot < bound]
-    assert rank(shuffle.path(stop, begin, digits), bound) == len(found)
-    for before, place in list(enumerate(found))[:: max(1, len(found) // 20)]:
-        assert find_in(shuffle, before, (0, bound), begin, digits) == place
-        path = shuffle.path(np.array([place], np.uint64), np.uint64(begin), digits)
-        assert ranks([step.view(np.int64) for step in path], np.array([bound])).tolist() == [before]
+def test_runs_of_a_block_are_spread_evenly(key: int, number: int, some: int) -> None:
+    """Of c samples in a block, each aligned run of 2**i places has its part, rounded."""
+    sources, _ = BlockMixture([some, 4096 - some], key).locate(number * 4096 + np.arange(4096))
+    assert (sources == 0).sum() == some
+    for run in (2**i for i in range(13)):
+        counts = (sources == 0).reshape(-1, run).sum(axis=1)
+        assert (abs(counts - run * some / 4096) < 1).all()
 
 
 # Counts.
@@ -68,7 +60,7 @@ def checked(mix: BlockMixture, begin: int, count: int) -> None:
         for number, weight in enumerate(mix.weights):
             assert abs(had[number] * mix.total - (position + 1) * weight) < mix.bound * mix.total
         if position % 7 == 0:
-            assert mix.locate_one(position) == (source, ordinal)
+            assert [one.tolist() for one in mix.locate(np.array([position]))] == [[source], [ordinal]]
             assert mix.position(source, ordinal) == position
     assert mix.counts(begin + count) == tuple(had)
 
@@ -93,16 +85,63 @@ def test_around_the_bounds_of_blocks_and_the_end(weights: list[int], key: int, m
         checked(mix, low, max(0, high - low))
 
 
-@given(WEIGHTS, KEYS, st.integers(0, 2**60))
+@given(SKEWED, st.integers(0, 2**60))
+@settings(max_examples=examples(40, 200))
+@example([7, 2, 1], 2**60)
+@example([13 * 10**6, 8, 5, 3, 2, 1, 1], 12345)
+def test_counts_are_exact_at_the_end_of_each_block(weights: list[int], number: int) -> None:
+    mix = BlockMixture(weights)
+    size = mix.block_size
+    number %= 2**61 // size
+    before = mix.counts(number * size)
+    for position in range((number + 1) * size, (number + 4) * size, size):
+        counts = mix.counts(position)
+        assert counts == exact_counts(weights, position)
+        assert sum(counts) == position
+        shares = [Fraction(weight, sum(weights)) * position for weight in weights]
+        assert all(abs(count - share) < 1 for count, share in zip(counts, shares, strict=True))
+        assert all(low <= high for low, high in zip(before, counts, strict=True)), "no sample is taken back"
+        before = counts
+
+
+def test_a_source_of_one_in_a_billion_comes_at_its_rate() -> None:
+    mix = BlockMixture([10**9 - 3, 1, 2], 5)
+    places = [mix.position(1, ordinal) for ordinal in range(20)]
+    assert all(abs(place - (ordinal + 0.5) * 10**9) < 2 * mix.block_size for ordinal, place in enumerate(places))
+    assert mix.locate(np.array(places))[0].tolist() == [1] * 20
+    assert mix.locate(np.array(places))[1].tolist() == list(range(20))
+
+
+@given(st.integers(0, 2**32), st.integers(0, 9), st.integers(0, 2**40))
+@settings(max_examples=examples(6, 30), deadline=None)
+def test_a_thousand_sources(seed: int, spread: int, begin: int) -> None:
+    """Random access is sequential access, each source is read in order, and the inverse finds each sample."""
+    rng = np.random.default_rng(seed)
+    weights = np.floor(10 ** (rng.random(1000) * spread)).astype(int).tolist()
+    mix = BlockMixture(weights, seed)
+    positions = np.arange(begin, begin + 10_000)
+    sources, ordinals = mix.locate(positions)
+    mixed = rng.permutation(10_000)
+    for found, whole in zip(mix.locate(positions[mixed]), (sources, ordinals), strict=True):
+        assert np.array_equal(found, whole[mixed])
+    had, after = mix.counts(begin), mix.counts(begin + 10_000)
+    assert (np.bincount(sources, minlength=1000) == np.subtract(after, had)).all()
+    for source in np.unique(sources).tolist():
+        mine = ordinals[sources == source]
+        assert np.array_equal(mine, had[source] + np.arange(len(mine)))
+    for place in rng.integers(0, 10_000, 20).tolist():
+        assert mix.position(int(sources[place]), int(ordinals[place])) == begin + place
+
+
+@given(SKEWED, KEYS, st.integers(1, 20_000))
 @settings(max_examples=examples(15, 60))
-@example([7, 2, 1], 0, 2**60)
-def test_counts_are_exact_at_the_end_of_each_block(weights: list[int], key: int, number: int) -> None:
-    mix = BlockMixture(weights, key)
-    position = number % (2**61 // mix.block_size) * mix.block_size
-    shares = [Fraction(weight, sum(weights)) * position for weight in weights]
-    assert mix.counts(position) == exact_counts(weights, position)
-    assert all(abs(count - share) <= 1 for count, share in zip(mix.counts(position), shares, strict=True))
-    assert sum(mix.counts(position)) == position
+def test_a_source_that_is_added_without_weight_changes_nothing(weights: list[int], key: int, length: int) -> None:
+    """So a source may be added during a run: earlier stages give it the weight 0."""
+    before, after = (BlockMixture([*weights, *more], key, length=length) for more in ([], [0]))
+    for mine, theirs in zip(before.locate(np.arange(length)), after.locate(np.arange(length)), strict=True):
+        assert np.array_equal(mine, theirs)
+    with pytest.raises(OrderError, match="has 0 samples"):
+        after.position(len(weights), 0)
 
 
 @given(st.lists(st.integers(1, 10**5), min_size=1, max_size=9), KEYS, st.integers(1, 9))
@@ -132,7 +171,7 @@ def test_huge_positions_are_exact(weights: list[int], length: int | None) -> Non
     assert size <= 2**54
     for begin in (0, 2**48, size - 100, 2**61 - 100, 2**61 + 2**56 + 12_345 - 200, 2**61 // size * size - 100):
         checked(mix, begin, 200)
-    assert mix.locate(np.array([2**61] * 9))[1].tolist() == [mix.locate_one(2**61)[1]] * 9
+    assert mix.locate(np.array([2**61] * 9))[1].tolist() == mix.locate(np.array([2**61]))[1].tolist() * 9
 
 
 @pytest.mark.parametrize("weights", [[7, 2, 1], [1, 1], [10**6, 1, 3000], *HUGE], ids=str)
@@ -141,7 +180,7 @@ def test_scattered_positions_of_many_blocks(weights: list[int]) -> None:
     positions = np.random.default_rng(0).integers(0, 2**61, 9000)
     sources, ordinals = mix.locate(positions)
     for at in range(0, 9000, 37):
-        assert mix.locate_one(int(positions[at])) == (sources[at], ordinals[at])
+        assert mix.position(int(sources[at]), int(ordinals[at])) == positions[at]
 
 
 def test_prefixes_do_not_depend_on_the_length() -> None:
@@ -153,18 +192,18 @@ def test_prefixes_do_not_depend_on_the_length() -> None:
         assert np.array_equal(found, [each[:same] for each in whole])
 
 
-def test_sizes_of_blocks() -> None:
-    sizes = {(1, 1): 2, (3, 1): 2, (4, 1): 3, (999, 4): 3, (999, 1): 4, (2**50 - 1, 1): 9}
-    for weights, digits in sizes.items():
-        mix = BlockMixture(weights)
-        assert mix.block_size == 64**digits
-        assert digits == 9 or min(weights) * mix.block_size >= 1000 * sum(weights)
+def test_a_block_has_a_sample_of_each_source() -> None:
+    sizes = {(1, 1): 2, (4095, 1): 2, (4096, 1): 3, (1, 0, 4096): 3, (2**50 - 1, 1): 9}
+    assert {weights: BlockMixture(weights).block_size for weights in sizes} == {
+        weights: 64**digits for weights, digits in sizes.items()
+    }
 
 
 def test_the_bound_is_a_few_samples() -> None:
     assert BlockMixture([1, 1]).bound == 8
-    assert BlockMixture([7, 2, 1]).bound == 11
-    assert BlockMixture([999, 1], length=10**9).bound == 27
+    assert BlockMixture([7, 2, 1]).bound == 8
+    assert BlockMixture([10**6, 1]).bound == 14
+    assert BlockMixture([999, 1], length=10**9).bound == 15
 
 
 # Ranks and batches.
@@ -238,11 +277,13 @@ def string(mix: BlockMixture, begin: int, count: int) -> str:
 
 
 def test_the_order_is_frozen() -> None:
-    """Golden vectors of "mixture-blocks-1": states name positions, so what stands there may never change."""
+    """Golden vectors of "mixture-blocks-2": states name positions, so what stands there may never change."""
     assert {name: string(mix, begin, 60) for name, (mix, begin) in FROZEN.items()} == GOLDEN
     rare = BlockMixture([6, 974, 9, 8314687135, 6980998, 707066, 258, 8847398], derive_key(5, 1), length=2**50 + 77)
     assert rare.counts(2**49 + 12_345) == GOLDEN_COUNTS
     assert [rare.position(source, 3) for source in range(8)] == GOLDEN_POSITIONS
+    many = BlockMixture(range(1, 1001), derive_key(4, 2))
+    assert many.locate(10**12 + np.arange(12))[0].tolist() == GOLDEN_OF_1000
 
 
 FROZEN = {
@@ -263,6 +304,7 @@ GOLDEN = {
 }
 GOLDEN_COUNTS = (405427, 65814250, 608140, 561832549828160, 471713708885, 47777226880, 17433344, 597828408571)
 GOLDEN_POSITIONS = [5892639215, 27884819, 3306043981, 3, 3851, 42888, 117368742, 3211]
+GOLDEN_OF_1000 = [608, 932, 787, 346, 997, 703, 494, 863, 427, 826, 657, 965]
 
 
 def test_shapes_pickles_and_errors() -> None:
@@ -274,7 +316,7 @@ def test_shapes_pickles_and_errors() -> None:
     assert [found.shape for found in mix.locate(np.arange(6).reshape(2, 3))] == [(2, 3), (2, 3)]
     assert [found.shape for found in mix.locate(np.arange(60).reshape(5, 12))] == [(5, 12), (5, 12)]
     assert [found.shape for found in mix.locate(np.empty(0, np.int64))] == [(0,), (0,)]
-    for weights in ([], [0, 1], [1, -1], [2**50, 1]):
+    for weights in ([], [0, 0], [1, -1], [2**50, 1]):
         with pytest.raises(OrderError):
             BlockMixture(weights)
     for length in (-1, 2**62 + 1):
@@ -288,3 +330,95 @@ def test_shapes_pickles_and_errors() -> None:
     for ordinal in (-1, 75):
         with pytest.raises(OrderError, match="75 samples"):
             mix.position(0, ordinal)
+
+
+# Weights that change.
+
+
+@st.composite
+def stages(draw: Any, sources: int = 3) -> tuple[WeightStage, ...]:
+    weights = st.lists(st.integers(0, 5), min_size=sources, max_size=sources).filter(any)
+    begins = sorted(draw(st.sets(st.integers(1, 40_000), max_size=3)))
+    return tuple(WeightStage(begin, tuple(draw(weights))) for begin in (0, *begins))
+
+
+def everything(made: StagedMixture) -> tuple[np.ndarray, np.ndarray]:
+    return made.locate(np.arange(made.length))
+
+
+@given(stages(), st.integers(1, 12_000), st.integers(0, 4))
+@settings(max_examples=40, deadline=None)
+def test_sources_are_gone_through_in_order_and_found_again(
+    parts: tuple[WeightStage, ...], length: int, epoch: int
+) -> None:
+    made = StagedMixture(parts, length, epoch, 7)
+    sources, ordinals = everything(made)
+    for source in range(3):
+        assert (ordinals[sources == source] == np.arange((sources == source).sum())).all()
+        assert made.counts(length)[source] == (sources == source).sum()
+    for place in {0, length // 3, length - 1}:
+        assert made.position(int(sources[place]), int(ordinals[place])) == place
+        assert list(made.counts(place)) == [int((sources[:place] == source).sum()) for source in range(3)]
+    for origin, end, _, mixture in made.segments:
+        counts = tuple(int((sources[origin:end] == source).sum()) for source in range(3))
+        assert counts == exact_counts(mixture.weights, end - origin)
+
+
+@given(stages(), st.integers(1, 9_000), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_epochs_before_are_summed_up(parts: tuple[WeightStage, ...], length: int, epoch: int) -> None:
+    before = np.zeros(3, dtype=int)
+    for number in range(epoch):
+        before += StagedMixture(parts, length, number, 0).counts(length)
+    assert counts_before(parts, epoch, length) == tuple(before)
+
+
+@given(st.integers(1, 60_000), st.integers(0, 3), st.data())
+@settings(max_examples=40, deadline=None)
+def test_new_weights_leave_what_was_before_as_it_is(length: int, epoch: int, data: Any) -> None:
+    first = (WeightStage(0, (3, 1, 1)), WeightStage(9_000, (1, 1, 1)))
+    at = data.draw(st.integers(epoch * length, (epoch + 1) * length - 1))
+    begin = boundary(first, length, at)
+    assert at <= begin
+    later = tuple(sorted({part.begin: part for part in (*first, WeightStage(begin, (1, 0, 5)))}.values()))
+    for number in range(begin // length + 1):
+        before, after = (everything(StagedMixture(parts, length, number, 3)) for parts in (first, later))
+        same = min(length, begin - number * length)
+        assert all((a[:same] == b[:same]).all() for a, b in zip(before, after, strict=True))
+
+
+def test_a_boundary_is_the_end_of_a_block_where_there_is_one() -> None:
+    only = (WeightStage(0, (1, 1)),)
+    assert [boundary(only, 100_000, at) for at in (0, 1, 4096, 4097, 90_000, 99_999)] == [
+        *(0, 4096, 4096, 8192),
+        *(90_112, 100_000),
+    ]
+    assert boundary(only, 5000, 1) == 5000, "one block, whose end is that of the epoch"
+    assert boundary(only, 5000, 5000) == 5000
+
+
+def test_without_changes_the_order_is_that_of_the_block_mixture() -> None:
+    made = StagedMixture((WeightStage(0, (7, 2, 1)),), 10_000, 3, 5)
+    same = BlockMixture((7, 2, 1), derive_key(5, 3, MIXTURE_ORDER), length=10_000)
+    for mine, theirs in zip(everything(made), same.locate(np.arange(10_000)), strict=True):
+        assert (mine == theirs).all()
+
+
+def test_epochs_far_away() -> None:
+    parts = (WeightStage(0, (1, 2)), WeightStage(10**30, (2, 1)))
+    assert sum(counts_before(parts, 2**61, 3000)) == 2**61 * 3000
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (),
+        (WeightStage(1, (1,)),),
+        (WeightStage(0, (1,)), WeightStage(0, (2,))),
+        (WeightStage(0, (0, 0)),),
+        (WeightStage(0, (1, -1)),),
+    ],
+)
+def test_what_is_no_order(parts: tuple[WeightStage, ...]) -> None:
+    with pytest.raises(OrderError):
+        check_stages(parts)

@@ -1,6 +1,6 @@
 """`MixedRows`: the rows of several datasets, one dataset after the other, and their order in an epoch.
 
-    position of an epoch          -> source, number of its samples before (`penstock.order.stages`)
+    position of an epoch          -> source, number of its samples before (`penstock.order.mixture`)
     number of its samples before  -> pass through the source, position in that pass -> row of the source
 
 In each epoch, a source continues where it stopped in the epoch before. Each pass through a source (a *turn*) has
@@ -9,6 +9,7 @@ a different order.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -23,9 +24,14 @@ from penstock.datasets.source_dataset import EpochVaryingDataset
 from penstock.errors import ConfigError, PartitionError
 from penstock.hashing import mix
 from penstock.order import make_order
-from penstock.order.mixture import MIXTURE_ORDER
+from penstock.order.mixture import (
+    MIXTURE_ORDER,
+    StagedMixture,
+    WeightStage,
+    WeightStages,
+    counts_before,
+)
 from penstock.order.permutation import Indices
-from penstock.order.stages import StagedMixture, WeightStage, WeightStages, changed, counts_before
 from penstock.random import sample_scope
 from penstock.samplers.identity import fingerprint_of, shares_in
 from penstock.sources.batched import BatchedDataset
@@ -117,11 +123,8 @@ class MixedRows:
     # Rows by position.
 
     def stages_with(self, changes: Sequence[WeightStage]) -> WeightStages:
-        """Return all weights once the changes are applied, in the order in which they were made."""
-        stages = self.stages
-        for change in changes:
-            stages = changed(stages, change)
-        return stages
+        """Return all weights with these changes. A change replaces an earlier one at the same position."""
+        return tuple(sorted({stage.begin: stage for stage in (*self.stages, *changes)}.values()))
 
     def order(self, epoch: int, changes: tuple[WeightStage, ...] = ()) -> MixedOrder:
         """Return the rows at the positions of an epoch."""
@@ -136,15 +139,20 @@ class MixedRows:
             positions: int64 of shape (n,).
         """
         numbers, ordinals = mixture.locate(positions)
-        for number in range(len(had)):
-            places = np.flatnonzero(numbers == number)
-            if not len(places):
+        ends = np.bincount(numbers, minlength=len(had)).cumsum().tolist()
+        by_source = np.argsort(numbers.astype(np.min_scalar_type(len(had))), kind="stable")
+        for number, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+            if begin == end:
                 continue
+            places = by_source[begin:end]
             # The samples of earlier epochs may exceed 64 bits, so they are added as a Python int.
             before, begun = divmod(had[number], self.sizes[number])
-            rounds, inside = np.divmod(ordinals[places] + begun, self.sizes[number])
-            for turn in np.unique(rounds).tolist():
-                here = rounds == turn
+            inside = ordinals[places] + begun
+            rounds = inside // self.sizes[number]
+            inside -= rounds * self.sizes[number]
+            turns = [int(rounds[0])] if rounds.min() == rounds.max() else np.unique(rounds).tolist()
+            for turn in turns:
+                here: Any = slice(None) if len(turns) == 1 else rounds == turn
                 rows = self.turn_order(number, before + turn)[inside[here]]
                 excluded = self.excluded[number]
                 if excluded is not None:

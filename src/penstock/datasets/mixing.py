@@ -10,9 +10,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.order.mixture import BlockMixture
+from penstock.order.mixture import BlockMixture, WeightStage, WeightStages, exact_counts
 from penstock.order.permutation import MAX_N
-from penstock.order.stages import WeightStage, WeightStages, staged_counts
 
 __all__ = [
     "MODES",
@@ -41,7 +40,7 @@ class Proportions(NamedTuple):
     @property
     def per_epoch(self) -> tuple[int, ...]:
         """The number of samples of each source in an epoch; the same in all epochs."""
-        return staged_counts(self.weights, self.length)
+        return exact_counts(self.weights, self.length)
 
     def order(self, key: int, length: int | None) -> BlockMixture:
         """Return the source at each position of an epoch with this key."""

@@ -46,9 +46,9 @@ from penstock.datasets.subset import filter_rows, filtered_parts
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
+from penstock.order.mixture import MIXTURE_VERSION, WeightStage, boundary, check_stages
 from penstock.order.permutation import normalise
 from penstock.order.shuffle import block_options
-from penstock.order.stages import WeightStage, boundary, check_stages
 from penstock.plan.cursor import STATE_ENTRY, State, unpack
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import PartitionOptions, check_share
@@ -364,6 +364,10 @@ class _MixturePlan(SharePlan):
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch."""
         return cast(Order, self.source.order(place.epoch, place.changes))
+
+    def identity(self) -> State:
+        """Return the entries that a state must match."""
+        return {**super().identity(), "order_version": MIXTURE_VERSION}
 
     def _order_in_words(self) -> str:
         return f"mixture, each source {self.source.shuffle}"

@@ -18,8 +18,8 @@ from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.errors import ConfigError
 from penstock.ledger.positions import DataPositions, RowsAt, check_no_source, positions_of_order
 from penstock.order import Partition
+from penstock.order.mixture import WeightStage, counts_before
 from penstock.order.permutation import Indices
-from penstock.order.stages import WeightStage, counts_before
 from penstock.plan.share import MiniEpoch
 from penstock.wording import kind_text
 

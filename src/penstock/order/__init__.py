@@ -3,7 +3,7 @@
 * `permutation`: a keyed bijection on ``[0, n)`` in constant memory.
 * `shuffle`: the orders ``global``, ``block`` and ``none``, built on it.
 * `nodes`: an order in which each node reads the same rows in every epoch.
-* `mixture`: the source of a mixture at each position, built on `digits`, a permutation that counts.
+* `mixture`: the source of a mixture at each position, also with weights that change.
 * `partition`: the positions of an epoch that belong to a rank and a mini-epoch.
 
 Invariant: an order does not depend on ranks and workers, and a partition does not depend on the order. So a job may

@@ -34,7 +34,7 @@ from penstock.plan.shared import SharedIntegers
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.order.stages import WeightStage
+    from penstock.order.mixture import WeightStage
     from penstock.plan.exclusion import ExcludedRows, ExclusionMark
     from penstock.plan.filter import KeptRows
 

@@ -39,7 +39,7 @@ from penstock.storage.urls import shown
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.order.stages import WeightStage
+    from penstock.order.mixture import WeightStage
 
 __all__ = ["ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan", "check_window_shards", "unknown_length"]
 

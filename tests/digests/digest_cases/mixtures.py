@@ -1,4 +1,4 @@
-"""Mixtures: a part of their own, since their order will change once."""
+"""Mixtures: a part of their own, since their order has changed once."""
 
 from __future__ import annotations
 

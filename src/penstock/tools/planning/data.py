@@ -1,6 +1,6 @@
 """`data_plan`: a run's use of each source of its data, with filters, mixtures with a schedule, and packs.
 
-    stages of weights (`penstock.order.stages`) -> samples of each source before a position of the job
+    stages of weights (`penstock.order.mixture`) -> samples of each source before a position of the job
     samples of a source / its length            -> its epochs, and the position of its first repeat
 
 No data is read and no batch is built: the plan is arithmetic on the dataset that training uses. Data without a mixture
@@ -29,8 +29,14 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.ledger.ledger import Ledger
 from penstock.loader.dataloader import DataLoader
-from penstock.order.mixture import BlockMixture
-from penstock.order.stages import StagedMixture, WeightStage, WeightStages, boundary, counts_before
+from penstock.order.mixture import (
+    BlockMixture,
+    StagedMixture,
+    WeightStage,
+    WeightStages,
+    boundary,
+    counts_before,
+)
 from penstock.wording import kind_text
 
 __all__ = ["DataPlan", "SourcePlan", "StagePlan", "data_plan"]
@@ -183,7 +189,7 @@ class _Run:
             steps_per_epoch=ledger.steps_per_epoch,
             sources=tuple(map(self._source, range(len(self._sizes)))),
             stages=tuple(map(self._stage, self._bounds)),
-            block_size=max(_block_size(stage) for stage in self._stages),
+            block_size=max(BlockMixture(stage.weights).block_size for stage in self._stages),
             bound=max(self._mixture(epoch).bound for epoch in {begin // self._length for begin, _ in self._bounds}),
             steps=steps,
             curve=tuple(map(self._shares, itertools.pairwise((*steps, self._last)))),
@@ -295,7 +301,3 @@ class _Run:
             return self._epochs * self._length
         epoch, place = self._ledger.begin(step)
         return epoch * self._length + min(place, self._length)
-
-
-def _block_size(stage: WeightStage) -> int:
-    return BlockMixture([weight for weight in stage.weights if weight]).block_size

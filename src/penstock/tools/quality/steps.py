@@ -25,8 +25,8 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.ledger.ledger import Ledger, StepRows
 from penstock.loader.dataloader import DataLoader
+from penstock.order.mixture import StagedMixture
 from penstock.order.permutation import Indices
-from penstock.order.stages import StagedMixture
 from penstock.tools.quality.packs import PackSpread, pack_spread
 from penstock.tools.quality.shares import ShareQuality, measure_shares
 
