@@ -133,7 +133,10 @@ def mixed(name: str, path: str, samples: int) -> dict[str, float]:
     mixture = _mixture(samples, 1, schedule=name == "schedule")
     rng = np.random.default_rng(0)
     many, few = (_each(mixture.rows, list(rng.integers(0, samples, (50, count)))) for count in (REQUEST, 256))
-    return {"many": 1e3 * statistics.median(many) / REQUEST, "few": statistics.median(few)}
+    order = mixture.plan.source.order(0).mixture
+    found = list(zip(*(part.tolist() for part in order.locate(rng.integers(0, samples, 1000))), strict=True))
+    back = sum(_each(lambda one: order.position(*one), found))
+    return {"many": 1e3 * statistics.median(many) / REQUEST, "few": statistics.median(few), "back": back}
 
 
 def measure_mixtures(samples: int, where: Path) -> None:
@@ -142,9 +145,37 @@ def measure_mixtures(samples: int, where: Path) -> None:
     for name, label in (("plain", "seven sources, a rare one"), ("schedule", "and weights that change twice")):
         found = fresh("mixture", name, where, samples)
         bar = f"20 us: {'met' if found['many'] < 20 else 'MISSED'}"
-        rows.append([label, f"{found['many']:.3g}", f"{found['few']:.3g}", bar])
-    columns = ["mixture", f"a position of {REQUEST:,}, CPU us", "256 positions, CPU ms", "bar"]
-    table(f"{samples:,} samples", columns, rows)
+        rows.append([label, *(f"{value:.3g}" for value in found.values()), bar])
+    columns = ["mixture", f"a position of {REQUEST:,}, CPU us", "256 positions, CPU ms", "position of a sample, CPU us"]
+    table(f"{samples:,} samples", [*columns, "bar"], rows)
+
+
+def opened(name: str, path: str, samples: int) -> dict[str, float]:
+    """Measure opening a mixture of many sources, and its first batches of 256 samples of one of 64 ranks."""
+    import penstock as ps
+
+    def make(count: int) -> Any:
+        weights = np.random.default_rng(0).integers(1, 1000, count).tolist()
+        return ps.Mixture([(range(1000), weight) for weight in weights], stop=samples, seed=1, rank=3, world_size=64)
+
+    small = make(3)
+    small.plan.source.order(0).mixture.locate(np.arange(256))
+    before, began = _private(), time.process_time()
+    mixture = make(int(name))
+    order = mixture.plan.source.order(0).mixture
+    order.locate(np.arange(1))
+    made = time.process_time() - began
+    starts = np.random.default_rng(0).integers(0, samples - 256 * 64, 50)
+    times = _each(order.locate, [start + 64 * np.arange(256) for start in starts])
+    return {"made": 1e3 * made, "index": 1e6 * statistics.median(times) / 256, "memory": (_private() - before) / MIB}
+
+
+def measure_opening(samples: int, where: Path) -> None:
+    """Print a table of mixtures by the number of their sources."""
+    found = [(count, fresh("opening", str(count), where, samples)) for count in (10, 1000)]
+    rows = [[f"{count:,} sources", *(f"{value:.3g}" for value in values.values())] for count, values in found]
+    columns = ["mixture", "opening, CPU ms", "the source at a position, 256 at a time, CPU ns", "private memory, MiB"]
+    table(f"{samples:,} samples, one of 64 ranks", columns, rows)
 
 
 def asked(name: str, path: str, samples: int) -> dict[str, float]:
@@ -230,7 +261,7 @@ def measure_together(documents: int, where: Path) -> None:
     table(f"{documents:,} documents, 64 ranks", [*columns, "state, bytes", "private memory, MiB", "bar"], rows)
 
 
-CHILDREN = {"filter": filtered, "mixture": mixed, "ledger": asked, "together": together}
+CHILDREN = {"filter": filtered, "mixture": mixed, "opening": opened, "ledger": asked, "together": together}
 
 
 def fresh(what: str, name: str, path: Path, count: int) -> dict[str, float]:
@@ -260,6 +291,7 @@ def main() -> None:
     with folder(options.dir) as where:
         measure_filters(options.rows, options.repeat, where)
         measure_mixtures(options.samples, where)
+        measure_opening(options.samples, where)
         measure_ledger(options.samples, where)
         measure_together(options.documents, where)
 
