@@ -217,7 +217,7 @@ class BlockMixture:
         if given.size <= _FEW:
             for at, position in enumerate(given.tolist()):
                 found[:, at] = self._locate(position, last=position >= self.last_begin)
-            given = given[:0]
+            return found[0].reshape(positions.shape), found[1].reshape(positions.shape)
         for begin in range(0, given.size, _CHUNK):
             chunk = given[begin : begin + _CHUNK]
             for last in (False, True):
