@@ -327,7 +327,7 @@ def test_states_of_other_mixtures_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_state_of_the_first_order_of_mixtures_is_refused() -> None:
     mixture = make([60, 30], [2, 1])
     with pytest.raises(StateError, match=r"version 1 of orders, .* reads version 2\. Resume with the older Penstock"):
-        mixture.load_state_dict({**mixture.state_dict(), "order_version": 1})
+        mixture.load_state_dict(closed({**opened(mixture.state_dict()), "order_version": 1}))
 
 
 def test_errors_name_the_source() -> None:

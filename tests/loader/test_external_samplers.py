@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -193,6 +193,41 @@ def test_what_a_program_assigns_to_the_batch_sampler_counts(first: Any) -> None:
     resumed = ps.DataLoader(Range(12), 3, sampler=torch.utils.data.SequentialSampler(range(6)))
     resumed.load_state_dict(loader.state_dict())
     assert [plain(batch) for batch in resumed] == [[3, 4, 5]]
+
+
+def test_an_assigned_sampler_brings_its_epoch_and_its_position() -> None:
+    def assigned(change: Callable[[Any], object]) -> ps.DataLoader[Any]:
+        loader = ps.DataLoader(Range(8), 4, sampler=ps.SequentialSampler(range(8)))
+        sampler = ps.RandomSampler(range(8), shuffle="global", seed=1)
+        change(sampler)
+        cast(Any, loader.batch_sampler).sampler = sampler
+        return loader
+
+    def rows(sampler: Any) -> list[int]:
+        return list(sampler)
+
+    loader = assigned(lambda sampler: sampler.set_epoch(5))
+    expected = ps.RandomSampler(range(8), shuffle="global", seed=1)
+    expected.set_epoch(5)
+    assert loader.epoch == 5
+    assert [row for batch in loader for row in plain(batch)] == rows(expected)
+    begun = ps.RandomSampler(range(8), shuffle="global", seed=1)
+    running = iter(begun)
+    had = [next(running) for _ in range(3)]
+    loader = assigned(lambda sampler: sampler.load_state_dict(begun.state_dict()))
+    assert [*had, *(row for batch in loader for row in plain(batch))] == rows(
+        ps.RandomSampler(range(8), shuffle="global", seed=1)
+    )
+
+
+def test_a_sampler_assigned_in_mid_epoch_leaves_that_epoch() -> None:
+    loader = ps.DataLoader(Range(12), 4, sampler=ps.SequentialSampler(range(12)))
+    running = iter(loader)
+    had = plain(next(running))
+    cast(Any, loader.batch_sampler).sampler = ps.RandomSampler(range(12), shuffle="global", seed=2)
+    assert len(loader) == 3
+    assert [*had, *(row for batch in running for row in plain(batch))] == list(range(12))
+    assert sorted(row for batch in loader for row in plain(batch)) == list(range(12))
 
 
 class Longer(torch.utils.data.DistributedSampler[int]):
