@@ -24,8 +24,8 @@ Rows = tuple[Indices, Indices]
 GroupIds = npt.NDArray[np.integer]
 
 _COUNT_CHUNK = 1 << 18
-_LARGEST_BLOCK = 1 << 16
-"""Samples in a block of full batches."""
+_LARGEST_BLOCK = 1 << 11
+"""Batches in a block. Lists of very many more would trigger Python's garbage collector repeatedly."""
 
 
 class Groups:
@@ -118,7 +118,8 @@ def by_first(
 ) -> Iterator[Rows]:
     """Yield batches in the order of their first members, as in maskrcnn-benchmark.
 
-    An earlier batch may be filled by the last index, so this holds the whole stream: about 40 bytes per index.
+    An earlier batch may be filled by the last index, so this holds the whole stream: about 40 bytes per index, and at
+    least 8 x groups x ``batch_size`` bytes.
     """
     indices = np.concatenate([np.empty(0, dtype=np.int64), *chunks])
     batches = _arrange(of(indices), batch_size)
@@ -144,9 +145,8 @@ def _arrange(groups: GroupIds, batch_size: int) -> Indices:
 
 def _in_blocks(batches: Indices) -> Iterator[Indices]:
     """Yield the members of batches of `_arrange` in blocks of batches of one size."""
-    size = max(1, _LARGEST_BLOCK // batches.shape[1])
     partial = np.flatnonzero(batches[:, -1] < 0)
-    cuts = np.unique(np.concatenate([partial, partial + 1, np.arange(0, len(batches), size)]))
+    cuts = np.unique(np.concatenate([partial, partial + 1, np.arange(0, len(batches), _LARGEST_BLOCK)]))
     for block in np.split(batches, cuts):
         if len(block):
             yield block if block[0, -1] >= 0 else block[block >= 0][None]
