@@ -172,12 +172,11 @@ class Position:
         the one after these batches. A stream without one of our plans cannot skip batches; its next iterator yields the
         whole epoch, and a loaded state is dropped.
         """
-        self._progress, self._ahead = None, frozenset(range(batches))
+        states, ahead = self.states, frozenset(range(batches))
         if self.plan is None:
-            self.states = self.states.load(None)
-            self._ahead = frozenset()
-        if self._reader is not None:
-            self._reader.choose(Cursor(epoch=self._reader.epoch), loaded=True)
+            states, ahead = states.load(None), frozenset()
+        start = None if self._reader is None else Cursor(epoch=self._reader.epoch)
+        self._go_on(start, None, states=states, ahead=ahead, base_seed=self._base_seed, job=self._job)
 
     def skip_batches(self, batches: int) -> None:
         """Leave out the next ``batches`` batches that the consumer has not received.
@@ -201,17 +200,34 @@ class Position:
             # This batch was delivered before the ones on both sides of it, so it does not count.
             rest, end = rest - (number - end), number + 1
         end += rest
-        cursor = run.cursor(end)
         # The rest is as from a state: users' objects, and the draws of the later batches, do not change.
-        if (workers := self.states.state()) is not None:
-            self.states = self.states.load(workers)
-        if running:
-            self._base_seed = progress.base_seed
-        if self._under is not None:
-            self._under.choose(self._under.cursor(0), loaded=True)
-        self._reader.choose(cursor, loaded=True)
-        self._ahead = frozenset(number - end for number in ahead if number >= end)
-        self._progress, self._job = None, job
+        workers = self.states.state()
+        self._go_on(
+            run.cursor(end),
+            None if self._under is None else self._under.cursor(0),
+            states=self.states if workers is None else self.states.load(workers),
+            ahead=frozenset(number - end for number in ahead if number >= end),
+            base_seed=progress.base_seed if running else self._base_seed,
+            job=job,
+        )
+
+    def _go_on(
+        self,
+        cursor: Cursor | None,
+        under: Cursor | None,
+        *,
+        states: UserStates,
+        ahead: frozenset[int],
+        base_seed: int | None,
+        job: Layouts | None,
+    ) -> None:
+        """Begin the next iterator at a position of which everything is checked: this cannot fail half-way."""
+        if self._reader is not None and cursor is not None:
+            self._reader.choose(cursor, loaded=True)
+        if self._under is not None and under is not None:
+            self._under.choose(under, loaded=True)
+        self.states, self._ahead, self._base_seed, self._job = states, ahead, base_seed, job
+        self._progress = self._epoch_delivered = None
 
     # Iteration.
 
@@ -466,14 +482,8 @@ class Position:
             base_seed = 0
         states = self.states.load(state.get("workers"))
         job = self._read_layouts(state) if self._counts else None
-        # Everything is checked now. What follows cannot fail and leave the loader between two states.
-        if reader is not None and cursor is not None:
-            self._reader = reader
-            reader.choose(cursor, loaded=True)
-        if self._under is not None and under is not None:
-            self._under.choose(under, loaded=True)
-        self.states, self._ahead, self._job, self._base_seed = states, ahead, job, base_seed
-        self._progress = self._epoch_delivered = None
+        self._reader = reader
+        self._go_on(cursor, under, states=states, ahead=ahead, base_seed=base_seed, job=job)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of a loader with another seed or other data.
