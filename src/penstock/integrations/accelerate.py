@@ -160,11 +160,11 @@ def _kept(values: torch.Tensor, ends: list[_End]) -> torch.Tensor:
 
 def _share_of(loader: DataLoader[Any]) -> RankPartition | None:
     """Return the partition of a running loader's samples among the ranks; None if it cannot be computed."""
-    position = loader.pipeline.position
+    consumer = loader.pipeline.consumer
     # An order of batches has no position for each sample, and a sampler over a share moves the padding.
-    if position.plan is None or sampler_of(position.plan) is position.plan:
+    if consumer.plan is None or sampler_of(consumer.plan) is consumer.plan:
         return None
-    return position.peek().rank_partition
+    return consumer.peek().rank_partition
 
 
 def _ends(share: RankPartition) -> list[_End]:
@@ -287,7 +287,7 @@ class PreparedLoader:
         if self._share is not None and self._share.partition.world_size == accelerator.num_processes:
             self._ends = _ends(self._share) if self._ends is None else self._ends
             return self._ends
-        if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.pipeline.position.plan is not None:
+        if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.pipeline.consumer.plan is not None:
             had = torch.tensor(self.base_dataloader.stats()["samples"] - self._had, device=accelerator.device)
             data = self.base_dataloader.dataset
             order = own_order(data)
@@ -351,7 +351,7 @@ class _WithoutFirst:
     def __iter__(self) -> Iterator[Any]:
         loader: Any = super()
         loader.set_epoch(self.iteration)  # set here too: after another epoch, the pass would not be shortened
-        self.base_dataloader.pipeline.position.skip_from_start(self.skipped - self.skip_batches)
+        self.base_dataloader.pipeline.consumer.skip_from_start(self.skipped - self.skip_batches)
         yield from loader.__iter__()
 
     def __len__(self) -> int:

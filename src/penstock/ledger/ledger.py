@@ -104,14 +104,14 @@ class Ledger:
     def __init__(
         self, loader: DataLoader[Any], *, state: Mapping[str, Any] | None = None, world_size: int | None = None
     ) -> None:
-        position = getattr(getattr(loader, "pipeline", None), "position", None)
-        if position is None:
+        consumer = getattr(getattr(loader, "pipeline", None), "consumer", None)
+        if consumer is None:
             raise ConfigError(
                 f"Ledger takes a penstock.DataLoader, got {type(loader).__module__}.{type(loader).__name__}: batches "
                 "of other loaders are known only by reading them"
             )
-        plan = position.plan
-        self.dataset: Any = position.samples
+        plan = consumer.plan
+        self.dataset: Any = consumer.samples
         """The loader's map-style dataset."""
         if reason := why_not_computable(plan, self.dataset):
             raise ConfigError(reason)
@@ -123,12 +123,12 @@ class Ledger:
         # The first epoch that was not read in windows of shards.
         self._windows_until = 0
         if state is None and world_size is None:
-            state = position.state_dict()
+            state = consumer.state_dict()
         elif state is not None:
             state = unpack(state, of="DataLoader")
         self._job, self._epoch, self._step = Layouts(), plan.epoch, 0
         if state is not None:
-            position.check(state)
+            consumer.check(state)
             self._read(state)
         if not self._job.layouts:
             first = Layout.of(0, self._now).whole

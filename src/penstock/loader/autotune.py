@@ -221,18 +221,18 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
     Raises:
         ConfigError: the batches would depend on the workers, or there are no workers to choose.
     """
-    position, name = pipeline.position, type(pipeline.dataset).__name__
+    consumer, name = pipeline.consumer, type(pipeline.dataset).__name__
     auto = "num_workers='auto'"
     if config.executor == "ray":
         raise ConfigError(f"{auto} counts workers on this machine: for executor='ray' pass a number")
-    if position.plan is None:
+    if consumer.plan is None:
         raise ConfigError(
             f"{auto} is not possible for {name}: the samples of an iterable dataset depend on the number of workers, "
             "so pass a number, or make the dataset map-style"
         )
     # Each worker has a separate copy of a user's object, so its state depends on the number of workers.
     items = [("dataset", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
-    items += [("sampler", one) for one in layers(position.plan.source) if not isinstance(one, PlanSampler)]
+    items += [("sampler", one) for one in layers(consumer.plan.source) if not isinstance(one, PlanSampler)]
     for role, item in [*items, ("collate function", config.collate_fn)]:
         if has_state(item):
             raise ConfigError(
@@ -240,7 +240,7 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
                 "(state_dict and load_state_dict), which depends on the number of workers. Pass a number: "
                 "num_workers=4, or 0 to make batches in this process"
             )
-    if not config.pure and not position.seeded:
+    if not config.pure and not consumer.seeded:
         raise ConfigError(
             f"{auto} needs seed=, or a dataset that declares itself pure: otherwise the draws of {name} from Python's, "
             "NumPy's or torch's global generators depend on the number of workers, as in torch"

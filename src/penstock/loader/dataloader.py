@@ -45,11 +45,11 @@ from penstock.loader.config import (
     check_dataset,
     resolve_num_workers,
 )
+from penstock.loader.consumer import base_seed_after
 from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
 from penstock.loader.messages import BatchResult
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
-from penstock.loader.position import base_seed_after
 from penstock.loader.statistics import Statistics
 from penstock.loader.who_splits import (
     Splitter,
@@ -297,7 +297,7 @@ class DataLoader(TorchDataLoader[T_co]):
             was, workers = self._workers, self._new_workers(config)
             if (workers.config.kind, workers.config.workers) != (was.config.kind, was.config.workers):
                 states = self.pipeline.user_states(workers.config, stream=self.pipeline.stream)
-                self.pipeline.position.states = states.follow(self.pipeline.position.states)
+                self.pipeline.consumer.states = states.follow(self.pipeline.consumer.states)
             was.close()
             self._workers, self._config = workers, config
             self.check_worker_number_rationality()
@@ -351,9 +351,9 @@ class DataLoader(TorchDataLoader[T_co]):
         other.__dict__.update(self.__getstate__())
         # The copy has its own workers and statistics.
         other._set_up()
-        other.pipeline.position.follow(self.pipeline.position)
-        position = other.pipeline.position
-        position.states = position.states.follow(self.pipeline.position.states)
+        other.pipeline.consumer.follow(self.pipeline.consumer)
+        consumer = other.pipeline.consumer
+        consumer.states = consumer.states.follow(self.pipeline.consumer.states)
         other.pipeline.is_split = self.pipeline.is_split
         return other
 
@@ -388,7 +388,7 @@ class DataLoader(TorchDataLoader[T_co]):
             name = {"thread": "thread", "process": "process", "ray": "Ray worker"}[config.kind]
             threads = f" of {counted(config.threads, 'thread')}" if config.threads > 1 else ""
             makers = counted(config.workers, name) + threads
-        delivered = counted(self.pipeline.position.num_delivered, "batch")
+        delivered = counted(self.pipeline.consumer.num_delivered, "batch")
         seed = "" if config.seed is None else f", seed {config.seed}"
         return (
             f"{type(self).__name__} of {_one_line(self.dataset)}\n"
@@ -401,13 +401,13 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def epoch(self) -> int:
         """The current epoch, or the next one if no iterator runs."""
-        return self.pipeline.position.epoch
+        return self.pipeline.consumer.epoch
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch, wherever the consumer is in it."""
-        if self.pipeline.position.plan is None or isinstance(self.dataset, IterableDataset):
+        if self.pipeline.consumer.plan is None or isinstance(self.dataset, IterableDataset):
             return super().__len__()
-        return len(self.pipeline.position.whole())
+        return len(self.pipeline.consumer.whole())
 
     @property
     def splits(self) -> Splitter:
@@ -424,7 +424,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. If it is the epoch of a state just loaded, the position is kept."""
-        self.pipeline.position.set_epoch(epoch)
+        self.pipeline.consumer.set_epoch(epoch)
 
     def skip(self, batches: int) -> None:
         """Leave out the next batches, such as those with a loss spike.
@@ -445,7 +445,7 @@ class DataLoader(TorchDataLoader[T_co]):
         >>> [batch.tolist() for batch in loader]
         [[6, 7], [8, 9]]
         """
-        self.pipeline.position.skip_batches(operator.index(batches))
+        self.pipeline.consumer.skip_batches(operator.index(batches))
 
     def state_dict(self) -> State:
         """Return the consumer's position, as text under one key: a dict that any checkpoint can hold.
@@ -457,10 +457,10 @@ class DataLoader(TorchDataLoader[T_co]):
         With ``in_order=False``, while some batches were delivered ahead of earlier ones, the state is valid for this
         rank only.
         """
-        if not self.pipeline.position.seeded and not self.pipeline.position.running:
+        if not self.pipeline.consumer.seeded and not self.pipeline.consumer.running:
             # The next iter() would draw the same seed, so asking for a state changes nothing.
-            self.pipeline.position.base_seed(self._draw_base_seed)
-        return pack(self.pipeline.position.state_dict())
+            self.pipeline.consumer.base_seed(self._draw_base_seed)
+        return pack(self.pipeline.consumer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """Resume from a state at the next ``iter()``. A running iterator is detached.
@@ -481,11 +481,11 @@ class DataLoader(TorchDataLoader[T_co]):
         unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
         epoch = epoch_of_other_world(self.sampler, entries) if unseeded and own_order(self.dataset) is None else None
         if epoch is not None:
-            position = self.pipeline.position
-            position.states = position.states.load(entries.get("workers"))
-            self.pipeline.position.set_epoch(epoch)
+            consumer = self.pipeline.consumer
+            consumer.states = consumer.states.load(entries.get("workers"))
+            self.pipeline.consumer.set_epoch(epoch)
         else:
-            self.pipeline.position.load_state_dict(entries, allow_growth=allow_growth)
+            self.pipeline.consumer.load_state_dict(entries, allow_growth=allow_growth)
 
     # Iteration.
 
@@ -500,10 +500,10 @@ class DataLoader(TorchDataLoader[T_co]):
             self._follow_settings()
         if self._tuner is not None:
             self._follow_tuner()
-        workers, position = self._workers, self.pipeline.position
-        config, states, statistics, log = workers.config, position.states, self._statistics, self._log
+        workers, consumer = self._workers, self.pipeline.consumer
+        config, states, statistics, log = workers.config, consumer.states, self._statistics, self._log
         if config.split is None and not self.pipeline.is_split and (ranks := distributed.current().world_size) > 1:
-            check_split(self, position.plan, ranks=ranks, chosen=self._has_chosen_sampler)
+            check_split(self, consumer.plan, ranks=ranks, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
@@ -518,17 +518,17 @@ class DataLoader(TorchDataLoader[T_co]):
 
         # Nothing has moved yet when the workers start, which may fail.
         kept, began = workers.kept and not states.resumes, time.perf_counter()
-        base_seed = position.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
+        base_seed = consumer.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
         workers.prepare(worker_seed, anew=states.resumes)
 
-        saved = position.saved()
+        saved = consumer.saved()
         try:
-            progress = position.start(base_seed)
+            progress = consumer.start(base_seed)
             workers.base_seed = base_seed
-            states = position.states = position.states.begin(fresh=config.forks_workers and not kept)
+            states = consumer.states = consumer.states.begin(fresh=config.forks_workers and not kept)
             states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
-            if states.resumed and position.plan is None and (resumed := states.repeated):
+            if states.resumed and consumer.plan is None and (resumed := states.repeated):
                 warnings.warn(
                     f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
                     "dropped",
@@ -536,7 +536,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 )
             # Workers need the epoch only for streams.
             epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
-            window = workers.window(position.requests(progress), epoch, states.resumed.get, states.next)
+            window = workers.window(consumer.requests(progress), epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
                 self._iterator = workers  # type: ignore[assignment]
 
@@ -548,7 +548,7 @@ class DataLoader(TorchDataLoader[T_co]):
             if progress.run is not None and (self.progress or self._tuner is not None):
                 # Endless samplers have no length, nor have shards that are not counted yet.
                 with suppress(TypeError):
-                    length = len(position.whole())
+                    length = len(consumer.whole())
                     done = length - len(progress.run) + progress.count + len(progress.ahead)
             if self._tuner is not None and self._tuner.chosen is None:
                 self._tuner.begin(window, began, length)
@@ -566,10 +566,10 @@ class DataLoader(TorchDataLoader[T_co]):
                 statistics,
                 log,
                 self._finished,
-                rank=0 if log is None else position.rank,
+                rank=0 if log is None else consumer.rank,
                 finish=finisher(config),
                 copies=None if copier is None else CopiesAhead(window, copier, statistics),
-                claimed_length=self._IterableDataset_len_called if position.plan is None else None,
+                claimed_length=self._IterableDataset_len_called if consumer.plan is None else None,
                 workers=config.workers,
                 bar=bar,
                 length=self.__len__,
@@ -581,12 +581,12 @@ class DataLoader(TorchDataLoader[T_co]):
             return iterator
         except BaseException:
             # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
-            position.undo(saved)
+            consumer.undo(saved)
             raise
 
     def _replacement(self, progress: Progress) -> DataLoaderIter | None:
         """Return an iterator over the epoch set since `iter()`, in place of one that has delivered nothing; or None."""
-        if self.pipeline.position.continues(progress):
+        if self.pipeline.consumer.continues(progress):
             return None
         # Both count as one pass.
         self._statistics.passes -= 1
@@ -603,7 +603,7 @@ class DataLoader(TorchDataLoader[T_co]):
         workers = self._workers
         if self._tuner is not None:
             self._tuner.end()
-        self.pipeline.position.finished(progress, fresh=lambda: workers.config.forks_workers and not workers.kept)
+        self.pipeline.consumer.finished(progress, fresh=lambda: workers.config.forks_workers and not workers.kept)
 
     # Statistics and the end.
 

@@ -1,6 +1,6 @@
 """`Pipeline`: dataset, plan, position and collation of a loader.
 
-    pipeline.position.plan    which samples          pipeline.fetcher(config)    makes a batch of them
+    pipeline.consumer.plan    which samples          pipeline.fetcher(config)    makes a batch of them
 
 A loader has one pipeline, and `Workers` that run it with a `LoaderConfig`. Measurements (`Probe`, auto-tuning) run the
 same pipeline with other configs.
@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 from penstock.errors import ConfigError
 from penstock.loader.collate import Collate
 from penstock.loader.config import LoaderConfig
+from penstock.loader.consumer import Consumer
 from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.on_error import OnError
-from penstock.loader.position import Position
 from penstock.loader.stream import StreamFetch
 from penstock.loader.user_state import Snapshot, UserStates, take_snapshot
 from penstock.plan.reader import Plan
@@ -59,7 +59,7 @@ class Pipeline:
         self._last: list[Stream] = []
         states = self.user_states(config, stream=plan is None)
         layout = {"batch_size": config.batch_size, "drop_last": config.drop_last}
-        self.position = Position(dataset, plan, sampler, config.seed, layout, states)
+        self.consumer = Consumer(dataset, plan, sampler, config.seed, layout, states)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": []}
@@ -67,7 +67,7 @@ class Pipeline:
     @property
     def stream(self) -> bool:
         """Whether only the dataset can order its samples."""
-        return self.position.plan is None
+        return self.consumer.plan is None
 
     def user_states(self, config: LoaderConfig, *, stream: bool) -> UserStates:
         """Return the states of users' objects for the workers of a config."""
@@ -89,7 +89,7 @@ class Pipeline:
         Args:
             policy: policy for samples that cannot be loaded; None raises.
         """
-        position, collate_fn = self.position, config.collate_fn
+        consumer, collate_fn = self.consumer, config.collate_fn
         if self._batched and collate_fn is default_collate:
             images = self.dataset
             while isinstance(images, Subset):
@@ -98,7 +98,7 @@ class Pipeline:
             channels_last = bool(getattr(images, "channels_last", False))
             collate_fn = Collate(channels_last=channels_last, arrays=config.output == "numpy")
         assert collate_fn is not None
-        if position.plan is None:
+        if consumer.plan is None:
             return StreamFetch(
                 self.dataset,
                 collate_fn,
@@ -109,7 +109,7 @@ class Pipeline:
                 last=self._last,
             )
         # Any Ray worker may make any batch, even twice, so draws must not depend on the worker.
-        seeds = (position.seeded or config.kind == "ray") and not config.pure
+        seeds = (consumer.seeded or config.kind == "ray") and not config.pure
         if seeds and (config.kind == "thread" or config.threads > 1):
             seeds = False
             warnings.warn(

@@ -234,14 +234,14 @@ def preserved_loader_generators(loader: DataLoader[Any]) -> Iterator[None]:
 
 def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[BatchRequest]:
     """Return the first batches of the next iterator, without starting it."""
-    position = loader.pipeline.position
-    assert position.plan is not None
+    consumer = loader.pipeline.consumer
+    assert consumer.plan is not None
     # A preview does not change our plans. Asking them for a state could draw a seed.
-    moved = [one for one in layers(position.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]
+    moved = [one for one in layers(consumer.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]
     kept = [(one, one.state_dict()) for one in moved]
-    left = [(plan, plan.left) for plan in _external(position.plan)]
+    left = [(plan, plan.left) for plan in _external(consumer.plan)]
     with preserved_loader_generators(loader):
-        requests = _first(position.requests(Progress(position.preview(), _SEED)), batches, samples)
+        requests = _first(consumer.requests(Progress(consumer.preview(), _SEED)), batches, samples)
     for one, state in kept:
         one.load_state_dict(state)
     for plan, point in left:

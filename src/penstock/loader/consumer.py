@@ -1,4 +1,4 @@
-"""`Position`: the epoch and batch of a loader's consumer, and the loader's state.
+"""`Consumer`: how far the program is that iterates a loader, and the state of the loader.
 
     plan -> reader -> epoch plan -> requests       state = cursor(batches delivered)
     streams: no plan, the dataset orders           state = position of each worker
@@ -39,7 +39,7 @@ from penstock.sources.batched import StreamDataset
 if TYPE_CHECKING:
     from penstock.ledger.layouts import Layouts
 
-__all__ = ["Position", "base_seed_after"]
+__all__ = ["Consumer", "base_seed_after"]
 
 
 # Distinguishes seeds of workers from keys of samples.
@@ -48,8 +48,8 @@ _WORKERS = 0x776F726B
 _EPOCHS = 1 << 62
 
 
-class Position:
-    """The position of one loader.
+class Consumer:
+    """The program that iterates one loader: where it is, and where its next iterator begins.
 
     Args:
         dataset: the loader's dataset.
@@ -104,8 +104,8 @@ class Position:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_progress": None}
 
-    def follow(self, other: Position) -> None:
-        """Start where another position's next iterator would start. Used for a copy of its loader."""
+    def follow(self, other: Consumer) -> None:
+        """Start where another consumer's next iterator would start. Used for a copy of its loader."""
         if other._reader is not None:
             self._reader = other._reader.over(UserEpochs(self.dataset) if self._reader is None else self._reader.plan)
         if self._under is not None and other._under is not None:
