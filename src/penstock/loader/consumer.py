@@ -246,13 +246,10 @@ class Consumer:
     def running(self) -> bool:
         """Whether an iterator runs: no other position was chosen since, or its consumer still holds it."""
         progress, reader = self._progress, self._reader
-        if progress is None:
-            return False
-        return (
-            reader is None
-            or reader.current
-            or (reader.start_requested and progress.num_delivered > 0 and progress.is_held())
-        )
+        if progress is None or reader is None:
+            return progress is not None
+        reader.follow()
+        return reader.attached or (reader.start_requested and progress.num_delivered > 0 and progress.is_held())
 
     def base_seed(self, draw: Callable[[], int], *, workers: bool = False) -> int:
         """Return the base seed of the next iterator: the one of a loaded state, or one drawn once.

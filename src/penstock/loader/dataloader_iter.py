@@ -69,7 +69,8 @@ class Progress:
         self.held_by: weakref.ref[Any] | None = None
         """The iterator. The loader itself does not keep it alive."""
         self.delivered_before = ahead
-        self._close_gap()
+        if ahead:
+            self._close_gap()
         # The number of the first requested batch, and those after it that are not requested.
         self._first, self._left_out = self.count, sorted(self.ahead)
         self._advance = advance
