@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import torch.utils.data
 
-from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, batched
 from penstock.plan.iteration import CountedIterator
@@ -17,6 +16,7 @@ from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.identity import own_order
+from penstock.samplers.orders import flag, positive
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.torch_samplers import TORCH_PLANS
 from penstock.wording import kind_text
@@ -44,14 +44,10 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     """
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
-            raise SamplerError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
-        if not isinstance(drop_last, bool):
-            raise SamplerError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
         super().__init__()
         self.sampler = sampler
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        self.batch_size = positive("batch_size", batch_size)
+        self.drop_last = flag("drop_last", drop_last)
         self._torchs: torch.utils.data.BatchSampler | None = None
         # The sampler that was read last, and its plan: programs may assign another one.
         self._read: tuple[Iterable[Any], EpochSampler | ExternalSampler] | None = None

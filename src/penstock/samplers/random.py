@@ -19,7 +19,7 @@ from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, Uniform
 from penstock.samplers.identity import data_identity
-from penstock.samplers.orders import order_kind
+from penstock.samplers.orders import order_kind, positive
 
 __all__ = ["RandomSampler"]
 
@@ -80,10 +80,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         self._block = block_options(self._kind, block_size, window)
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement should be a boolean value, but got replacement={replacement}")
-        if not isinstance(self.num_samples, int) or self.num_samples <= 0:
-            raise SamplerError(
-                f"num_samples should be a positive integer value, but got num_samples={self.num_samples}"
-            )
+        positive("num_samples", self.num_samples)
         if self._kind == "none":
             raise SamplerError(f"shuffle={shuffle!r} has no random order: use SequentialSampler")
         if self._kind == "torch" and seed is not None:
