@@ -146,6 +146,10 @@ class Plan(abc.ABC, Generic[E]):
     def chosen(self, cursor: Cursor) -> None:
         """Handle a cursor that the user of a reader chose: sets the epoch of another library's sampler."""
 
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader for programs, see `Bookmark.show`."""
+        self.bookmark.show(cursor, loaded=loaded, running=running)
+
 
 class OuterPlan(Plan[E]):
     """A plan over the epochs and cursors of an inner plan. Subclasses implement `inner` and `bind`."""
@@ -177,6 +181,10 @@ class OuterPlan(Plan[E]):
     def chosen(self, cursor: Cursor) -> None:
         """Pass on a cursor that the user of a reader chose."""
         self.inner.chosen(cursor)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader with the inner plan."""
+        self.inner.show(cursor, loaded=loaded, running=running)
 
 
 class PlanReader(Generic[E]):
@@ -255,9 +263,8 @@ class PlanReader(Generic[E]):
         """Begin the next run at a cursor. This replaces what the bookmark says."""
         self._choose(cursor, loaded=loaded)
         self.plan.chosen(cursor)
-        mark = self.plan.bookmark
-        mark.show(cursor, loaded=loaded, running=False)
-        self._followed = mark.version
+        self.plan.show(cursor, loaded=loaded, running=False)
+        self._followed = self.plan.bookmark.version
 
     def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
         """Return where `start` would begin."""
@@ -278,7 +285,7 @@ class PlanReader(Generic[E]):
         run = self.plan.bind(cursor, self._draws)
         self.run, self._run_draws, self.attached = run, self._draws, True
         self._next, self._loaded, self._requested, self._draws = None, False, False, Draws(self._seed)
-        self.plan.bookmark.show(cursor, loaded=False, running=True)
+        self.plan.show(cursor, loaded=False, running=True)
         return run
 
     def undo(self, before: dict[str, Any]) -> None:
@@ -289,7 +296,7 @@ class PlanReader(Generic[E]):
         # If the bookmark had a loaded state, the start has used it up there.
         self._requested = self._requested and not self._loaded
         if self._next is not None:
-            self.plan.bookmark.show(self._next, loaded=self._loaded, running=False)
+            self.plan.show(self._next, loaded=self._loaded, running=False)
 
     def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
@@ -313,7 +320,7 @@ class PlanReader(Generic[E]):
         assert self.run is not None
         if self._next is None:
             self._choose(self.run.after(delivered) if advance else self.run.start)
-            self.plan.bookmark.show(self._upcoming(), loaded=False, running=False)
+            self.plan.show(self._upcoming(), loaded=False, running=False)
         self.run, self._run_draws, self.attached = None, Draws(self._seed), False
 
     def peek(self) -> E:

@@ -364,7 +364,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Epoch plans of readers in this process."""
         self.running = False
         """Whether a reader is reading the place in `shown`."""
-        self.bookmark = _ShareBookmark(self)
+        self.bookmark = Bookmark()
         # Whether a state was loaded and no reader has begun since.
         self._loaded = False
 
@@ -737,18 +737,6 @@ def _excluded(rows: Any, of: int) -> ExcludedRows:
     from penstock.plan.exclusion import ExcludedRows
 
     return ExcludedRows.of(rows, of)
-
-
-class _ShareBookmark(Bookmark):
-    """The bookmark of a share, whose plan shows the positions of readers to programs and workers."""
-
-    def __init__(self, plan: SharePlan) -> None:
-        super().__init__()
-        self._plan = plan
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader."""
-        self._plan.show(cursor, loaded=loaded, running=running)
 
 
 class EpochRows:

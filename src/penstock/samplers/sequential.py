@@ -85,6 +85,11 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         """Where readers begin next."""
         return super().bookmark if self.inner is None else self.inner.bookmark
 
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader."""
+        show = super().show if self.inner is None else self.inner.show
+        show(cursor, loaded=loaded, running=running)
+
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order from the cursor on."""
         if self.inner is not None:
