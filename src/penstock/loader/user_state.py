@@ -349,6 +349,8 @@ class UserStates:
 
     def state(self) -> State | None:
         """Return deep copies, JSON-serialisable if the user's states are; None if there are no states."""
+        if self._workers is None and self._initial is None and not self.stream:
+            return None
         workers = self._untouched() if self._workers is None else self._workers
         if not self.stream and not any(one.snapshot for one in workers):
             return None

@@ -11,7 +11,6 @@ other data, another order or another layout raises a `StateError` that names eve
 from __future__ import annotations
 
 import json
-import marshal
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,6 +38,8 @@ STATE_VERSION = 3
 
 STATE_ENTRY = "penstock"
 """The one entry of a packed state."""
+
+_JSON = frozenset((str, int, float, bool, type(None)))
 
 State = dict[str, Any]
 
@@ -144,13 +145,23 @@ def pack(entries: State) -> State:
     stored as they are, in a tuple.
     """
     entries = {"version": STATE_VERSION, **entries}
-    try:
-        text = json.dumps(entries)
-        # Compares types, too: marshal refuses subclasses, and writes a tuple and a list differently.
-        exact = marshal.dumps(json.loads(text), 2) == marshal.dumps(entries, 2)
-    except (TypeError, ValueError, RecursionError):
-        exact = False
-    return {STATE_ENTRY: text if exact else (entries,)}
+    packed: Any = (entries,)
+    with suppress(ValueError, RecursionError):  # an integer of thousands of digits; lists in lists
+        if _is_json(entries):
+            packed = json.dumps(entries)
+    return {STATE_ENTRY: packed}
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON returns exactly this: a subclass and a tuple come back as something else."""
+    if type(value) is dict:
+        if not {*map(type, value)} <= {str}:
+            return False
+        value = value.values()
+    elif type(value) is not list:
+        return type(value) in _JSON
+    # Most parts are numbers and strings, which need no call.
+    return all(map(_is_json, [part for part in value if type(part) not in _JSON]))
 
 
 def unpack(state: Any, *, of: str) -> State:
