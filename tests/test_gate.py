@@ -148,9 +148,12 @@ def loader_steps(folder: Path, epoch: int) -> Iterator[tuple[str, Calls]]:
     yield "a steady batch, in the consumer", consumer
     yield "a steady batch, in a worker", worker
     yield "a steady batch, together", consumer + worker
-    with recorded() as calls:
-        iterator = iter(loader)
-    yield "iter(loader)", calls
+    starts = []
+    for _ in range(3):
+        with recorded() as calls:
+            iterator = iter(loader)
+        starts.append(calls)
+    yield "iter(loader)", min(starts, key=len)  # a worker's first answer may come before it returns
     for _ in range(WARM):
         next(iterator)
     loader.state_dict()
