@@ -316,3 +316,20 @@ def test_a_state_of_another_version_says_which_penstock_reads_it() -> None:
     for other in ({}, opened(state), {**opened(state), "version": STATE_VERSION}, {"penstock": '{"version": null}'}):
         with pytest.raises(StateError, match="this is no state of a RandomSampler, or a damaged one: 'penstock' is"):
             sampler.load_state_dict(other)
+
+
+def test_a_state_of_another_kind_is_named() -> None:
+    loader = ps.DataLoader(range(20), 4, sampler=RandomSampler(range(20), shuffle="global"))
+    with pytest.raises(StateError, match="this is the state of a DataLoader, not of a RandomSampler"):
+        RandomSampler(range(20), shuffle="global").load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="this is the state of a sampler or a data set, not of a DataLoader"):
+        loader.load_state_dict(RandomSampler(range(20), shuffle="global").state_dict())
+
+
+def test_orders_of_other_kinds_are_not_taken_for_versions() -> None:
+    mixture = ps.Mixture([(range(5), 1), (range(7), 2)], rank=0, world_size=1)
+    sampler = ps.DistributedSampler(range(12), 1, 0, shuffle="global")
+    for one, other in ((mixture, sampler), (sampler, mixture)):
+        with pytest.raises(StateError, match="shuffle is") as caught:
+            one.load_state_dict(other.state_dict())
+        assert "version" not in str(caught.value)

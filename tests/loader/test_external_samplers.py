@@ -15,6 +15,19 @@ import penstock as ps
 from penstock.errors import StateError
 
 
+class Again:
+    """A sampler without a state, the same in each epoch."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n))
+
+
 def test_names_as_indices_go_on_behind_several_batches() -> None:
     names = list("abcdef")
     loader: ps.DataLoader[str] = ps.DataLoader({name: name for name in names}, 2, sampler=names)  # type: ignore[arg-type]
@@ -193,6 +206,18 @@ def test_what_a_program_assigns_to_the_batch_sampler_counts(first: Any) -> None:
     resumed = ps.DataLoader(Range(12), 3, sampler=torch.utils.data.SequentialSampler(range(6)))
     resumed.load_state_dict(loader.state_dict())
     assert [plain(batch) for batch in resumed] == [[3, 4, 5]]
+
+
+@pytest.mark.parametrize("sampler", [list(range(10)), Again(10)], ids=["list", "with a length"])
+def test_all_batches_are_left_out_also_a_partial_one(sampler: Any) -> None:
+    loader = ps.DataLoader(Range(10), 4, sampler=sampler)
+    loader.skip(3)
+    state = loader.state_dict()
+    assert list(loader) == []
+    assert [plain(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    resumed = ps.DataLoader(Range(10), 4, sampler=sampler)
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
 
 
 def test_an_assigned_sampler_brings_its_epoch_and_its_position() -> None:

@@ -35,7 +35,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import Accelerator, PreparedLoader, skip_first_batches
 from penstock.integrations.loader_logger import LoaderLogger
 from penstock.loader.dataloader import DataLoader
-from penstock.plan.cursor import check_state, read_mapping
+from penstock.plan.cursor import STATE_ENTRY, check_state, read_mapping
 from penstock.wording import kind_text
 
 __all__ = ["LoaderLogging", "LoaderPosition", "PenstockTrainer", "TrainerLoaders"]
@@ -65,9 +65,20 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
         self._shape: dict[str, int | None] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return the position for ``trainer_state.json``, when the Trainer saves."""
+        """Return the position for ``trainer_state.json``, when the Trainer saves.
+
+        Raises:
+            StateError: a user's object has a state that JSON would change.
+        """
         if self._loader is not None:
-            self.position = {**self._shape, "loader": dict(self._loader.state_dict())}
+            state = dict(self._loader.state_dict())
+            if not isinstance(state[STATE_ENTRY], str):
+                raise StateError(
+                    "the Trainer saves its state as JSON, which would change the state of this loader: a state_dict() "
+                    "of yours (of a dataset, sampler or collate function) returned a tuple, a tensor, or a key that is "
+                    "no string. Return numbers, strings, lists, and dicts with strings as keys"
+                )
+            self.position = {**self._shape, "loader": state}
         return {"args": {}, "attributes": {"position": self.position}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

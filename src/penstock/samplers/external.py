@@ -180,6 +180,8 @@ class _Drawn(BatchEpochPlan):
         self.epoch = cursor.epoch
         # The start, the last batches of a sampler with states, and the end of the epoch.
         self._marks: list[_Mark] = []
+        self._drawn = 0
+        """Number of batches drawn here."""
 
     def __len__(self) -> int:
         left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)
@@ -211,6 +213,7 @@ class _Drawn(BatchEpochPlan):
                 batches, places = np.divmod(np.arange(consumed, consumed + len(batch), dtype=np.int64), size)
                 positions = (batches << 24) + places
             consumed += len(taken)
+            self._drawn = number
             if wait:
                 wait -= 1
             # After its last batch the sampler's state may already be of the next epoch.
@@ -227,6 +230,9 @@ class _Drawn(BatchEpochPlan):
         marks = self._marks or [_Mark(0, self._cursor.consumed, self._where_it_begins())]
         mark = next(mark for mark in reversed(marks) if mark.batches <= count)
         pulls = (count - mark.batches) * self._size
+        if count > self._drawn and isinstance(self._items, Sized):
+            # Batches were skipped, perhaps with a last one that is partial.
+            pulls = min(pulls, max(0, len(self._items) - mark.consumed))
         point = None if mark.point is None else mark.point.after(pulls)
         return Cursor(
             epoch=self.epoch,

@@ -136,6 +136,7 @@ def _read_state(path: Path) -> Mapping[str, Any]:
 def _loader_state(content: Any) -> Mapping[str, Any] | None:
     if not isinstance(content, Mapping):
         return None
-    if STATE_ENTRY in content and "sampler" in unpack(content, of="DataLoader"):
+    old = "version" in content and "sampler" in content  # before version 3: `unpack` says so
+    if old or (STATE_ENTRY in content and "sampler" in unpack(content, of="DataLoader")):
         return content
     return next((found for value in content.values() if (found := _loader_state(value)) is not None), None)
