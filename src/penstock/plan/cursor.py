@@ -5,7 +5,7 @@
 
 Invariant: a state depends only on the samples that the *consumer* has received, not on prefetched ones. It contains
 integers and short strings, and its size does not depend on the number of samples, ranks or workers. Loading it onto
-other data, another order or another layout raises a `StateError` that names every difference.
+other data, another order or another layout raises a `StateError` that names what differs.
 """
 
 from __future__ import annotations
