@@ -109,11 +109,17 @@ def test_a_ledger_knows_them(manifest: Manifest) -> None:
         (np.array([2**63 + 1], np.uint64), IndexError, "exclude=: index 9223372036854775809 is out of range"),
         ([0.5], ConfigError, "array of row numbers"),
         (range(60), ConfigError, "leaves none of 60 rows"),
+        (range(100_001), ConfigError, "at most 100,000 rows, got 100,001"),
     ],
 )
 def test_what_makes_no_sense(manifest: Manifest, exclude: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         RankDataset(manifest, rank=0, world_size=1, exclude=exclude)
+
+
+def test_a_row_that_is_named_often_counts_once(manifest: Manifest) -> None:
+    often = RankDataset(manifest, rank=0, world_size=1, exclude=[3] * 100_001)
+    assert often.state_dict() == RankDataset(manifest, rank=0, world_size=1, exclude=[3]).state_dict()
 
 
 # Mixtures.

@@ -69,11 +69,11 @@ class ExcludedRows:
             IndexError: a row is outside the source.
         """
         given = np.asarray(rows)
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu") or len(given) > 100_000:
-            raise ConfigError(
-                f"exclude= takes an array of row numbers, got {given.dtype} of shape {given.shape}: to leave out more "
-                "than 100,000, filter them with Subset"
-            )
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise ConfigError(f"exclude= takes an array of row numbers, got {given.dtype} of shape {given.shape}")
+        given = np.unique(given)
+        if len(given) > 100_000:
+            raise ConfigError(f"exclude= takes at most 100,000 rows, got {len(given):,}: filter them with Subset")
         try:
             return ExcludedRows(normalise(given, count), np.array([0, count]))
         except IndexError as error:

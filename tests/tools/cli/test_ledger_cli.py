@@ -84,10 +84,16 @@ def test_a_state_says_how_the_job_changed(program: str, tmp_path: Path) -> None:
 
 def test_what_makes_no_sense(program: str, tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "cut.json").write_text('{"penstock": "{')
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
+    (tmp_path / "old.json").write_text('{"version": 2, "sampler": {}}')
     for arguments, message in [
         ([program], "either --step or --row"),
         (["train.py", "--step", "1"], "names no loader"),
         ([program, "--step", "1", "--state", "empty.json"], "holds no state"),
+        ([program, "--step", "1", "--state", "cut.json"], "cut.json is neither JSON nor"),
+        ([program, "--step", "1", "--state", "cut.pt"], "cut.pt is neither JSON nor"),
+        ([program, "--step", "1", "--state", "old.json"], "has version 2 of states"),
         ([program, "--step", "1", "--rank", "9"], "outside the world"),
     ]:
         result = ask(*arguments)

@@ -6,6 +6,7 @@ The answer is printed to standard output, or as one JSON object with ``--json``.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +125,13 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError):
         import torch
 
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise StateError(
+                f"{path} is neither JSON nor a file of torch.save that loads with weights_only=True, or it was cut "
+                "off: save loader.state_dict() in it"
+            ) from error
     found = _loader_state(content)
     if found is None:
         raise StateError(
