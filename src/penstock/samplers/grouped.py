@@ -183,10 +183,6 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader with the inner sampler."""
-        self.inner.show(cursor, loaded=loaded, running=running)
-
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         rank, world_size = self._world.get()
