@@ -140,7 +140,7 @@ class Counting(Small):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize(("chosen", "most"), [(2, 2), (3, 3), (None, 16)])
+@pytest.mark.parametrize(("chosen", "most"), [(2, 2), (3, 3), (None, 32)])
 @pytest.mark.parametrize("pure", [False, True])
 def test_no_more_batches_are_begun_than_prefetch_factor_allows(chosen: int | None, most: int, pure: bool) -> None:
     """A number that the user chose is kept. Only torch's default is raised for tiny, quick batches."""
@@ -175,7 +175,7 @@ def test_workers_that_take_turns_are_given_their_own_batches_in_groups(how: dict
             assert len(set(makers.tolist())) == 1
             workers.append(makers[0].item())
         assert workers == [number % 3 for number in range(len(loader))]
-        assert depth == 8 * 6, "else the test shows nothing"
+        assert depth == 16 * 6, "else the test shows nothing"
     loader.close()
 
 

@@ -1,7 +1,7 @@
 """`Flow`: how far ahead. How many batches may be in flight, and how many go together in one message.
 
     usually                       prefetch_factor batches for each worker
-    small, quickly made batches   up to eight times as many, in groups: their hand-over costs more than the work
+    small, quickly made batches   up to sixteen times as many, in groups: their hand-over costs more than the work
     a late batch                  more, while finished batches wait for it and workers are idle
     max_bytes_in_flight           fewer, by the largest of the last batches; one until it is known
     too little memory             fewer, for a while
@@ -26,7 +26,7 @@ _LAST = 8
 _QUICK, _RAY_QUICK = 1e-3, 10e-3
 """A batch that takes fewer seconds is quick. Ray needs three milliseconds of CPU time to send one."""
 
-_GROUP, _RAY_GROUP = 1e-3, 30e-3
+_GROUP, _RAY_GROUP = 2e-3, 30e-3
 """Seconds that a group takes at most."""
 
 _RETRY = 64

@@ -10,7 +10,7 @@ __all__ = ["AHEAD", "LIGHT", "LIGHT_FACTOR", "PAGE"]
 LIGHT = 1 << 18
 """Maximum bytes of a small batch."""
 
-LIGHT_FACTOR = 8
+LIGHT_FACTOR = 16
 """Small, quickly made batches are prefetched this many times deeper, unless the user chose a depth."""
 
 AHEAD = 1 << 25
