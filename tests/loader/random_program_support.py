@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils.data
+from entries_support import opened
 from loader_support import EXECUTORS, draw_load
 from torch.utils.data import Dataset
 
@@ -290,7 +291,6 @@ def kinds(manifest: Any) -> dict[str, Maker]:
         "grouped-class": grouped(shares, order="class"),
         "grouped-random": grouped(global_order),
         "grouped-repeated": grouped(repeated),
-        "grouped-list": grouped(lambda setup: list(range(N))),
         "token-budget": lambda setup: in_batches(setup, budget_sampler(setup)),
         "iterations": iterations(lambda setup: batched_sampler(setup, shares(setup))),
         "iterations-started": iterations(lambda setup: batched_sampler(setup, shares(setup)), 5),
@@ -366,7 +366,7 @@ class Run:
         self.loader: Any = loader_of(self.parts, setup)
         with undisturbed(self.parts):
             self.by_chance = self.parts.generator is not None or (
-                "base_seed" in loader_of(make(setup), setup).state_dict()
+                "base_seed" in opened(loader_of(make(setup), setup).state_dict())
             )
         """Whether passes draw from torch's generator or the user's."""
         self.drawn = self.resumed = False
