@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.executors.process.transport import Inbox, Outbox, framed
+from penstock.loader.executors.process.transport import Channel, framed
 
 
 class Pipe:
     def __init__(self) -> None:
         self.out, self.into = os.pipe()
         os.set_blocking(self.out, False)
-        self.inbox = Inbox(self.out)
+        self.inbox = Channel(self.out, -1)
 
     def close(self) -> None:
         for fd in (self.out, self.into):
@@ -89,7 +89,7 @@ def test_messages_of_all_sizes(sizes: list[int]) -> None:
 
     def send() -> None:
         for message in messages:
-            Outbox(pipe.into).send(framed(message))
+            Channel(-1, pipe.into).send(framed(message))
         pipe.hang_up()
 
     thread = threading.Thread(target=send)
@@ -113,7 +113,7 @@ def test_a_writer_that_stops_within_a_message(pipe: Pipe, cut: int) -> None:
 
 def test_an_outbox_never_waits(pipe: Pipe) -> None:
     os.set_blocking(pipe.into, False)
-    outbox = Outbox(pipe.into)
+    outbox = Channel(-1, pipe.into)
     messages = [bytes([number]) * 50_000 for number in range(20)]
     for message in messages:
         outbox.send(framed(message))
@@ -127,7 +127,7 @@ def test_an_outbox_never_waits(pipe: Pipe) -> None:
 
 def test_a_closed_outbox_writes_nothing(pipe: Pipe) -> None:
     """The number of its pipe may be another file's."""
-    outbox = Outbox(pipe.into)
+    outbox = Channel(-1, pipe.into)
     outbox.closed = True
     outbox.send(framed("next"))
     assert pipe.inbox.receive() == []
@@ -136,7 +136,7 @@ def test_a_closed_outbox_writes_nothing(pipe: Pipe) -> None:
 def test_an_outbox_whose_reader_is_gone() -> None:
     out, into = os.pipe()
     os.set_blocking(into, False)
-    outbox = Outbox(into)
+    outbox = Channel(-1, into)
     outbox.send(b"a" * 200_000)
     assert outbox.waiting
     os.close(out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ import torch
 from process_support import Frames, allocated, deliver, looks_like
 
 from penstock import DataLoader
-from penstock.loader.executors.process.forks import our_own
-from penstock.loader.executors.process.ring import Ring
+from penstock.loader.executors.process.ring import Ring, fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded")
 
@@ -106,8 +104,11 @@ def test_what_no_child_reads_is_used_again(ours: bool) -> None:
     batch = bring(ring, 1)
     if not ours:
         del batch
-    with our_own() if ours else nullcontext():
+    fork.ours = ours
+    try:
         child = Child(lambda: True)
+    finally:
+        fork.ours = False
     batch = None
     use_all(ring)
     assert allocated(ring) == USED * MIB

@@ -125,9 +125,11 @@ class ProcessExecutor(Executor):
         except Exception as error:
             self._refuse(requests, worker, error)
             return
-        member.outbox.send(data)
-        if member.outbox.waiting:
-            self._watch(member.outbox.fd, select.POLLOUT, member)
+        channel = member.channel
+        channel.send(data)
+        if channel.waiting:
+            self._by_fd[channel.writes] = member
+            self._poller.register(channel.writes, select.POLLOUT)
 
     def _refuse(self, requests: Sequence[Start | BatchRequest], worker: int, error: Exception) -> None:
         """Answer the requests that cannot be pickled, and send the others one by one."""
@@ -181,23 +183,23 @@ class ProcessExecutor(Executor):
 
     def _handle(self, member: WorkerProcess, fd: int, events: list[Event]) -> None:
         """Read the answers of a worker, write requests that it had no room for, or note its death."""
-        inbox, outbox = member.inbox, member.outbox
-        if fd == outbox.fd:
-            outbox.send()
-            if not outbox.waiting:
+        channel = member.channel
+        if fd == channel.writes:
+            channel.send()
+            if not channel.waiting:
                 self._forget(fd, member)
                 if member.ending:
                     member.dismiss()
             return
-        died = fd != inbox.fd
+        died = fd != channel.reads
         # All answers of a worker precede its death.
         while True:
-            for answers in inbox.receive():
+            for answers in channel.receive():
                 for answer in answers:
                     self._take(answer, member.number, events)
-            if inbox.empty or not died:
+            if channel.empty or not died:
                 break
-        if inbox.ended:
+        if channel.ended:
             self._forget(fd, member)
         if died:
             self._bury(member, events)
@@ -236,36 +238,25 @@ class ProcessExecutor(Executor):
 
     def resize(self, workers: int) -> None:
         """See `Executor`."""
+        config, width = self._config, self._width
         for number in range(workers):
-            if number == len(self.members) or self.members[number].dead or self.members[number].ending:
-                self._start(number)
+            if number < len(self.members) and not self.members[number].dead and not self.members[number].ending:
+                continue
+            for place in range(1 + width * number, 1 + width * (number + 1)):
+                self._words[place] = 0
+            total, init = max(config.workers, number + 1), config.worker_init_fn
+            setup = Setup(number, total, self._fetcher, init, self._base_seed, width, self.ring.file, self.pid)
+            member = WorkerProcess(setup, self._context, self._all)
+            self.members[number : number + 1] = [member]
+            for fd in (member.channel.reads, member.sentinel):
+                self._by_fd[fd] = member
+                self._poller.register(fd, select.POLLIN)
         for member in self.members[workers:]:
             member.ending = True
-            if not member.outbox.waiting:
+            if not member.channel.waiting:
                 member.dismiss()
         del self.members[workers:]
         self.workers = workers
-
-    def _start(self, number: int) -> None:
-        config, width = self._config, self._width
-        for place in range(1 + width * number, 1 + width * (number + 1)):
-            self._words[place] = 0
-
-        def setup(requests: Any, results: Any, held_back: bool) -> Setup:
-            total = max(config.workers, number + 1)
-            made = number, total, self._fetcher, config.worker_init_fn, self._base_seed, width
-            return Setup(*made, self.ring.file, requests, results, self.pid, held_back)
-
-        member = WorkerProcess(number, self._context)
-        self._all.append(member)  # before it starts, so that it is ended whatever happens
-        member.start(setup)
-        self.members[number : number + 1] = [member]
-        self._watch(member.inbox.fd, select.POLLIN, member)
-        self._watch(member.sentinel, select.POLLIN, member)
-
-    def _watch(self, fd: int, event: int, member: WorkerProcess) -> None:
-        self._by_fd[fd] = member
-        self._poller.register(fd, event)
 
     def _forget(self, fd: int, member: WorkerProcess) -> None:
         # The number of a pipe that was closed may be another worker's.
@@ -276,7 +267,7 @@ class ProcessExecutor(Executor):
     def _bury(self, member: WorkerProcess, events: list[Event]) -> None:
         """Note the death of a worker. Its slots are free, though nobody knows how much memory they have."""
         member.wait(time.monotonic() + 1)
-        for fd in (member.inbox.fd, member.outbox.fd, member.sentinel):
+        for fd in (member.channel.reads, member.channel.writes, member.sentinel):
             self._forget(fd, member)
         member.dead = True
         member.close()

@@ -17,13 +17,13 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from penstock.loader.executors.process.forks import our_own
-from penstock.loader.executors.process.transport import Inbox, Outbox
+from penstock.loader.executors.process.ring import fork
+from penstock.loader.executors.process.transport import Channel
 from penstock.loader.executors.process.worker import Setup, main
 
 __all__ = ["WorkerProcess", "end"]
@@ -39,68 +39,61 @@ class WorkerProcess:
     """A worker as seen by the consumer.
 
     Args:
-        number: its number.
+        setup: its start arguments, without the pipes.
         context: the `multiprocessing` context.
+        started: gets this object before the process starts, so that it is ended whatever happens.
 
     Attributes:
+        number: its number.
         process: the process.
-        inbox, outbox: answers and requests.
-        dead: whether it has ended, or not started yet.
+        channel: requests and answers.
+        sentinel: a descriptor that becomes readable when the process has ended.
+        dead: whether it has ended, or could not start.
         ending: whether it was told to end.
+
+    Raises:
+        Exception: an error of starting, such as a dataset that cannot be pickled for spawn; or of a signal handler,
+            perhaps after the start: `end` the worker.
     """
 
-    _pidfd = -1  # a class attribute, in case the constructor was interrupted
-
-    def __init__(self, number: int, context: Any) -> None:
-        self.number = number
+    def __init__(self, setup: Setup, context: Any, started: list[WorkerProcess]) -> None:
+        self.number = setup.number
         self.process: Any = None
         self.dead, self.ending = True, False
-        self._context = context
         with _forks:
-            self._theirs, self._requests = context.Pipe(duplex=False)
-            self._answers, self._results = context.Pipe(duplex=False)
+            theirs, self._requests = context.Pipe(duplex=False)
+            self._answers, results = context.Pipe(duplex=False)
             _open.add(self)  # before the fork, which must close its copies
-        self.outbox = Outbox(self._requests.fileno())
-        self.inbox = Inbox(self._answers.fileno())
-
-    def start(self, setup: Callable[[Connection, Connection, bool], Setup]) -> None:
-        """Start the process.
-
-        Args:
-            setup: returns its start arguments, given its ends of the pipes, and whether Ctrl-C is blocked in it.
-
-        Raises:
-            Exception: an error of starting, such as a dataset that cannot be pickled for spawn; or of a signal handler,
-                perhaps after the start: `end` the worker.
-        """
+        self.channel = Channel(self._answers.fileno(), self._requests.fileno())
+        started.append(self)
         try:
             for connection in (self._requests, self._answers):
                 os.set_blocking(connection.fileno(), False)
-            with _holding_back_signals(self._context.get_start_method()) as held_back:
-                made, name = setup(self._theirs, self._results, held_back), f"penstock-worker-{self.number}"
-                process = self._context.Process(target=main, args=(made,), name=name, daemon=True)
+            with _holding_back_signals(context.get_start_method()) as held_back:
+                setup = setup._replace(pipes=(theirs, results), held_back=held_back)
+                process = context.Process(
+                    target=main, args=(setup,), name=f"penstock-worker-{self.number}", daemon=True
+                )
                 try:
-                    with our_own():
-                        process.start()
+                    fork.ours = True
+                    process.start()
                 except (pickle.PicklingError, AttributeError, TypeError) as error:
-                    _explain(error, made)
+                    _explain(error, setup)
                     raise
-                self.process, self.dead = process, False
+                finally:
+                    fork.ours = False
+                self.process, self.dead, self.sentinel = process, False, process.sentinel
                 if hasattr(os, "pidfd_open"):
                     # multiprocessing's sentinel is a pipe that processes started by the worker keep open.
                     with contextlib.suppress(OSError):  # not permitted
-                        self._pidfd = os.pidfd_open(process.pid)
+                        self._pidfd = Connection(os.pidfd_open(process.pid), writable=False)
+                        self.sentinel = self._pidfd.fileno()
         except BaseException:
             self.close()
             raise
         finally:
-            self._theirs.close()
-            self._results.close()
-
-    @property
-    def sentinel(self) -> int:
-        """A descriptor that becomes readable when the process has ended."""
-        return self.process.sentinel if self._pidfd < 0 else self._pidfd
+            theirs.close()
+            results.close()
 
     def wait(self, deadline: float) -> bool:
         """Wait for the process to end; return whether it has."""
@@ -116,15 +109,14 @@ class WorkerProcess:
 
     def dismiss(self) -> None:
         """Let the worker end when it has answered all requests."""
-        self.outbox.closed = True
+        self.channel.closed = True
         with _forks:
             self._requests.close()
 
     def close(self) -> None:
         """Close our ends of the pipes."""
-        self.outbox.closed = True
+        self.dismiss()
         with _forks:
-            self._requests.close()
             self._answers.close()
 
     def obituary(self, peak: int) -> str:
@@ -143,10 +135,6 @@ class WorkerProcess:
         elif -code == signal.SIGBUS:
             text += " A mapped file was truncated while it was read (replace files by rename), or memory ran out."
         return text
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
-        if self._pidfd >= 0:
-            _close(self._pidfd)
 
 
 _open: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()

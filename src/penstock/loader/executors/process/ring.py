@@ -15,7 +15,13 @@ Invariant: a slot is either free, lent, leased or retired; so memory that a tens
 A worker extends its slot as far as the batch needs it. A free slot keeps as much memory as batches usually need, and
 slots that have not been used for a while lose theirs.
 
-A slot in use while user code forks is retired until the child has ended: see `forks`.
+A child process that user code forks holds the batches of the program. So slots in use at a fork are retired until the
+child has ended. A pipe shows when: the child and its descendants hold its other end. Our own forks, which start
+workers, do not read batches.
+
+    before the fork   create a pipe, and mark each leased slot
+    parent            closes the writing end; end of file means that the child has ended, or started a program
+    child             keeps the writing end open
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ import math
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -36,11 +43,10 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import PartitionError, RingError
-from penstock.loader.executors.process.forks import Child, watch
 from penstock.loader.sizes import PAGE
 from penstock.memory import available_memory
 
-__all__ = ["ALIGNMENT", "BOARD", "NAMES", "SLOTS", "Ring", "SharedFile", "Slot", "tensor_at", "usual"]
+__all__ = ["ALIGNMENT", "BOARD", "NAMES", "SLOTS", "Ring", "SharedFile", "Slot", "fork", "tensor_at", "usual"]
 
 BOARD = 1 << 20
 """Bytes at the head of the file, for the words that `worker` describes."""
@@ -213,7 +219,7 @@ class Ring:
         self._children: dict[int, list[Child]] = {}
         """Child processes that were forked while a slot was leased, by slot."""
         self._retired: list[int] = []
-        watch(self)
+        _rings.add(self)
 
     def lend(self) -> tuple[int, int]:
         """Return a slot for a worker, and the bytes of memory it has; slot 0 if the consumer holds all of them."""
@@ -294,7 +300,7 @@ class Ring:
     # Forks.
 
     def mark(self, child: Child) -> None:
-        """Protect the slots that are leased now: they are not reused while a child may read them."""
+        """Protect the slots that are leased now until a child has ended. May be called repeatedly."""
         for slot, lease in list(self._leases.items()):
             if lease() is not None:
                 alive = [other for other in self._children.get(slot, ()) if other is not child and not other.gone]
@@ -307,6 +313,84 @@ class Ring:
             del self._children[slot]
             self._trim(slot, 0)
             self._free.insert(0, slot)
+
+
+_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+class Child:
+    """A forked process and its descendants."""
+
+    def __init__(self) -> None:
+        self._end: int | None = None  # the pipe; while None, the child counts as alive
+        self._gone = False
+
+    def begin(self, end: int) -> None:
+        """Set the pipe after the fork; it reaches end of file when the child has ended."""
+        os.set_blocking(end, False)
+        self._end = end
+        weakref.finalize(self, _close_once, end, os.getpid())
+
+    @property
+    def gone(self) -> bool:
+        """Return whether the process and its descendants have ended."""
+        if not self._gone and self._end is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._gone = not os.read(self._end, 1)
+        return self._gone
+
+
+def _close_once(end: int, pid: int) -> None:
+    if os.getpid() == pid:
+        os.close(end)
+
+
+class _Fork(threading.local):
+    """The fork in progress in this thread.
+
+    Attributes:
+        ours: whether it starts a worker, which reads no batch.
+    """
+
+    ours = False
+    child: Child | None = None
+    pipe: tuple[int, int] | None = None
+
+
+fork = _Fork()
+
+
+def _before_fork() -> None:
+    fork.child = fork.pipe = None
+    if fork.ours or not _rings:
+        return
+    fork.child = Child()
+    with contextlib.suppress(OSError):  # too many open files: then the child's end is not noticed
+        fork.pipe = os.pipe()
+    for ring in list(_rings):  # before another thread drops a batch that the child inherits
+        ring.mark(fork.child)
+
+
+def _in_parent() -> None:
+    child, pipe = fork.child, fork.pipe
+    fork.child = fork.pipe = None
+    if child is None:
+        return
+    for ring in list(_rings):  # batches that another thread received meanwhile
+        ring.mark(child)
+    if pipe is not None:
+        os.close(pipe[1])
+        child.begin(pipe[0])
+
+
+def _in_child() -> None:
+    pipe, fork.child, fork.pipe = fork.pipe, None, None
+    if pipe is not None:
+        os.close(pipe[0])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 def _ranks() -> int:

@@ -2,7 +2,7 @@
 
     worker     pack      batch -> pickle; large plain tensors and arrays become places in the slot of the batch
     consumer   unpack    pickle + memory of the slot -> batch; its tensors are views
-    both       Inbox, Outbox   pickled messages, each after its length
+    both       Channel  pickled messages, each after its length
 
 The memory of CPU tensors and arrays of more than `SMALL` bytes is written to the slot, unless the collate function has
 put it there. Everything else (strings, small tensors, any object) is pickled, and so is what does not fit, which takes
@@ -36,7 +36,7 @@ import torch
 
 from penstock.loader.executors.process.ring import NAMES, tensor_at
 
-__all__ = ["SMALL", "Inbox", "Outbox", "Target", "framed", "pack", "unpack"]
+__all__ = ["SMALL", "Channel", "Target", "framed", "pack", "unpack"]
 
 SMALL = 4096
 """Tensors of up to this many bytes are pickled: users collect labels, and each would occupy a slot."""
@@ -200,17 +200,24 @@ def framed(message: Any) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-class Inbox:
-    """Reads messages from a pipe.
+class Channel:
+    """Messages between the consumer and one worker, through a pipe each way.
+
+    If the pipe for writing does not block, the channel keeps what the pipe does not accept.
 
     Attributes:
+        reads, writes: descriptors of the pipes.
         ended: whether the other end was closed. Earlier messages are delivered; an incomplete one is lost.
         empty: whether there was nothing to read.
+        waiting: what `send` has to write when the pipe is writable.
+        closed: whether nothing more is written: the reader is gone, or the pipe was closed, so that its number may be
+            another file's.
     """
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.ended = self.empty = False
+    def __init__(self, reads: int, writes: int) -> None:
+        self.reads, self.writes = reads, writes
+        self.ended = self.empty = self.closed = False
+        self.waiting = b""
         self._parts: list[bytes] = []
         self._missing = 0
 
@@ -218,7 +225,7 @@ class Inbox:
         """Read once, and return the messages that are complete now. It waits if the pipe blocks and is empty."""
         messages: list[Any] = []
         try:
-            data = os.read(self.fd, _READ)
+            data = os.read(self.reads, _READ)
         except BlockingIOError:
             self.empty = True
             return messages
@@ -239,21 +246,6 @@ class Inbox:
         self._parts, self._missing = [data[begin:]], missing
         return messages
 
-
-class Outbox:
-    """Writes messages to a pipe. If the pipe does not block, it keeps what the pipe does not accept.
-
-    Attributes:
-        waiting: what `send` has to write when the pipe is writable.
-        closed: whether nothing more is written: the reader is gone, or the pipe was closed, so that its number may be
-            another file's.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.waiting = b""
-        self.closed = False
-
     def send(self, data: bytes = b"") -> None:
         """Write a message of `framed` after what is waiting, as far as the pipe accepts it now, and keep the rest."""
         if self.closed:
@@ -261,7 +253,7 @@ class Outbox:
         self.waiting += data
         try:
             while self.waiting:
-                self.waiting = self.waiting[os.write(self.fd, self.waiting) :]
+                self.waiting = self.waiting[os.write(self.writes, self.waiting) :]
         except BlockingIOError:
             pass
         except BrokenPipeError:

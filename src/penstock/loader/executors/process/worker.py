@@ -29,7 +29,7 @@ import torch
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
 from penstock.loader.executors.process.ring import SharedFile, Slot
-from penstock.loader.executors.process.transport import Inbox, Outbox, framed, pack
+from penstock.loader.executors.process.transport import Channel, framed, pack
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -74,10 +74,10 @@ class Setup(NamedTuple):
     width: int
     """How many numbers it has on the board."""
     file: SharedFile
-    requests: Connection
-    results: Connection
     parent: int
-    held_back: bool
+    pipes: tuple[Connection, Connection] | None = None
+    """Its ends: of requests, and of answers."""
+    held_back: bool = False
     """Whether SIGINT is blocked until the worker has a handler."""
 
 
@@ -114,8 +114,8 @@ class _Worker:
         self.maker = Maker(setup.fetcher, setup.number)
         self._stream = isinstance(setup.fetcher, StreamFetch)
         self._where = f"in DataLoader worker process {setup.number}"
-        self._inbox = Inbox(setup.requests.fileno())
-        self._outbox = Outbox(setup.results.fileno())
+        assert setup.pipes is not None
+        self._channel = Channel(*(pipe.fileno() for pipe in setup.pipes))
         self._sending = threading.Lock()
         self._answers: list[tuple[Any, ...]] = []  # to send together
         self._measured = 0.0  # when the peak memory was measured last
@@ -128,11 +128,11 @@ class _Worker:
 
     def run(self) -> None:
         """Answer requests until a pipe ends."""
-        while not self._inbox.ended:
-            for message in self._inbox.receive():
+        while not self._channel.ended:
+            for message in self._channel.receive():
                 until, last = time.perf_counter() + _TOGETHER, message[-1]
                 for item in message:
-                    if self._outbox.closed:
+                    if self._channel.closed:
                         return
                     if isinstance(item, Start):
                         self._begin(item)
@@ -212,4 +212,4 @@ class _Worker:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 # In KiB. macOS counts bytes.
                 self._measured, self._board[0] = now, peak // 1024 if sys.platform == "darwin" else peak
-            self._outbox.send(framed(answers))
+            self._channel.send(framed(answers))
