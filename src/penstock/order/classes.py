@@ -7,8 +7,8 @@ permutation, and no sample leaves its class::
     class      0 0 0 0 1 1 1 2 2 2 2 2
     shuffled   2 0 3 1 6 4 5 9 11 7 10 8
 
-A look-up is one Feistel network with the sizes and keys of each index's class (`penstock.order.feistel`), with cycle
-walking. So it costs the same for one class and for ten thousand.
+A look-up is one Feistel network with the sizes and keys of each index's class (`penstock.order.permutation`), with
+cycle walking. So it costs the same for one class and for ten thousand.
 
 Promises: a bijection within each class; 50 bytes of memory per class; the same on every machine, frozen by golden
 vectors in the tests under `ORDER_VERSION`.
@@ -16,15 +16,12 @@ vectors in the tests under `ORDER_VERSION`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
 from penstock.hashing import mix, mix_array
-from penstock.order.feistel import ROUNDS, Feistel, Indices
-from penstock.order.permutation import MAX_N, Bijection
+from penstock.order.permutation import MAX_N, ROUNDS, Bijection, Indices, feistel
 
 __all__ = ["ClassShuffle", "class_of", "square_roots"]
 
@@ -65,12 +62,12 @@ class ClassShuffle(Bijection):
         self._keys = np.stack([mix_array(mix(key, r), names) for r in range(ROUNDS)]).astype(np.uint32)
 
     def _rows(self, positions: Indices) -> Indices:
-        return self._walked(positions, Feistel.encrypt)
+        return self._walked(positions, inverse=False)
 
     def _find(self, rows: Indices) -> Indices:
-        return self._walked(rows, Feistel.decrypt)
+        return self._walked(rows, inverse=True)
 
-    def _walked(self, indices: Indices, walk: Any) -> Indices:
+    def _walked(self, indices: Indices, *, inverse: bool) -> Indices:
         """Replace indices by their images, in place."""
         if indices.size and int(indices.min()) < self.starts[0]:
             raise IndexError(f"index {int(indices.min())} is out of range: the first class begins at {self.starts[0]}")
@@ -82,8 +79,7 @@ class ClassShuffle(Bijection):
             local, sizes, left = flat.view(np.uint64), self._sizes[classes], np.arange(flat.size)
             while left.size:
                 which = classes[left]
-                network = Feistel(self._a[which], self._b[which], self._keys[:, which])
-                local[left] = walk(network, local[left])
+                local[left] = feistel(local[left], self._a[which], self._b[which], self._keys[:, which], inverse)
                 left = left[local[left] >= sizes[left]]
             flat += begins
         return indices
