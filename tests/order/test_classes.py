@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OrderError
-from penstock.order.class_batches import ClassBatches, EpochBatches
+from penstock.order.class_batches import ClassBatches
 from penstock.order.classes import ClassShuffle, square_roots
 
 SIZES = st.lists(st.integers(0, 40) | st.integers(0, 3), min_size=1, max_size=12)
@@ -133,28 +133,6 @@ def test_each_slot_is_in_one_batch(
         assert len(left) < max(per_batch)
     else:
         assert len(left) == sum(size % count for size, count in zip(sizes, per_batch, strict=True))
-
-
-@settings(deadline=None, max_examples=60)
-@given(SIZES, st.booleans(), st.booleans(), st.integers(0, 3))
-def test_an_epoch_is_a_bijection_both_ways(sizes: list[int], fill: bool, drop_last: bool, epoch: int) -> None:
-    batches = ClassBatches(starts_of(sizes), [1 + k % 4 for k in range(len(sizes))], fill=fill, drop_last=drop_last)
-    run = EpochBatches(batches, 9, epoch)
-    numbers = np.arange(len(run))
-    slots, counts = run.slots(numbers)
-    places = run.places[slots]
-    assert len(set(places.tolist())) == len(places) == counts.sum()
-    assert run.places.inverse[places].tolist() == slots.tolist()
-    assert run.numbers(slots).tolist() == np.repeat(numbers, counts).tolist()
-    dropped = np.setdiff1d(np.arange(sum(sizes)), slots)
-    assert (run.numbers(dropped) == -1).all()
-
-
-def test_epochs_and_seeds_differ() -> None:
-    batches = ClassBatches([0, 50, 90], [4, 5])
-    runs = [EpochBatches(batches, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
-    found = {tuple(run.places[run.slots(np.arange(len(run)))[0]].tolist()) for run in runs}
-    assert len(found) == 3
 
 
 def test_bad_sizes_are_refused() -> None:

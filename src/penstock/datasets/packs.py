@@ -28,7 +28,7 @@ from penstock.plan.exclusion import ExcludedRows, ExclusionMark
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import PartitionOptions
 from penstock.samplers.identity import fingerprint_of
-from penstock.samplers.lengths import ClassOfLengths, SampleLengths
+from penstock.samplers.lengths import SampleLengths
 from penstock.sources.batched import BatchedDataset
 from penstock.wording import counted
 
@@ -144,7 +144,7 @@ class GlobalPacks(Packs):
                 check_lengths(self.lengths[begin : begin + _CHUNK], begin)
         classes = PackClasses(self.capacity, distinct[distinct.searchsorted(self.capacity) :])
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
-        self._samples = SampleClasses(ClassOfLengths(self.lengths, classes.of), classes.count, digest=digest)
+        self._samples = SampleClasses(self.lengths, classes.count, of=classes.of, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
         self._excluded: ExcludedRows | None = None

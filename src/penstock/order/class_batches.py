@@ -2,7 +2,7 @@
 
 Samples are numbered by class: their *place* in the class-sorted sequence. The same numbers are *slots* of batches. A
 batch is a range of slots, and all batches that begin in a class have the same size. In each epoch, a keyed permutation
-orders the batches, and a `ClassShuffle` assigns the samples of each class to its slots::
+orders the batches, and a `ClassShuffle` assigns the samples of each class to its slots (`penstock.plan.class_plan`)::
 
     classes     | 0         | 1         | 2         |      starts   0 5 10 15
     sizes       | 2         | 3         | 4         |
@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
-from penstock.hashing import derive_key, mix
-from penstock.order.classes import ClassShuffle, class_of
-from penstock.order.permutation import Indices, Permutation
+from penstock.order.classes import class_of
+from penstock.order.permutation import Indices
 
-__all__ = ["ClassBatches", "EpochBatches"]
+__all__ = ["ClassBatches"]
 
 
 class ClassBatches:
@@ -56,19 +55,12 @@ class ClassBatches:
         if len(self.sizes) != len(self.starts) - 1 or (self.sizes < 1).any():
             raise OrderError("batches of classes need one size of 1 or more per class")
         begins, counts = _cut(self.starts.tolist(), self.sizes.tolist(), fill)
-        ends = begins + counts * self.sizes
-        if fill:
-            n = int(self.starts[-1])
-            if drop_last and len(counts) and (whole := int(ends.max(initial=0))) > n:
-                last = int(np.flatnonzero(ends == whole)[0])
-                counts[last] -= 1
-                ends[last] -= self.sizes[last]
-            ends[:] = min(n, int(ends[counts > 0].max(initial=self.starts[0])))
-        elif drop_last:
-            counts = (ends - (ends > self.starts[1:]) * self.sizes - begins) // self.sizes
+        ends = np.full_like(begins, self.starts[-1]) if fill else self.starts[1:]
+        if drop_last:
+            counts = np.minimum(counts, np.maximum(0, (ends - begins) // self.sizes))
             ends = begins + counts * self.sizes
-        else:
-            ends = self.starts[1:]
+            if fill:
+                ends = np.full_like(ends, ends[counts > 0].max(initial=self.starts[0]))
         self._begins = begins
         """The first slot of the first batch that begins in each class."""
         self._ends = ends
@@ -124,33 +116,3 @@ def _cut(starts: list[int], sizes: list[int], fill: bool) -> tuple[Indices, Indi
         begins.append(begin)
         counts.append(count)
     return np.array(begins, dtype=np.int64), np.array(counts, dtype=np.int64)
-
-
-class EpochBatches:
-    """The batches of one epoch in order, as places of samples.
-
-    Args:
-        batches: the cuts into batches.
-        seed, epoch: choose the order together; every pair yields an unrelated order.
-    """
-
-    def __init__(self, batches: ClassBatches, seed: int, epoch: int) -> None:
-        self.batches = batches
-        key = derive_key(seed, epoch, "class batches")
-        self._order = Permutation(len(batches), mix(key, 0))
-        self.places = ClassShuffle(batches.starts, mix(key, 1))
-        """The place of the sample in each slot."""
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def slots(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the slots of the batches with these numbers in the epoch, and the number of slots of each batch."""
-        return self.batches.slots(self._order[numbers])
-
-    def numbers(self, slots: Indices) -> Indices:
-        """Return the number, in the epoch, of the batch of each slot; -1 if the batch is dropped."""
-        batches = self.batches.batch_of(slots)
-        kept = batches >= 0
-        batches[kept] = self._order.inverse[batches[kept]]
-        return batches

@@ -1,7 +1,7 @@
 """`ClassBatchPlan`: one epoch of batches by class (groups or lengths), as a function of position.
 
     number in the epoch -> batch -> slots -> places in the class index -> rows        `batches`
-    row -> place -> slot -> batch -> number in the epoch                              `inverse`, `numbers_of`
+    row -> place -> slot -> batch -> number in the epoch                              `numbers_of`
 
 Nothing is replayed: starting in the middle of an epoch costs no more than starting at its beginning. The position of a
 sample is its slot, which does not depend on the number of ranks.
@@ -11,59 +11,69 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.hashing import derive_key, mix
 from penstock.order import Partition
-from penstock.order.class_batches import EpochBatches
-from penstock.order.permutation import Indices
+from penstock.order.class_batches import ClassBatches
+from penstock.order.classes import ClassShuffle
+from penstock.order.permutation import Indices, Permutation
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, RankPartition
 from penstock.plan.exclusion import ExcludedRows
 from penstock.storage.class_index import ClassIndex
 
-__all__ = ["ClassBatchPlan", "ClassKeys", "SampleClasses"]
+__all__ = ["ClassBatchPlan", "SampleClasses"]
 
 _LARGEST_BLOCK = 64
 """Batches computed at once."""
 
 
-class ClassKeys(Protocol):
-    """The class of each sample: an array, or an object that returns arrays for slices and for arrays of rows."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: Any, /) -> npt.NDArray[Any]: ...
-
-
 class SampleClasses:
-    """Maps places in the class-sorted sequence to samples, and back. The index is opened at the first use.
+    """The class of each sample. Maps places in the class-sorted sequence to samples, and back.
 
     Args:
-        keys: the class of each sample.
+        values: the class of each sample, or a value from which ``of`` computes it: an array, or an object that returns
+            arrays for slices and for arrays of rows.
         count: number of classes.
-        digest: identifies the keys, see `ClassIndex.open`.
+        of: returns the classes of an array of values.
+        digest: identifies the classes, see `ClassIndex.open`.
         cache_dir: folder of the index.
 
-    Each copy, in this process or another, opens the index by itself.
+    The index is opened at the first use. Each copy, in this process or another, opens it by itself.
     """
 
     def __init__(
-        self, keys: ClassKeys, count: int, *, digest: str, cache_dir: str | os.PathLike[str] | None = None
+        self,
+        values: Any,
+        count: int,
+        *,
+        of: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray,
+        digest: str,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.keys = keys
+        self._values = values
         self.count = count
+        self._of = of
         self._digest = digest
         self._cache_dir = cache_dir
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
+        """Return the classes of a slice or an array of samples."""
+        return self._of(self._values[part])
 
     @cached_property
     def index(self) -> ClassIndex:
         """All rows sorted by class, in a mapped file that is written at the first use."""
-        return ClassIndex.open(self.keys, self.count, cache_dir=self._cache_dir, digest=self._digest)
+        return ClassIndex.open(self, self.count, cache_dir=self._cache_dir, digest=self._digest)
 
     def rows(self, places: Indices) -> Indices:
         """Return the samples at places of the index: int64 of the same shape."""
@@ -71,7 +81,7 @@ class SampleClasses:
 
     def places(self, rows: Indices) -> Indices:
         """Return the places of samples in the index: int64 of the same shape."""
-        return self.index.find(rows, self.keys[rows])
+        return self.index.find(rows, self[rows])
 
     def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedRows | None:
         """Return the places of excluded samples and their replacements, or None if no sample is excluded.
@@ -83,7 +93,7 @@ class SampleClasses:
         Raises:
             ConfigError, IndexError: see `ExcludedRows`.
         """
-        if exclude is None or (excluded := ExcludedRows.of(exclude, len(self.keys))).mark is None:
+        if exclude is None or (excluded := ExcludedRows.of(exclude, len(self))).mark is None:
             return None
         found = ExcludedRows(self.places(excluded.rows), starts)
         # States compare the rows that the user gave.
@@ -98,35 +108,36 @@ class ClassBatchPlan(BatchEpochPlan):
     """The batches of one epoch on one rank.
 
     Args:
-        run: the batches of the epoch over all ranks.
-        samples: maps places to samples.
+        batches: the cuts of the class-sorted sequence into batches.
+        samples: maps places of that sequence to samples.
         partition: the numbers of this rank's batches.
         identity: entries that a state must match, see `Cursor.plan`.
-        seed: seed of the samples' generators.
-        epoch: the number of the epoch.
+        seed: seed of the order, and of the samples' generators.
+        epoch: the number of the epoch. Every pair of seed and epoch yields an unrelated order.
         sampler: the cursor of the inner plan, if there is one.
         excluded: excluded samples and their replacements.
     """
 
-    rounds: int | None = 1
-
     def __init__(
         self,
-        run: EpochBatches,
+        batches: ClassBatches,
         samples: SampleClasses,
         partition: Partition,
         identity: State,
         *,
-        seed: int | None,
+        seed: int,
         epoch: int,
         sampler: Cursor | None = None,
         excluded: ExcludedRows | None = None,
     ) -> None:
-        self._run = run
+        key = derive_key(seed, epoch, "class batches")
+        self._batches = batches
+        self._order = Permutation(len(batches), mix(key, 0))
+        self._shuffle = ClassShuffle(batches.starts, mix(key, 1))
         self._samples = samples
         self.partition = partition
         self._identity = identity
-        self.seed = seed
+        self.seed: int = seed
         self.epoch = epoch
         self._sampler = sampler
         self._excluded = excluded
@@ -135,7 +146,7 @@ class ClassBatchPlan(BatchEpochPlan):
     @property
     def total(self) -> int:
         """Number of batches in the whole epoch over all ranks, without repeats."""
-        return len(self._run)
+        return len(self._batches)
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -161,44 +172,40 @@ class ClassBatchPlan(BatchEpochPlan):
     def samples_of(self, numbers: Indices) -> tuple[Indices, Indices, Indices]:
         """Return the rows and positions of the samples in batches, batch after batch, and the sizes of the batches."""
         laps, numbers = np.divmod(numbers, max(1, self.total))
-        slots, counts = self._run.slots(numbers)
-        places = self._run.places[slots]
+        slots, counts = self._batches.slots(self._order[numbers])
+        places = self._shuffle[slots]
         if self._excluded is not None and len(slots):
-            places = self._excluded.replace(places, self.seed or 0, self.epoch)
+            places = self._excluded.replace(places, self.seed, self.epoch)
             # If no sample of that length is left, longer ones replace it, and fewer of them fit.
-            fitting = self._run.batches.fitting(places, counts)
+            fitting = self._batches.fitting(places, counts)
             batches = np.repeat(np.arange(len(counts)), counts)[fitting]
             slots, places, counts = slots[fitting], places[fitting], np.bincount(batches, minlength=len(counts))
         # Repeated batches have other positions, so their samples get other random numbers.
-        positions = slots + np.repeat(laps * len(self._samples.keys), counts)
+        positions = slots + np.repeat(laps * len(self._samples), counts)
         return self._samples.rows(places), positions, counts
+
+    def number_of(self, row: int) -> int:
+        """Return the epoch's number of the batch with a sample; -1 if it is in no batch, or excluded."""
+        place = self._samples.places(np.array([row]))
+        if self._excluded is not None and self._excluded.holds(place)[0]:
+            return -1
+        return next(iter(self._numbers_at(place)), -1)
 
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
-        if self._excluded is None:
-            return [number for number in self.inverse([row])[0].tolist() if number >= 0]
-        (place,) = self._samples.places(np.array([row])).tolist()
-        places = np.array(self._excluded.places_of(place, self.seed or 0, self.epoch), np.int64)
-        slots = self._run.places.inverse[places[places >= self._run.batches.starts[0]]]
-        numbers = np.unique(self._run.numbers(slots)).tolist()
-        return [number for number in numbers if number >= 0 for _ in range(self.batch(number)[0].count(row))]
-
-    def inverse(self, rows: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Return the numbers of the batches of samples, and the positions of the samples in the epoch: int64 arrays.
-
-        Both are -1 for samples in no batch. Replacements of excluded samples do not count, see `numbers_of`.
-        """
-        places = self._samples.places(np.asarray(rows, dtype=np.int64))
-        # Samples that are in no batch of any epoch have places before the first class of the plan.
-        first = self._run.batches.starts[0]
-        found = places >= first
+        places = self._samples.places(np.array([row]))
         if self._excluded is not None:
-            found &= ~self._excluded.holds(places)
-        slots, numbers = np.full_like(places, -1), np.full_like(places, -1)
-        slots[found] = self._run.places.inverse[places[found]]
-        numbers[found] = self._run.numbers(slots[found])
-        slots[numbers < 0] = -1
-        return numbers, slots
+            places = np.array(self._excluded.places_of(int(places[0]), self.seed, self.epoch), np.int64)
+        numbers = self._numbers_at(places)
+        return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
+
+    def _numbers_at(self, places: Indices) -> list[int]:
+        """Return the numbers of the batches at places, ascending."""
+        # Samples that are in no batch of any epoch have places before the first class of the plan.
+        places = places[places >= self._batches.starts[0]]
+        batches = self._batches.batch_of(self._shuffle.inverse[places])
+        numbers: list[int] = np.unique(self._order.inverse[batches[batches >= 0]]).tolist()
+        return numbers
 
     @property
     def rank_partition(self) -> RankPartition:

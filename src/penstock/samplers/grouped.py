@@ -16,7 +16,7 @@ import xxhash
 from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
-from penstock.order.class_batches import ClassBatches, EpochBatches
+from penstock.order.class_batches import ClassBatches
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
@@ -156,8 +156,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
     def length_varies(self) -> bool:
         """Whether the number of batches can differ between epochs: if the stream is not a permutation."""
         run = self._reader.whole()
-        assert isinstance(run, _Grouped | ClassBatchPlan)
-        return run.rounds is None
+        return isinstance(run, _Grouped) and run.rounds is None
 
     # As a plan.
 
@@ -207,13 +206,12 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
-        run = EpochBatches(self._cuts, inside.seed or 0, inside.epoch)
         return ClassBatchPlan(
-            run,
+            self._cuts,
             self._classes,
-            Partition(len(run), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
+            Partition(len(self._cuts), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
             self._identity(),
-            seed=inside.seed,
+            seed=inside.seed or 0,
             epoch=inside.epoch,
             sampler=inner,
             excluded=self._excluded,
@@ -233,7 +231,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         of, run = "GroupedBatchSampler", self.bind(Cursor(), Draws())
         assert isinstance(run, _Grouped | ClassBatchPlan)
         # Known only for permutations: if indices repeat, counting the batches would read the whole stream.
-        most = None if run.rounds is None else run.total
+        most = None if isinstance(run, _Grouped) and run.rounds is None else run.total
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=most, sampler=self.inner.read)
         check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
         return cursor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from penstock.storage.mapped import MappedFiles, look_at
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
 
-__all__ = ["ClassOfLengths", "SampleLengths", "distinct_in", "lengths_of"]
+__all__ = ["SampleLengths", "distinct_in", "lengths_of"]
 
 _CHUNK = 1 << 18
 _TABLE = 1 << 20
@@ -89,19 +89,6 @@ class _OfImages(SampleLengths):
         areas: Indices = self._sizes.widths[part].astype(np.int64)
         areas *= self._sizes.heights[part]
         return areas
-
-
-class ClassOfLengths:
-    """The class of each sample, computed from its length on access."""
-
-    def __init__(self, lengths: SampleLengths, classes: Callable[[Indices], npt.NDArray[Any]]) -> None:
-        self._lengths, self._classes = lengths, classes
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, part: Any, /) -> npt.NDArray[Any]:
-        return self._classes(self._lengths[part])
 
 
 def distinct_in(chunks: Iterable[Indices]) -> Indices:

@@ -16,7 +16,6 @@ from penstock import distributed
 from penstock.errors import PartitionError, SamplerError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Partition
-from penstock.order.class_batches import EpochBatches
 from penstock.order.length_classes import classes_of
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
@@ -24,7 +23,7 @@ from penstock.plan.exclusion import check_excluded
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
-from penstock.samplers.lengths import ClassOfLengths, lengths_of
+from penstock.samplers.lengths import lengths_of
 from penstock.samplers.orders import positive
 from penstock.wording import counted, kind_text
 
@@ -151,7 +150,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
             max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
         )
         self._samples = SampleClasses(
-            ClassOfLengths(self.lengths, self._classes.of), len(self._classes), digest=self._digest, cache_dir=cache_dir
+            self.lengths, len(self._classes), of=self._classes.of, digest=self._digest, cache_dir=cache_dir
         )
         self._excluded = self._samples.without(exclude, self._cuts.starts)
 
@@ -192,7 +191,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         if not 0 <= operator.index(sample) < len(self.lengths):
             raise IndexError(f"there is no sample {sample}: samples are numbered from 0 to {len(self.lengths) - 1}")
         job = self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
-        return int(job.inverse([sample])[0][0])
+        return job.number_of(sample)
 
     # As a plan.
 
@@ -211,9 +210,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         return cursor
 
     def _plan(self, epoch: int, partition: Partition) -> ClassBatchPlan:
-        run = EpochBatches(self._cuts, self.seed, epoch)
         return ClassBatchPlan(
-            run, self._samples, partition, self._identity(), seed=self.seed, epoch=epoch, excluded=self._excluded
+            self._cuts, self._samples, partition, self._identity(), seed=self.seed, epoch=epoch, excluded=self._excluded
         )
 
     @cached_property
