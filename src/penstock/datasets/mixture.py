@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -47,10 +49,11 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
 from penstock.order.mixture import MIXTURE_VERSION, WeightStage, boundary, check_stages
-from penstock.order.permutation import normalise
+from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
-from penstock.plan.cursor import STATE_ENTRY, State, unpack
-from penstock.plan.share import MiniEpoch, SharePlan
+from penstock.plan.cursor import STATE_ENTRY, Cursor, State, unpack
+from penstock.plan.reader import Draws
+from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, ShareEpoch, SharePlan
 from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample
 from penstock.wording import kind_text
@@ -156,7 +159,7 @@ class Mixture(SourceDataset):
         seed = checked_seed(deal.get("seed", 0))
         self._rows = MixedRows(datasets, names, proportions, stages, shuffle, block, seed, excluded)
         self.tag = tag
-        plan = _MixturePlan(self._rows, shuffle="none", **deal)
+        plan = _MixturePlan(self._rows, **deal)
         super().__init__(self._rows, plan)
         self._plan = plan
         self.pure = not self.own_items and all(bool(getattr(dataset, "pure", False)) for dataset in datasets)
@@ -249,7 +252,7 @@ class Mixture(SourceDataset):
                 f"The first possible position is {boundary(stages, length, least)}; choose a later one, because other "
                 "ranks may have planned more"
             )
-        self._plan.change(WeightStage(begin, whole))
+        self._plan.changes = (*self._plan.changes, WeightStage(begin, whole))
         return begin
 
     def _check_may_change(self) -> None:
@@ -358,8 +361,79 @@ class Mixture(SourceDataset):
         return Mixture(pairs, mode=self._mode, stop=stop, schedule=schedule or None, **options)
 
 
+class _MixtureEpoch(ShareEpoch):
+    """An epoch of a mixture, whose weights may change while it is read."""
+
+    _plan: _MixturePlan
+
+    def __init__(self, plan: _MixturePlan, view: EpochView) -> None:
+        super().__init__(plan, view)
+        self._changes = view.place.changes
+        self.planned = 0
+        """How many positions, counted from the start of the epoch, have been requested so far."""
+        plan.runs.add(self)
+
+    @property
+    def place(self) -> MiniEpoch:
+        """The place of the view, with the changes made since the epoch began."""
+        # Another reader may load a state with other changes. This must not undo changes here.
+        self._changes = self._plan.newest(self._changes)
+        return self.view.place._replace(changes=self._changes)
+
+    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        """Return local indices and positions, and record that they are planned."""
+        indices, positions = super().block(start, stop)
+        if len(positions):
+            self.planned = max(self.planned, int(positions[-1]) + 1)
+        return indices, positions
+
+
 class _MixturePlan(SharePlan):
     """A `SharePlan` whose epochs have the order of a mixture."""
+
+    def __init__(self, rows: MixedRows, **deal: Unpack[PartitionOptions]) -> None:
+        self.changes: tuple[WeightStage, ...] = ()
+        """Changes of the weights, in the order in which they were made."""
+        self.runs: weakref.WeakSet[_MixtureEpoch] = weakref.WeakSet()
+        """Epochs of readers in this process."""
+        super().__init__(rows, shuffle="none", **deal)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "runs"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, runs=weakref.WeakSet())
+
+    def newest(self, changes: tuple[WeightStage, ...]) -> tuple[WeightStage, ...]:
+        """Return the changes of this plan if they continue others, else these others."""
+        return self.changes if self.changes[: len(changes)] == changes else changes
+
+    @property
+    def planned(self) -> int:
+        """How many positions, counted from the start, readers of this process have consumed or prefetched."""
+        place, view = self.shown, self.view()
+        begin = view.partition.end if place.skip >= len(view.partition) else view.partition.begin
+        least = place.epoch * place.samples + min(begin + place.skip * view.partition.world_size, place.samples)
+        return max([least, *(run.epoch * place.samples + min(run.planned, place.samples) for run in self.runs)])
+
+    @property
+    def shown(self) -> MiniEpoch:
+        """The position that the dataset shows to programs."""
+        return super().shown._replace(changes=self.changes)
+
+    def bind(self, cursor: Cursor, draws: Draws) -> ShareEpoch:
+        """Return the share of an epoch from the cursor on."""
+        return _MixtureEpoch(self, super().bind(cursor, draws).view)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader, and the changes of a loaded state."""
+        if loaded and isinstance(cursor, ShareCursor):
+            self.changes = cursor.place.changes
+        super().show(cursor, loaded=loaded, running=running)
+
+    def _place(self, cursor: Cursor) -> MiniEpoch:
+        place = super()._place(cursor)
+        return place._replace(changes=self.newest(place.changes))
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch."""
@@ -388,6 +462,10 @@ class _MixturePlan(SharePlan):
         """Return the entries of a state for changed weights and excluded rows."""
         weights = [[begin, self._hash(weights), *weights] for begin, weights in changes]
         return super().write_changes(changes) | ({"weights": weights} if weights else {})
+
+    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
+        cursor = super()._read(state, samples, **grown)
+        return replace(cursor, place=cursor.place._replace(changes=self.read_changes(state)))
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:
         """Return the changes of weights in a state.

@@ -35,7 +35,7 @@ from penstock.hashing import mix
 from penstock.manifest import Manifest, Record
 from penstock.manifest.indices import as_arrow, as_numpy
 from penstock.order.permutation import Indices
-from penstock.plan.share import EpochView, MiniEpoch
+from penstock.plan.share import EpochView, LookAhead, MiniEpoch
 from penstock.progress import progress_bar
 from penstock.threads import Daemon
 
@@ -58,7 +58,7 @@ class PreloadedRows(NamedTuple):
         return manifest.parse(self.batch.take(as_arrow(where)), self.rows[where])
 
 
-class Preload:
+class Preload(LookAhead):
     """The preloaded slices of one rank: the current one and, in the background, the next one.
 
     Args:

@@ -85,8 +85,7 @@ class RankDataset(HasClasses, SourceDataset):
             )
         manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
         preloaded = Preload(manifest, progress=progress) if preload else None
-        prepare = None if preloaded is None else preloaded.prepare
-        super().__init__(manifest, SharePlan(manifest, prepare=prepare, **share), load, reader=preloaded)
+        super().__init__(manifest, SharePlan(manifest, ahead=preloaded, **share), load, reader=preloaded)
 
     @property
     def manifest(self) -> Manifest:

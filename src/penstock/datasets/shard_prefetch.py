@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from penstock.plan.share import EpochView, MiniEpoch
+from penstock.plan.share import EpochView, LookAhead, MiniEpoch
 from penstock.shards.stored import StoredShard
 from penstock.storage import UNWRITABLE, RemoteSource
 from penstock.storage.copy_choice import come_and_go, stay, usable
@@ -45,8 +45,8 @@ class ShardsInStores(Protocol):
         """Return the shards in a store that are copied into the cache."""
 
 
-class ShardPrefetcher:
-    """Prefetch the shards of one rank, see the module. It implements a share's ``prepare`` and ``advance``.
+class ShardPrefetcher(LookAhead):
+    """Prefetch the shards of one rank, see the module.
 
     Args:
         shards: the shards; all shards in a store use one `Storage`. Their sizes and indexes are read when needed.

@@ -267,7 +267,7 @@ class SourceDataset(BatchedDataset):
 
     def next_mini_epoch(self) -> int:
         """Go to the next mini-epoch, or to the first of the next epoch; return its number."""
-        self.plan.request_start(self.plan.following(self.plan.shown))
+        self.plan.request(ShareCursor.at(self.plan.following(self.plan.shown)))
         return self.mini_epoch
 
     def state_dict(self, count: int = 0) -> State:
@@ -294,4 +294,4 @@ class SourceDataset(BatchedDataset):
         """
         entries = unpack(state, of=type(self).__name__)
         cursor = self.plan.read_grown(entries) if allow_growth else self.plan.read(entries)
-        self.plan.request_resume(cursor)
+        self.plan.request(cursor, loaded=True)

@@ -24,7 +24,7 @@ from penstock.datasets.rank import RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.manifest import Manifest, Record
 from penstock.plan.cursor import State, pack, read_int, read_ints, unpack
-from penstock.plan.share import MiniEpoch
+from penstock.plan.share import MiniEpoch, ShareCursor
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.sources.batched import StreamDataset
 
@@ -149,7 +149,8 @@ class MPDataset(StreamDataset):
         state was saved.
         """
         resume, self._resume = self._resume, None
-        self.samples.plan.begin()
+        plan = self.samples.plan
+        plan.show(ShareCursor.at(plan.shown), loaded=False, running=True)
         self._yielded = 0
         if resume is None:
             return 0

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import operator
 import sys
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -31,6 +30,7 @@ from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read
 from penstock.plan.epoch import EpochPlan, RankPartition
 from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared import SharedIntegers
+from penstock.plan.source import Source
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -38,26 +38,13 @@ if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows, ExclusionMark
     from penstock.plan.filter import KeptRows
 
-__all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
+__all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "ShareCursor", "ShareEpoch", "SharePlan"]
 
 _KEPT_VIEWS = 4
 """Views in the cache: one for each of several loaders."""
 
 _READS = ("__getitem__", "__getitems__")
 """Methods with which torch's ``Subset`` and ``StackDataset``, and subclasses, take an index inside for a row."""
-
-
-class Rows(Protocol):
-    """The interface of a source that a share needs."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the rows."""
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether the first ``rows`` rows are a source with this fingerprint, and rows were appended since."""
 
 
 class MiniEpoch(NamedTuple):
@@ -84,17 +71,12 @@ class MiniEpoch(NamedTuple):
     @property
     def numbers(self) -> list[int]:
         """All attributes except the changes."""
-        return [number for number in self if isinstance(number, int)]
+        return list(self[:6])
 
     @property
     def whole(self) -> MiniEpoch:
         """The start of the same mini-epoch."""
         return self._replace(skip=0)
-
-    @property
-    def unsplit(self) -> MiniEpoch:
-        """The same mini-epoch at the start of an epoch from which nothing has been read."""
-        return self._replace(mini_epochs_done=0, consumed=0, skip=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +85,12 @@ class ShareCursor(Cursor):
 
     Attributes:
         place: the mini-epoch and the position in it.
-        world_size: number of ranks among which the mini-epoch is split.
-        finished: whether all ranks together have consumed the mini-epoch.
-        changes: entries of the state for the changes of the place.
-        begun_with: fingerprint of the rows with which the epoch began, if rows were appended since.
+        entries: the cursor as a JSON-serialisable dict, which `SharePlan.read` accepts; empty for a start that a
+            program chose.
     """
 
     place: MiniEpoch
-    world_size: int = 1
-    finished: bool = False
-    changes: State = field(default_factory=dict)
-    begun_with: str | None = None
+    entries: State = field(default_factory=dict)
 
     @staticmethod
     def at(place: MiniEpoch) -> ShareCursor:
@@ -122,23 +99,11 @@ class ShareCursor(Cursor):
 
     def whole(self) -> ShareCursor:
         """Return the start of the mini-epoch, for the ranks of this job."""
-        return ShareCursor.at(self.place.unsplit)
+        return ShareCursor.at(self.place._replace(mini_epochs_done=0, consumed=0, skip=0))
 
     def state(self) -> State:
-        """Return the cursor as a JSON-serialisable dict, which `SharePlan.read` accepts."""
-        place = self.place
-        return {
-            **self.plan,
-            **({} if self.begun_with is None else {"fingerprint": self.begun_with}),
-            "samples": place.samples,
-            "epoch": place.epoch,
-            "mini_epoch": place.mini_epoch,
-            "world_size": self.world_size,
-            "consumed": self.consumed,
-            "finished": self.finished,
-            "dealt": [place.mini_epochs_done, place.consumed, place.skip],
-            **self.changes,
-        }
+        """Return the cursor as entries of a state."""
+        return self.entries
 
 
 class EpochView:
@@ -200,8 +165,8 @@ class EpochView:
         return position, self.order[position % self.partition.n]
 
 
-class LookAhead(Protocol):
-    """Fetches data before it is needed, in the process of the reader."""
+class LookAhead:
+    """Fetches data before it is needed, in the process of the reader. This base class fetches nothing."""
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
         """Prepare a view that will be read next, and the view after it."""
@@ -220,19 +185,11 @@ class ShareEpoch(EpochPlan):
         self._plan = plan
         self.view = view
         self.seed, self.epoch = view.seed, view.epoch
-        self._changes = view.place.changes
-        self.planned = 0
-        """How many positions, counted from the start of the epoch, have been requested so far."""
-        plan.runs.add(self)
 
     @property
     def place(self) -> MiniEpoch:
-        """The place of the view, with the changes made since the epoch began."""
-        newer = self._plan.changes
-        # Another reader may load a state with other changes. This must not undo changes here.
-        if newer[: len(self._changes)] == self._changes:
-            self._changes = newer
-        return self.view.place._replace(changes=self._changes)
+        """The place of the view."""
+        return self.view.place
 
     def __len__(self) -> int:
         return len(self.view)
@@ -240,7 +197,7 @@ class ShareEpoch(EpochPlan):
     @property
     def start(self) -> Cursor:
         """The start of the mini-epoch."""
-        return ShareCursor.at(self.place.unsplit)
+        return ShareCursor.at(self.place).whole()
 
     def after(self, count: int) -> Cursor:
         """Return the start of the next mini-epoch, or of the next epoch after the last one."""
@@ -249,10 +206,7 @@ class ShareEpoch(EpochPlan):
     def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
         """Return local indices, and positions in the epoch; positions of n or more are padding."""
         indices = np.arange(start, stop, dtype=np.int64)
-        positions = self.view.positions_of(indices)
-        if len(positions):
-            self.planned = max(self.planned, int(positions[-1]) + 1)
-        return indices, positions
+        return indices, self.view.positions_of(indices)
 
     @property
     def rank_partition(self) -> RankPartition:
@@ -265,26 +219,29 @@ class ShareEpoch(EpochPlan):
 
     def cursor(self, count: int) -> ShareCursor:
         """Return the cursor of the job when every rank has received ``count`` samples of this view."""
-        place, partition = self.place, self.view.partition
-        delivered = min(place.skip + count, len(partition))
+        plan, partition, place = self._plan, self.view.partition, self.place
+        place = place._replace(skip=min(place.skip + count, len(partition)))
         # The mini-epoch may have been finished before the epoch was split again.
         if place.mini_epoch < place.mini_epochs_done:
             consumed, finished = place.consumed, True
         else:
-            consumed = partition.consumed_after(delivered)
+            consumed = partition.consumed_after(place.skip)
             # Finished by all ranks: with remainder="uneven", others may have more samples than this rank.
             finished = consumed >= min(partition.end, place.samples)
-        return ShareCursor(
-            epoch=place.epoch,
-            mini_epoch=place.mini_epoch,
-            consumed=consumed,
-            plan=self._plan.identity(),
-            place=place._replace(skip=delivered),
-            world_size=partition.world_size,
-            finished=finished,
-            changes=self._plan.write_changes(place.changes),
-            begun_with=self._plan.begun_with.get(place.samples),
-        )
+        grown = plan.begun_with.get(place.samples)
+        entries = {
+            **plan.identity(),
+            **({} if grown is None else {"fingerprint": grown}),
+            "samples": place.samples,
+            "epoch": place.epoch,
+            "mini_epoch": place.mini_epoch,
+            "world_size": partition.world_size,
+            "consumed": consumed,
+            "finished": finished,
+            "dealt": [place.mini_epochs_done, place.consumed, place.skip],
+            **plan.write_changes(place.changes),
+        }
+        return replace(ShareCursor.at(place), consumed=consumed, entries=entries)
 
 
 class SharePlan(Plan[ShareEpoch]):
@@ -292,7 +249,6 @@ class SharePlan(Plan[ShareEpoch]):
 
     Args:
         source: the rows.
-        prepare: called with a view that will be read next, and with the view after it; for example to gather rows.
         ahead: fetches data ahead of the reader.
         rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
 
@@ -302,9 +258,8 @@ class SharePlan(Plan[ShareEpoch]):
 
     def __init__(
         self,
-        source: Rows,
+        source: Source,
         *,
-        prepare: Callable[[EpochView, EpochView], None] | None = None,
         ahead: LookAhead | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -339,29 +294,36 @@ class SharePlan(Plan[ShareEpoch]):
         self.remainder = remainder
         self.filters: tuple[KeptRows, ...] = ()
         """Filters of the rows, each applied to the rows that the one before keeps."""
-        rows = self.length()
-        self.excluded = None if exclude is None else _excluded(exclude, rows)
+        self.excluded: ExcludedRows | None = None
         """Excluded rows, numbered among the rows that the filters keep."""
-        self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
+        if exclude is not None:
+            # Imported here because few runs exclude rows, and every worker imports this module.
+            from penstock.plan.exclusion import ExcludedRows
+
+            self.excluded = ExcludedRows.of(exclude, self.samples)
+        if group is None:
+            self.shuffle, self.block = shuffle, block_options(shuffle, block_size, window)
+        elif group < 1 or block_size is not None or window is not None or shuffle == "none":
+            raise ConfigError(
+                f"group={group} cuts the manifest into that many blocks and permutes them: it must be positive, and "
+                "cannot be combined with block_size=, window= or shuffle='none'"
+            )
+        else:
+            self.shuffle, self.block = "block", {"block_size": max(1, -(-self.samples // group)), "window": 1}
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, mesh=mesh, of="dataset")
         self._by_node = locality == "node"
         if self._by_node:
             if window is not None:
                 raise ConfigError("locality='node' has one block in use for each of its 192 parts: leave window= out")
             self.block.pop("window", None)
-        self._prepare = prepare
         self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
-        self._shown = SharedIntegers(MiniEpoch(0, 0, rows).numbers)
-        self.changes: tuple[WeightStage, ...] = ()
-        """Changes of a mixture's weights, in the order in which they were made."""
+        self._shown = SharedIntegers(MiniEpoch(0, 0, self.samples).numbers)
         self.begun_with: dict[int, str] = {}
         """Fingerprints of the rows with which epochs of loaded states began, if rows were appended since, by number.
 
         States of such an epoch name them, so that they load again, also after more growth.
         """
-        self.runs: weakref.WeakSet[ShareEpoch] = weakref.WeakSet()
-        """Epoch plans of readers in this process."""
         self.running = False
         """Whether a reader is reading the place in `shown`."""
         self.bookmark = Bookmark()
@@ -369,21 +331,12 @@ class SharePlan(Plan[ShareEpoch]):
         self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_views", "runs")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        # The readers belong to the process that pickled this plan.
-        self._views, self.runs = {}, weakref.WeakSet()
-
-    def length(self) -> int:
-        """Return the number of rows of the source."""
-        return len(self.source)
+        return {**self.__dict__, "_views": {}}
 
     @property
     def samples(self) -> int:
         """Number of rows after filtering."""
-        return len(self.filters[-1]) if self.filters else self.length()
+        return len(self.filters[-1] if self.filters else self.source)
 
     @property
     def fingerprint(self) -> str:
@@ -408,7 +361,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Add a filter, and begin at the start of the current epoch."""
         self.filters, self._views = (*self.filters, kept), {}
         self.excluded = None if self.excluded is None else self.excluded.among(kept)
-        self.request_start(MiniEpoch(self.shown.epoch, 0, self.samples))
+        self.request(ShareCursor.at(MiniEpoch(self.shown.epoch, 0, self.samples)))
 
     @property
     def world(self) -> distributed.World:
@@ -433,7 +386,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Take the order of the source, in which no rank repeats a row, and begin at the start of the epoch."""
         self.shuffle, self.block, self._by_node, self._views = "none", {}, False, {}
         self.remainder = "uneven" if self.remainder == "pad" else self.remainder
-        self.request_start(MiniEpoch(self.shown.epoch, 0, self.samples))
+        self.request(ShareCursor.at(MiniEpoch(self.shown.epoch, 0, self.samples)))
 
     # Views.
 
@@ -462,7 +415,12 @@ class SharePlan(Plan[ShareEpoch]):
         frame = None if fixed else sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_name in _READS and isinstance(frame.f_locals.get("self"), Subset | StackDataset):
-                raise _not_rows()
+                raise ConfigError(
+                    "torch's Subset, random_split and StackDataset take an index for a row, but an index of this "
+                    "dataset is a position in its own order, which is another row in another epoch: parts would share "
+                    "rows, and pairs would not fit. Use penstock.Subset(dataset, rows), which takes rows of the "
+                    "source, or open the dataset with shuffle='none', remainder='uneven'"
+                )
             frame = frame.f_back
         return self.shown
 
@@ -495,7 +453,6 @@ class SharePlan(Plan[ShareEpoch]):
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch over all ranks."""
         if self._by_node:
-            # Imported here for the reason in `_excluded`.
             from penstock.order.nodes import NodeShuffle
 
             return NodeShuffle(place.samples, seed=self.seed, epoch=place.epoch, **self.block)
@@ -527,7 +484,7 @@ class SharePlan(Plan[ShareEpoch]):
     @property
     def shown(self) -> MiniEpoch:
         """The position that the dataset shows to programs. Each reader has its own position, and records it here."""
-        return MiniEpoch(*self._shown.get())._replace(changes=self.changes)  # type: ignore[arg-type]
+        return MiniEpoch(*self._shown.get())  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch at whose first mini-epoch readers begin next.
@@ -539,9 +496,8 @@ class SharePlan(Plan[ShareEpoch]):
         """
         epoch = checked_epoch(epoch)
         if not (self._loaded and epoch == self.shown.epoch):
-            self._show(MiniEpoch(epoch, 0, self.samples, changes=self.changes), loaded=False, running=False)
             # Without a mini-epoch, so that a loader in another mini-epoch of this epoch stays there.
-            self.bookmark.write(Cursor(epoch=epoch))
+            self.request(Cursor(epoch=epoch))
 
     def set_mini_epoch(self, mini_epoch: int) -> None:
         """Set the mini-epoch, in the epoch of `shown`, at which readers begin next.
@@ -562,39 +518,33 @@ class SharePlan(Plan[ShareEpoch]):
         # A mini-epoch before a resume exists only in the partition of the whole epoch.
         if mini_epoch < place.mini_epochs_done:
             place = place._replace(mini_epochs_done=0, consumed=0)
-        self.request_start(place._replace(mini_epoch=mini_epoch, skip=0))
+        self.request(ShareCursor.at(place._replace(mini_epoch=mini_epoch, skip=0)))
 
-    def request_start(self, place: MiniEpoch) -> None:
-        """Let every reader begin at a place next."""
-        self._show(place, loaded=False, running=False)
-        self.bookmark.write(ShareCursor.at(place))
+    def request(self, cursor: Cursor, *, loaded: bool = False) -> None:
+        """Let every reader begin next at a cursor: ``loaded`` from a state, or the start of an epoch or mini-epoch."""
+        self.show(cursor, loaded=loaded, running=False)
+        self.bookmark.write(cursor, loaded=loaded)
 
-    def request_resume(self, cursor: ShareCursor) -> None:
-        """Let every reader begin at the cursor of a loaded state next."""
-        self._show(cursor.place, loaded=True, running=False)
-        self.bookmark.write(cursor, loaded=True)
-
-    def begin(self) -> None:
-        """Record that an iteration without a reader begins at `shown`."""
-        self._show(self.shown, loaded=False, running=True)
-
-    def _show(self, place: MiniEpoch, *, loaded: bool, running: bool) -> None:
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Record the position of a reader in `shown`, in shared memory for workers."""
+        place, mark = self._place(cursor), self.bookmark
         self._shown.set(place.numbers)
-        self.changes = place.changes
         self.running, self._loaded = running, loaded
-        mark = self.bookmark
         if running and mark.loaded and isinstance(mark.cursor, ShareCursor) and mark.cursor.place == place:
             # A loaded state is used once.
-            whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=self.changes)
+            whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=place.changes)
             mark.cursor, mark.loaded = ShareCursor.at(whole), False
         self.prepare()
 
+    def _place(self, cursor: Cursor) -> MiniEpoch:
+        """Return the place of a cursor."""
+        return cursor.place if isinstance(cursor, ShareCursor) else MiniEpoch(cursor.epoch, 0, self.samples)
+
     def prepare(self) -> None:
         """Prepare the rows of the current view and of the next one."""
-        wanted = [self._prepare, self.ahead.prepare if self.ahead is not None else None]
-        for prepare in filter(None, wanted):
+        if self.ahead is not None:
             view = self.view(self.shown)
-            prepare(view, self.view(self.following(view.place.whole)))
+            self.ahead.prepare(view, self.view(self.following(view.place.whole)))
 
     def advance(self, place: MiniEpoch, count: int) -> None:
         """Record that the consumer has received the first ``count`` samples of the view at a place."""
@@ -619,41 +569,10 @@ class SharePlan(Plan[ShareEpoch]):
         _ = self.world
         return ShareEpoch(self, self.view(self._place(cursor)))
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader in `shown`, in shared memory for workers."""
-        place = cursor.place if loaded and isinstance(cursor, ShareCursor) else self._place(cursor)
-        self._show(place, loaded=loaded, running=running)
-
-    def _place(self, cursor: Cursor) -> MiniEpoch:
-        """Return the place of a cursor, with the changes made since."""
-        if not isinstance(cursor, ShareCursor):
-            return MiniEpoch(cursor.epoch, 0, self.samples, changes=self.changes)
-        known = cursor.place.changes
-        newer = self.changes[: len(known)] == known
-        return cursor.place._replace(changes=self.changes) if newer else cursor.place
-
-    # Changes of a mixture's weights.
-
-    def change(self, stage: WeightStage) -> None:
-        """Change the weights from a position of the job on, for all readers."""
-        self.changes = (*self.changes, stage)
-
-    @property
-    def planned(self) -> int:
-        """How many positions, counted from the start, readers of this process have consumed or prefetched."""
-        place, view = self.shown, self.view()
-        begin = view.partition.end if place.skip >= len(view.partition) else view.partition.begin
-        least = place.epoch * place.samples + min(begin + place.skip * view.partition.world_size, place.samples)
-        return max([least, *(run.epoch * place.samples + min(run.planned, place.samples) for run in self.runs)])
-
     def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
         """Return the entries of a state that may change during a job: weights of a mixture, excluded rows."""
         mark = self.excluded_mark
         return {} if mark is None else {"excluded": list(mark)}
-
-    def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:
-        """Return the changes in a state; only a mixture has any."""
-        return ()
 
     # States.
 
@@ -686,13 +605,10 @@ class SharePlan(Plan[ShareEpoch]):
         Raises:
             StateError: as `read`; also if rows were changed, not only appended.
         """
-        samples = state.get("samples") if isinstance(state, Mapping) else None
+        samples: Any = state.get("samples") if isinstance(state, Mapping) else None
         # Filters were made for the old number of rows.
-        if self.filters:
-            return self.read(state)
-        if type(samples) is not int or not 0 <= samples < len(self.source):
-            return self.read(state)
-        if not self.source.is_prefix_of_current(str(state.get("fingerprint")), samples):
+        may_have_grown = not self.filters and type(samples) is int and 0 <= samples < len(self.source)
+        if not (may_have_grown and self.source.is_prefix_of_current(str(state.get("fingerprint")), samples)):
             return self.read(state)
         cursor = self._read(state, samples, fingerprint=state.get("fingerprint"))
         self.begun_with[samples] = str(state.get("fingerprint"))
@@ -713,30 +629,12 @@ class SharePlan(Plan[ShareEpoch]):
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} for {samples} samples")
         if "excluded" in state:
-            # Imported here for the reason in `_excluded`.
             from penstock.plan.exclusion import check_excluded
 
             check_excluded(state, self.excluded_mark, of=of)
-        changes = self.read_changes(state)
         if state.get("world_size") != self.world.world_size:
             done, base, skip = mini_epoch + 1 if state.get("finished") else mini_epoch, consumed, 0
-        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))
-
-
-def _not_rows() -> ConfigError:
-    return ConfigError(
-        "torch's Subset, random_split and StackDataset take an index for a row, but an index of this dataset is a "
-        "position in its own order, which is another row in another epoch: parts would share rows, and pairs would not "
-        "fit. Use penstock.Subset(dataset, rows), which takes rows of the source, or open the dataset with "
-        "shuffle='none', remainder='uneven'"
-    )
-
-
-def _excluded(rows: Any, of: int) -> ExcludedRows:
-    # Imported here because few runs exclude rows, and every worker imports this module.
-    from penstock.plan.exclusion import ExcludedRows
-
-    return ExcludedRows.of(rows, of)
+        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip))
 
 
 class EpochRows:
@@ -769,17 +667,3 @@ class EpochRows:
         if excluded is not None:
             places = [place for number in places for place in excluded.places_of(number, seed, self._epoch)]
         return [int(self._order.inverse[place]) for place in places]  # type: ignore[attr-defined]
-
-
-def _block_options(
-    shuffle: str, n: int, group: int | None, block_size: int | None, window: int | None
-) -> tuple[str, dict[str, int]]:
-    """Return the shuffle and its sizes. ``group`` means a block shuffle with that number of blocks."""
-    if group is not None:
-        if group < 1 or block_size is not None or window is not None or shuffle == "none":
-            raise ConfigError(
-                f"group={group} cuts the manifest into that many blocks and permutes them: it must be positive, and "
-                "cannot be combined with block_size=, window= or shuffle='none'"
-            )
-        return "block", {"block_size": max(1, -(-n // group)), "window": 1}
-    return shuffle, block_options(shuffle, block_size, window)

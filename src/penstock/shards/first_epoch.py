@@ -74,11 +74,13 @@ class WindowCursor(ShareCursor):
     """A cursor in an epoch in windows; ``consumed`` counts samples of the whole job.
 
     Attributes:
+        world_size: number of ranks that read the windows.
         window: number of the window.
         begin: number of samples of the epoch before the window.
         contents: 8 characters for each shard of the window; empty at its start.
     """
 
+    world_size: int
     window: int
     begin: int
     contents: str = ""
@@ -339,9 +341,10 @@ class WindowPlan(SharePlan):
             _check_countless(share)
         super().__init__(source, ahead=ahead, **share)
 
-    def length(self) -> int:
-        """Return the number of rows of the source; -1 while shards are not counted."""
-        return len(self.source) if self.source.complete else _UNKNOWN
+    @property
+    def samples(self) -> int:
+        """Number of rows after filtering; -1 while shards are not counted."""
+        return super().samples if self.source.complete else _UNKNOWN
 
     @property
     def fingerprint(self) -> str:
@@ -413,7 +416,7 @@ class WindowPlan(SharePlan):
     def bind(self, cursor: Cursor, draws: Draws) -> Any:
         """Return an epoch starting at a cursor: in windows if it began in windows, or if shards are not counted."""
         if isinstance(cursor, ShareCursor):
-            self.windows_until = max(self.windows_until, cursor.changes.get("windows", 0))
+            self.windows_until = max(self.windows_until, cursor.entries.get("windows", 0))
         if not isinstance(cursor, WindowCursor):
             if self._counting is not None and cursor.epoch > self._counting:
                 # A run that never stopped would have counted all shards by now, and informed the other ranks.
@@ -480,7 +483,7 @@ class WindowPlan(SharePlan):
         cursor = super()._read(state, samples, **grown)
         if "windows" not in state:
             return cursor
-        return replace(cursor, changes={"windows": read_int(state, "windows", of="dataset")})
+        return replace(cursor, entries={"windows": read_int(state, "windows", of="dataset")})
 
     def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
         """Return the entries of a state that may change during a job, and for the epochs read in windows."""
