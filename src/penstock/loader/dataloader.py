@@ -21,7 +21,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -46,8 +45,7 @@ from penstock.loader.config import (
     resolve_num_workers,
 )
 from penstock.loader.consumer import base_seed_after
-from penstock.loader.dataloader_iter import DataLoaderIter, Progress, finisher
-from penstock.loader.messages import BatchResult
+from penstock.loader.dataloader_iter import DataLoaderIter, Progress
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.statistics import Statistics
@@ -59,7 +57,7 @@ from penstock.loader.who_splits import (
     has_rank,
     splits_by_rank,
 )
-from penstock.loader.window import SHUTDOWN_TIMEOUT_S, Window
+from penstock.loader.window import SHUTDOWN_TIMEOUT_S
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State, pack, unpack
 from penstock.samplers.identity import holds_a_share, own_order
@@ -68,9 +66,9 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.loader.autotune import Autotuner
-    from penstock.loader.bar import Bar
     from penstock.loader.device import DeviceCopier
     from penstock.loader.executors.ray.options import RayOptions
+    from penstock.loader.window import Window
 
 __all__ = ["DataLoader"]
 
@@ -313,11 +311,6 @@ class DataLoader(TorchDataLoader[T_co]):
             config = replace(config, num_workers=self._tuner.workers)
         return Workers(config, partial(self.pipeline.fetcher, policy=None if self._log is None else self._log.on_error))
 
-    def _tune(self, window: Window, result: BatchResult, asked: float, had: float) -> None:
-        """Show a batch to auto-tuning, and follow it."""
-        if self._tuner is not None and self._tuner.add(window, result, asked, had):
-            self._follow_tuner(window)
-
     def _follow_tuner(self, window: Window | None = None) -> None:
         """Use the number of workers that auto-tuning tries or has chosen, also for the next batches of a window."""
         tuner = self._tuner
@@ -501,7 +494,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._tuner is not None:
             self._follow_tuner()
         workers, consumer = self._workers, self.pipeline.consumer
-        config, states, statistics, log = workers.config, consumer.states, self._statistics, self._log
+        config, states = workers.config, consumer.states
         if config.split is None and not self.pipeline.is_split and (ranks := distributed.current().world_size) > 1:
             check_split(self, consumer.plan, ranks=ranks, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
@@ -540,57 +533,14 @@ class DataLoader(TorchDataLoader[T_co]):
             if workers.kept and window.processes is not None:
                 self._iterator = workers  # type: ignore[assignment]
 
-            statistics.begin(config)
-            if log is not None:
-                log.begin()
-            # Batches of the whole epoch, and of these the ones before this iterator's first one.
-            length, done = None, 0
-            if progress.run is not None and (self.progress or self._tuner is not None):
-                # Endless samplers have no length, nor have shards that are not counted yet.
-                with suppress(TypeError):
-                    length = len(consumer.whole())
-                    done = length - len(progress.run) + progress.count + len(progress.ahead)
-            if self._tuner is not None and self._tuner.chosen is None:
-                self._tuner.begin(window, began, length)
-            bar: Bar | None = None
-            if self.progress:
-                # Imported only for progress=True.
-                from penstock.loader.bar import Bar
-
-                bar = Bar(statistics, length, done)
-
-            iterator = DataLoaderIter(
-                window,
-                progress,
-                states,
-                statistics,
-                log,
-                self._finished,
-                rank=0 if log is None else consumer.rank,
-                finish=finisher(config),
-                copies=None if copier is None else CopiesAhead(window, copier, statistics),
-                claimed_length=self._IterableDataset_len_called if consumer.plan is None else None,
-                workers=config.workers,
-                bar=bar,
-                length=self.__len__,
-                tune=None if self._tuner is None else partial(self._tune, window),
-            )
-            progress.held_by = weakref.ref(iterator)
-            iterator.renewed = partial(self._replacement, progress)
+            copies = None if copier is None else CopiesAhead(window, copier, self._statistics)
+            iterator = DataLoaderIter(self, window, progress, copies, began)
             self._iterators.add(iterator)
             return iterator
         except BaseException:
             # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
             consumer.undo(saved)
             raise
-
-    def _replacement(self, progress: Progress) -> DataLoaderIter | None:
-        """Return an iterator over the epoch set since `iter()`, in place of one that has delivered nothing; or None."""
-        if self.pipeline.consumer.continues(progress):
-            return None
-        # Both count as one pass.
-        self._statistics.passes -= 1
-        return self._begin()
 
     def _draw_base_seed(self) -> int:
         """Draw torch's base seed: one per iterator, before the sampler draws; only one for persistent workers."""

@@ -6,6 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,14 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError, escaped
 from penstock.loader.messages import BatchResult
-from penstock.loader.on_error import FailureLog
-from penstock.loader.statistics import Statistics, size_of
-from penstock.loader.user_state import UserStates
+from penstock.loader.statistics import size_of
 from penstock.loader.window import CLOSED, INTERRUPTED, SHUTDOWN_TIMEOUT_S, Window, is_timeout
 from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.config import LoaderConfig
+    from penstock.loader.dataloader import DataLoader
     from penstock.loader.device import CopiesAhead
     from penstock.plan.reader import PlanReader
 
@@ -103,64 +103,58 @@ class DataLoaderIter:
     """The iterator of a `DataLoader`.
 
     Args:
+        loader: the loader.
         window: the batches.
         progress: records every delivered or failed batch; the next call continues after it.
-        states: records the states of users' objects.
-        statistics: records how long the consumer waited.
-        log: records the samples that ``on_error`` handled.
-        finished: called once, at the end of the epoch.
-        rank: rank of the batches, for the log.
-        finish: converts a batch to the requested form; None if no conversion is needed.
         copies: copies the batches of the window to a device; None leaves them where they are.
-        claimed_length: length reported by an iterable dataset, beyond which torch warns; None if it was not asked.
-        workers: number of workers, for that warning.
-        bar: a progress bar.
-        length: returns the loader's length.
-        tune: shows each batch to auto-tuning, with the times of its request and delivery.
+        began: time before the workers were started.
     """
 
     def __init__(
-        self,
-        window: Window,
-        progress: Progress,
-        states: UserStates,
-        statistics: Statistics,
-        log: FailureLog | None,
-        finished: Callable[[Progress], None],
-        *,
-        rank: int,
-        finish: Callable[[Any], Any] | None,
-        copies: CopiesAhead | None,
-        claimed_length: int | None,
-        workers: int,
-        bar: Bar | None,
-        length: Callable[[], int],
-        tune: Callable[[BatchResult, float, float], object] | None = None,
+        self, loader: DataLoader[Any], window: Window, progress: Progress, copies: CopiesAhead | None, began: float
     ) -> None:
-        self._batches = window
+        consumer, statistics, log, tuner = loader.pipeline.consumer, loader._statistics, loader._log, loader._tuner
         self.progress = progress
-        self.renewed: Callable[[], DataLoaderIter | None] | None = None
-        """Returns a replacement for this iterator if another epoch has been set in the meantime."""
-        self._states = states
+        self._loader = loader
+        self._batches = window
+        self._copies = copies
+        self._states = consumer.states
         self._statistics = statistics
         self._log = log
-        self._finished: Callable[[Progress], None] | None = finished
-        self._rank = rank
-        self._finish = finish
-        self._copies = copies
-        self._claimed_length = claimed_length
-        self._num_workers = workers
-        self._bar = bar
-        self._length = length
-        self._tune = tune
+        self._rank = 0
+        # The length of an iterable dataset, if the program asked for it: torch warns if there are more batches.
+        self._claimed_length: int | None = loader._IterableDataset_len_called if consumer.plan is None else None
+        self._num_workers = loader._workers.config.workers
+        self._finish = finisher(loader._workers.config)
+        self._bar: Bar | None = None
+        self._over = False
         # Whether a batch has left the window without being delivered.
         self._in_hand = False
         # A batch in whose report a warning was raised as an error. The next call delivers it.
         self._held: BatchResult | None = None
         self._turn = threading.Lock()
         self._closed = False
+        statistics.begin(loader._workers.config)
+        if log is not None:
+            log.begin()
+            self._rank = consumer.rank
+        # Batches of the whole epoch, and of these the ones before this iterator's first one.
+        length, done = None, 0
+        if progress.run is not None and (loader.progress or tuner is not None):
+            # Endless samplers have no length, nor have shards that are not counted yet.
+            with suppress(TypeError):
+                length = len(consumer.whole())
+                done = length - len(progress.run) + progress.count + len(progress.ahead)
+        if tuner is not None and tuner.chosen is None:
+            tuner.begin(window, began, length)
+        if loader.progress:
+            # Imported only for progress=True.
+            from penstock.loader.bar import Bar
+
+            self._bar = Bar(statistics, length, done)
         if window.first_states:
-            states.begun(window.first_states)
+            consumer.states.begun(window.first_states)
+        progress.held_by = weakref.ref(self)
 
     def __iter__(self) -> DataLoaderIter:
         return self
@@ -172,7 +166,7 @@ class DataLoaderIter:
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch, as torch's iterators do."""
-        return self._length()
+        return len(self._loader)
 
     def __next__(self) -> Any:
         # Threads that share an iterator take turns.
@@ -197,14 +191,16 @@ class DataLoaderIter:
 
     def _next(self) -> Any:
         if self._closed:
-            raise StopIteration if self._finished is None else WorkerError(CLOSED)
+            raise StopIteration if self._over else WorkerError(CLOSED)
         if self._in_hand:
             raise WorkerError(INTERRUPTED)
-        progress = self.progress
+        progress, loader = self.progress, self._loader
         # Asked for the first batch, and after another start was chosen.
         asks = not progress.num_delivered or (progress.reader is not None and not progress.reader.attached)
-        if asks and self.renewed is not None and (other := self.renewed()) is not None:
-            self._become(other)
+        if asks and not loader.pipeline.consumer.continues(progress):
+            # Another epoch was set, and nothing is delivered yet. Both iterators count as one pass.
+            self._statistics.passes -= 1
+            self._become(loader._begin())
         if self._held is not None:
             held, self._held = self._held, None
             return self._deliver(held)
@@ -235,7 +231,7 @@ class DataLoaderIter:
                 self._statistics.failed(perf_counter() - start)
                 self._states.begun(window.first_states)
                 self._states.delivered(result.worker, result.state, failed=True)
-                progress.delivered(result.number)
+                self.progress.delivered(result.number)
             self._in_hand = False
             try:
                 raise failure
@@ -246,8 +242,9 @@ class DataLoaderIter:
         if copies is not None:
             ready, depth = copies.ready, depth and depth + 1
         self._statistics.delivered(result, size_of(result.batch), now - start, ready, depth)
-        if self._tune is not None:
-            self._tune(result, start, now)
+        tuner = loader._tuner
+        if tuner is not None and tuner.add(window, result, start, now):
+            loader._follow_tuner(window)
         if self._log is not None or self._claimed_length is not None:
             try:
                 self._report(result)
@@ -307,12 +304,12 @@ class DataLoaderIter:
         error. The interpreter stops such threads a moment later, and a traceback would be noise.
         """
         if isinstance(error, StopIteration):
-            finished, self._finished = self._finished, None
-            if finished is not None:
+            if not self._over:
+                self._over = True
                 self._statistics.ended(wait)
                 if self._bar is not None:
                     self._bar.close()
-                finished(self.progress)
+                self._loader._finished(self.progress)
             return
         exits = threading.current_thread().daemon and not threading.main_thread().is_alive()
         if exits and isinstance(error, WorkerError):
@@ -339,13 +336,13 @@ def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{config.pin_memory_device}'.",
-            stacklevel=4,
+            stacklevel=5,
         )
     if config.pin_memory and not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=4,
+            stacklevel=5,
         )
         return None
     return pin if config.pin_memory else None
