@@ -12,8 +12,6 @@ Lightning calls ``type(loader)`` again, with a sampler for the rank, and gets th
 
 Lightning first checks ``isinstance(loader.sampler, DistributedSampler)`` and does not touch such a loader. Therefore
 our samplers of a share belong to that class, see `penstock.samplers.shares`.
-
-`penstock.DataLoader` imports this module when one of these libraries is at work.
 """
 
 from __future__ import annotations

@@ -34,6 +34,13 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
 from penstock import distributed
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
+from penstock.integrations.recreated import (
+    AccelerateGuard,
+    assignments,
+    convert_record,
+    drop_record,
+    keep_assignments,
+)
 from penstock.loader.config import (
     FIELDS,
     REMOVED,
@@ -153,6 +160,8 @@ class DataLoader(TorchDataLoader[T_co]):
     the program must not read batches of its parent's loader.
     """
 
+    _is_accelerate_prepared: Any = AccelerateGuard()
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -227,8 +236,6 @@ class DataLoader(TorchDataLoader[T_co]):
         if config.prefetch_factor is None and self.prefetch_factor is not None:
             self.prefetch_factor = _TorchsPrefetch(self.prefetch_factor)
         if "__pl_saved_args" in vars(self):
-            from penstock.integrations.recreated import convert_record, drop_record
-
             convert_record(self, data) if recorded else drop_record(self)
         if batch_sampler is not None and has_rank(batch_sampler):
             # Nothing reads it here, but Lightning asks for it.
@@ -358,17 +365,6 @@ class DataLoader(TorchDataLoader[T_co]):
         self.__dict__.update(state)
         self._iterators, self._starts = weakref.WeakSet(), threading.RLock()
         self._workers = self._new_workers(self._config)
-
-    @property
-    def _is_accelerate_prepared(self) -> Any:
-        """Whether an accelerator leaves this loader alone: what a program has set, or a guard that raises."""
-        from penstock.integrations.recreated import AccelerateGuard
-
-        return vars(self).get("_is_accelerate_prepared", AccelerateGuard())
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: Any) -> None:
-        vars(self)["_is_accelerate_prepared"] = value
 
     def __repr__(self) -> str:
         """Return the loader in three lines: its data, its executor and its position. Moves no generator."""
@@ -502,13 +498,6 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
         if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
             raise AssertionError(f"prefetch_factor={config.prefetch_factor} prefetches no batch: pass 1 or more")
-        copier: DeviceCopier | None = None
-        if config.device is not None and config.to_device:
-            # Imported only for device=.
-            from penstock.loader.device import CopiesAhead, copier_of
-
-            copier = copier_of(config.device)
-
         # Nothing has moved yet when the workers start, which may fail.
         kept, began = workers.kept and not states.resumes, time.perf_counter()
         base_seed = consumer.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
@@ -532,9 +521,7 @@ class DataLoader(TorchDataLoader[T_co]):
             window = workers.window(consumer.requests(progress), epoch, states.resumed.get, states.next)
             if workers.kept and window.processes is not None:
                 self._iterator = workers  # type: ignore[assignment]
-
-            copies = None if copier is None else CopiesAhead(window, copier, self._statistics)
-            iterator = DataLoaderIter(self, window, progress, copies, began)
+            iterator = DataLoaderIter(self, window, progress, began)
             self._iterators.add(iterator)
             return iterator
         except BaseException:
@@ -625,20 +612,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.close()
 
 
-def _assignments(loader: DataLoader[Any]) -> Any:
-    from penstock.integrations.recreated import assignments
-
-    return assignments(loader)
-
-
-def _keep_assignments(loader: DataLoader[Any], record: Any) -> None:
-    from penstock.integrations.recreated import keep_assignments
-
-    keep_assignments(loader, record)
-
-
 # What Lightning repeats on a loader that it recreates. Inside the class body Python would mangle the name.
-setattr(DataLoader, "__pl_attrs_record", property(_assignments, _keep_assignments))
+setattr(DataLoader, "__pl_attrs_record", property(assignments, keep_assignments))
 
 
 def _failure_log(config: LoaderConfig) -> FailureLog | None:

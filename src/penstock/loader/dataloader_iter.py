@@ -106,26 +106,29 @@ class DataLoaderIter:
         loader: the loader.
         window: the batches.
         progress: records every delivered or failed batch; the next call continues after it.
-        copies: copies the batches of the window to a device; None leaves them where they are.
         began: time before the workers were started.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], window: Window, progress: Progress, copies: CopiesAhead | None, began: float
-    ) -> None:
-        consumer, statistics, log, tuner = loader.pipeline.consumer, loader._statistics, loader._log, loader._tuner
+    def __init__(self, loader: DataLoader[Any], window: Window, progress: Progress, began: float) -> None:
+        config, consumer, tuner = loader._workers.config, loader.pipeline.consumer, loader._tuner
+        statistics, log = loader._statistics, loader._log
         self.progress = progress
         self._loader = loader
         self._batches = window
-        self._copies = copies
+        self._copies: CopiesAhead | None = None
+        if config.device is not None and config.to_device:
+            # Imported only for device=.
+            from penstock.loader.device import CopiesAhead, copier_of
+
+            self._copies = CopiesAhead(window, copier_of(config.device), statistics)
         self._states = consumer.states
         self._statistics = statistics
         self._log = log
         self._rank = 0
         # The length of an iterable dataset, if the program asked for it: torch warns if there are more batches.
         self._claimed_length: int | None = loader._IterableDataset_len_called if consumer.plan is None else None
-        self._num_workers = loader._workers.config.workers
-        self._finish = finisher(loader._workers.config)
+        self._num_workers = config.workers
+        self._finish = finisher(config)
         self._bar: Bar | None = None
         self._over = False
         # Whether a batch has left the window without being delivered.
@@ -134,7 +137,7 @@ class DataLoaderIter:
         self._held: BatchResult | None = None
         self._turn = threading.Lock()
         self._closed = False
-        statistics.begin(loader._workers.config)
+        statistics.begin(config)
         if log is not None:
             log.begin()
             self._rank = consumer.rank
