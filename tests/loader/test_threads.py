@@ -571,7 +571,7 @@ def test_threads_whose_consumer_is_gone_say_nothing(capfd: pytest.CaptureFixture
         iterator = iter(loader)
         (member,) = iterator._batches.executor.members  # type: ignore[attr-defined]
         nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, member.inbox.fd)
+        os.dup2(nothing, member.channel.reads)
         os.close(nothing)
         time.sleep(1)
         loader.close()

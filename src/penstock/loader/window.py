@@ -169,7 +169,11 @@ class Window:
         if not usual and (error := self._why_not()) is not None:
             raise error
         try:
-            answer = self._advance() if self.depth or self._open else self._make_next()
+            if self._following is not None and not self._open:
+                self.executor, self._following = self._following, None
+                self.executor.run, self._load = self._run, [0]
+                executor.close(SHUTDOWN_TIMEOUT_S)
+            answer = self._advance()
             if isinstance(answer, BatchResult):
                 return answer
         # An exception of a signal handler, or an unexpected failure.
@@ -296,8 +300,8 @@ class Window:
                 else:
                     if asked:
                         self._looked = now
-                    # After the last batch, workers may end normally.
-                    if asked and (self._open or self._requests is not None):
+                    # After the last batch, workers may end normally. Without workers, there is no other news.
+                    if asked and (self._open or (self.depth and self._requests is not None)):
                         self._take_in(executor.wait(self._run, 0.0))
                     self.ready_on_request = self._ready
                 if self._why is not None or executor.closed:
@@ -309,7 +313,7 @@ class Window:
                 if late and not all(self._load[: executor.workers]):
                     self._flow.stall()
                     self._enough = len(self._open)
-                if len(self._open) <= self._enough:
+                if len(self._open) <= self._enough and (self.depth or result is None):
                     self._fill()
                 if not self._open and self._requests is None:
                     if result is None:
@@ -322,27 +326,6 @@ class Window:
                 if events is not None and deadline is not None and time.monotonic() >= deadline:
                     return self._late()
             events = executor.wait(self._run, deadline)
-
-    def _make_next(self) -> BatchResult | Exception:
-        """Make the next batch with an inline executor. Return an exception that `next` should raise."""
-        if self._following is not None:
-            workers, self.executor, self._following = self.executor, self._following, None
-            self.executor.run, self._load = self._run, [0]
-            workers.close(SHUTDOWN_TIMEOUT_S)
-        executor = self.executor
-        with executor.lock:
-            request = self._next_request()
-            if request is None:
-                return self._finish()
-            executor.submit([request], 0)
-            # A signal handler may have closed the loader meanwhile.
-            if self._over or self._why is not None:
-                return self._finish()
-            self._open[request.number] = _Pending(request, 0)
-            self._load[0] += 1
-            self._take_in(executor.wait(self._run, None))
-            # In no variable: the traceback of an error refers to this frame.
-            return self._collect_head() or self._finish()
 
     def _finish(self) -> Exception:
         """Stop delivering, at the end, or because a worker has died or the loader was closed."""
@@ -399,25 +382,11 @@ class Window:
 
     # Submitting.
 
-    def _next_request(self) -> BatchRequest | None:
-        """Return the next request with its number; None at the end."""
-        if self._requests is None:
-            return None
-        try:
-            request = next(self._requests, None)
-        except Exception as error:
-            self._error, request = error, None
-        if request is None:
-            self._requests = None
-            return None
-        request.run, request.number = self._run, next(self._numbers)
-        return request
-
     def _fill(self) -> None:
-        """Submit as many batches as are allowed."""
+        """Submit as many batches as are allowed; one, if each is made on demand."""
         workers = self.executor.workers
-        most, group = self._flow.ahead()
-        self.depth = most
+        most, group = self._flow.ahead() if self.depth else (1, 1)
+        self.depth = self.depth and most
         group = max(1, min(group, most // (2 * workers))) if self._requests is not None else 1
         # If workers take turns, each gets a group of its own batches, from several rounds.
         together = group * workers if self._policy.turns and group > 1 else group
@@ -427,7 +396,15 @@ class Window:
                 break
             shares: dict[int, list[BatchRequest]] = {}
             worker, left = self._choose(most), together
-            while worker is not None and left and (request := self._next_request()) is not None:
+            while worker is not None and left and self._requests is not None:
+                try:
+                    request = next(self._requests, None)
+                except Exception as error:
+                    self._error, request = error, None
+                if request is None:
+                    self._requests = None
+                    break
+                request.run, request.number = self._run, next(self._numbers)
                 self._open[request.number] = _Pending(request, worker)
                 self._load[worker] += 1
                 shares.setdefault(worker, []).append(request)
