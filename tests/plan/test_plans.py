@@ -429,7 +429,7 @@ def test_a_preview_is_the_run_that_comes(make: Maker) -> None:
 @pytest.mark.parametrize("advance", [False, True])
 def test_what_comes_after_a_run(make: Maker, advance: bool) -> None:
     reader = make.reader()
-    advance = advance and reader.plan.advances
+    advance = advance and reader.plan.bookmark.advances
     reader.set_epoch(2)
     found = []
     for _ in range(5):
@@ -455,7 +455,7 @@ def test_what_comes_after_a_run(make: Maker, advance: bool) -> None:
 def test_states_are_the_runs_wherever_the_epochs_are_counted(make: Maker) -> None:
     """A reader that goes on by itself stays where it is, also if it told somebody's sampler of the epoch."""
     reader = make.reader()
-    advance = reader.plan.advances
+    advance = reader.plan.bookmark.advances
     for _ in range(3):
         run = reader.start(advance=advance)
         items(run, 1)
@@ -774,7 +774,7 @@ def test_random_programs_of_two_readers(make: Maker, program: list[Any]) -> None
 
 def _do(step: str, one: Consumer, other: Consumer, arguments: list[Any]) -> None:
     if step == "start":
-        one.start(advance=arguments[0] and one.reader.plan.advances)
+        one.start(advance=arguments[0] and one.reader.plan.bookmark.advances)
     elif step == "take":
         one.take(arguments[0])
     elif step == "end":

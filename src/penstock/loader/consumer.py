@@ -289,7 +289,7 @@ class Consumer:
         """
         self._base_seed = None
         reader, before = self._reader, self._progress
-        if reader is not None and not reader.resumes:
+        if reader is not None and not reader.loaded:
             # They belong to an abandoned epoch.
             self._ahead = frozenset()
             if self.plan is None and self.states.resumes:
@@ -367,12 +367,12 @@ class Consumer:
     @property
     def _advances(self) -> bool:
         """Whether the next epoch follows by itself. Streams are not read again."""
-        return self.plan is None or (self.seeded and self.plan.advances)
+        return self.plan is None or (self.seeded and self.plan.bookmark.advances)
 
     def _warn_of_same_epoch(self) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
         assert self.plan is not None
-        if self._seed is None or self.plan.advances:
+        if self._seed is None or self.plan.bookmark.advances:
             return
         samplers = list(layers(self.plan.source))
         if all(getattr(sampler, "shuffle", True) for sampler in samplers):
@@ -429,7 +429,7 @@ class Consumer:
                 running = self.running
                 opening = reader.run if running and reader.run is not None else reader.peek()
                 state["stream"] = opening.state()
-                left = not running and not reader.resumes
+                left = not running and not reader.loaded
         else:
             here, job = self._present()
             assert here.run is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.errors import SamplerError
@@ -53,6 +54,7 @@ class Bookmark:
         cursor: the start of an epoch, or the cursor of a loaded state.
         loaded: whether the cursor is of a loaded state that no reader has used yet. `set_epoch` with its epoch keeps
             it.
+        advances: whether a loader with a seed advances the epoch by itself. False if another library counts the epochs.
         by_itself: whether another library's sampler moved to this epoch by itself while it was read. An epoch that has
             begun then continues.
         epoch: the epoch that programs see: the one set or begun last.
@@ -62,6 +64,7 @@ class Bookmark:
         self.version = 0
         self.cursor = Cursor()
         self.loaded = self.by_itself = False
+        self.advances = True
         self.epoch = 0
 
     def write(self, cursor: Cursor, *, loaded: bool = False) -> None:
@@ -74,19 +77,8 @@ class Bookmark:
         keeps = self.loaded and self.cursor.epoch == epoch
         self.write(self.cursor if keeps else Cursor(epoch=epoch), loaded=keeps)
 
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, to be shown to programs. A loaded state is used once.
 
-        Args:
-            cursor: where the reader is, or where it begins next.
-            loaded: whether the cursor is of a loaded state.
-            running: whether the reader is reading.
-        """
-        self.epoch = cursor.epoch
-        if running and self.loaded and cursor is self.cursor:
-            self.cursor, self.loaded = cursor.whole(), False
-
-
+@dataclass
 class Draws:
     """The random draw of one epoch, made when a plan is bound: once, however often the epoch is bound.
 
@@ -96,16 +88,13 @@ class Draws:
         fixed: whether the held draw counts at every cursor.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
-        self.held: Any = None
-        self.fixed = False
+    seed: int | None = None
+    held: Any = None
+    fixed: bool = False
 
     def again(self) -> Draws:
         """Return the same draw, for another part of the same epoch."""
-        same = copy.copy(self)
-        same.fixed = True
-        return same
+        return replace(self, fixed=True)
 
 
 class Plan(abc.ABC, Generic[E]):
@@ -115,11 +104,9 @@ class Plan(abc.ABC, Generic[E]):
 
     Attributes:
         bookmark: where readers begin next.
-        advances: whether a loader with a seed advances the epoch by itself. False if another library counts the epochs.
     """
 
     bookmark: Bookmark
-    advances: bool = True
 
     @property
     def key_seed(self) -> int | None:
@@ -147,8 +134,17 @@ class Plan(abc.ABC, Generic[E]):
         """Handle a cursor that the user of a reader chose: sets the epoch of another library's sampler."""
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader for programs, see `Bookmark.show`."""
-        self.bookmark.show(cursor, loaded=loaded, running=running)
+        """Record the position of a reader, to be shown to programs. A loaded state is used once.
+
+        Args:
+            cursor: where the reader is, or where it begins next.
+            loaded: whether the cursor is of a loaded state.
+            running: whether the reader is reading.
+        """
+        mark = self.bookmark
+        mark.epoch = cursor.epoch
+        if running and mark.loaded and cursor is mark.cursor:
+            mark.cursor, mark.loaded = cursor.whole(), False
 
 
 class OuterPlan(Plan[E]):
@@ -163,11 +159,6 @@ class OuterPlan(Plan[E]):
     def bookmark(self) -> Bookmark:  # type: ignore[override]
         """Where readers begin next."""
         return self.inner.bookmark
-
-    @property
-    def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader with a seed advances the epoch by itself."""
-        return self.inner.advances
 
     @property
     def key_seed(self) -> int | None:
@@ -199,10 +190,11 @@ class PlanReader(Generic[E]):
         self._seed = seed
         self.run: E | None = None
         self._run_draws = Draws(seed)
-        # Where the next epoch plan begins, if that was chosen; and whether a loaded state or the bookmark chose it.
+        # Where the next epoch plan begins, if that was chosen, and whether the bookmark chose it.
         self._next: Cursor | None = None
-        self._loaded = False
         self._requested = False
+        self.loaded = False
+        """Whether the next run begins at a loaded state. The bookmark counts when it is followed."""
         # The random draw of the next epoch plan.
         self._draws = Draws(seed)
         # The version of the bookmark that was followed.
@@ -228,12 +220,6 @@ class PlanReader(Generic[E]):
         return self.run is not None and not self.current and self._requested
 
     @property
-    def resumes(self) -> bool:
-        """Whether the next run begins at a loaded state."""
-        self.follow()
-        return self._loaded
-
-    @property
     def epoch(self) -> int:
         """The epoch of the current run, or else of the next one."""
         return self.run.epoch if self.current and self.run is not None else self._upcoming().epoch
@@ -246,7 +232,7 @@ class PlanReader(Generic[E]):
         """
         epoch = checked_epoch(epoch, SamplerError)
         self.follow()
-        if self._next is not None and self._loaded and self._next.epoch == epoch:
+        if self._next is not None and self.loaded and self._next.epoch == epoch:
             return
         self.choose(Cursor(epoch=epoch))
 
@@ -284,7 +270,7 @@ class PlanReader(Generic[E]):
         cursor = self.next_start(advance=advance, delivered=delivered)
         run = self.plan.bind(cursor, self._draws)
         self.run, self._run_draws, self.attached = run, self._draws, True
-        self._next, self._loaded, self._requested, self._draws = None, False, False, Draws(self._seed)
+        self._next, self.loaded, self._requested, self._draws = None, False, False, Draws(self._seed)
         self.plan.show(cursor, loaded=False, running=True)
         return run
 
@@ -294,9 +280,9 @@ class PlanReader(Generic[E]):
         draws = self._draws if self.run is before["run"] else self._run_draws
         vars(self).update(before, _draws=draws)
         # If the bookmark had a loaded state, the start has used it up there.
-        self._requested = self._requested and not self._loaded
+        self._requested = self._requested and not self.loaded
         if self._next is not None:
-            self.plan.show(self._next, loaded=self._loaded, running=False)
+            self.plan.show(self._next, loaded=self.loaded, running=False)
 
     def continues(self, run: E, *, delivered: bool) -> bool:
         """Return whether a run continues; False if the caller must begin another run instead.
@@ -307,7 +293,7 @@ class PlanReader(Generic[E]):
         if self.run is not run or (self.attached and self.plan.bookmark.version == self._followed) or self.current:
             return True
         upcoming = self._upcoming()
-        if not self._loaded and _is_in(upcoming, run.start):
+        if not self.loaded and _is_in(upcoming, run.start):
             self._next = None
         elif not delivered:
             run.exhaust()
@@ -357,12 +343,12 @@ class PlanReader(Generic[E]):
         mark = self.plan.bookmark
         if mark.version == self._followed:
             # A loaded state is used once. If another reader has used it, this reader begins the whole epoch.
-            if self._requested and self._loaded and not mark.loaded:
+            if self._requested and self.loaded and not mark.loaded:
                 self._choose(mark.cursor)
                 self._requested = True
             return
         self._followed = mark.version
-        keeps = self._loaded and self._next is not None and not mark.loaded
+        keeps = self.loaded and self._next is not None and not mark.loaded
         # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
         if keeps and (mark.by_itself or _is_in(mark.cursor, self._upcoming())):
             return
@@ -373,7 +359,7 @@ class PlanReader(Generic[E]):
             self._requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        self._next, self._loaded, self.attached, self._requested = cursor, loaded, False, False
+        self._next, self.loaded, self.attached, self._requested = cursor, loaded, False, False
 
 
 def _is_in(requested: Cursor, place: Cursor) -> bool:

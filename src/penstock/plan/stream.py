@@ -69,7 +69,7 @@ class ResumableDataset(IterableDataset[Any]):
         self._stream: Stream | None = None
         # `times_set` of the shared epoch when that stream began.
         self._times_set_at_start = 0
-        self.bookmark = StreamBookmark(self._epochs)
+        self.bookmark = StreamBookmark()
         """Where each loader begins next: at an epoch, or at a loaded state."""
 
     @property

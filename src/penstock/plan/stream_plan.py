@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.plan.cursor import Cursor, State, read_int, read_mapping
 from penstock.plan.reader import Bookmark, Draws, Plan
-from penstock.plan.shared import SharedEpoch
 
 if TYPE_CHECKING:
     from penstock.plan.stream import ResumableDataset
@@ -58,25 +57,18 @@ EpochStart = StreamStart | None
 
 
 class StreamBookmark(Bookmark):
-    """Where each loader over an iterable dataset begins next. The epoch is in shared memory, for workers."""
+    """Where each loader over an iterable dataset begins next."""
 
     cursor: StreamStart
 
-    def __init__(self, epochs: SharedEpoch) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.cursor = StreamStart(chosen=False)
-        self._epochs = epochs
 
     def leave(self) -> None:
         """Drop a loaded state: a loader or an iterator has used it."""
         if self.loaded:
             self.cursor, self.loaded = StreamStart(epoch=self.cursor.epoch), False
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Show the epoch that a loader begins, which uses up a loaded state."""
-        if running:
-            self.leave()
-            self._epochs.show(cursor.epoch)
 
 
 class StreamPlan(Plan[StreamStart]):
@@ -89,6 +81,12 @@ class StreamPlan(Plan[StreamStart]):
     def bookmark(self) -> StreamBookmark:  # type: ignore[override]
         """Where readers begin next."""
         return self._dataset.bookmark
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Show the epoch that a loader begins, also to workers. This uses up a loaded state."""
+        if running:
+            self.bookmark.leave()
+            self._dataset._epochs.show(cursor.epoch)
 
     def bind(self, cursor: Cursor, draws: Draws) -> StreamStart:
         """Return the opening of the cursor's epoch."""
@@ -122,3 +120,5 @@ class UserEpochs(StreamPlan):
     def chosen(self, cursor: Cursor) -> None:
         """Set an epoch that the user chose."""
         self._dataset.set_epoch(cursor.epoch)
+
+    show = Plan.show

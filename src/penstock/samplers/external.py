@@ -79,11 +79,6 @@ class ExternalSampler(EpochBatchSampler):
         except TypeError:
             return None
 
-    @property
-    def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
-        return self._reported_epoch is None
-
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the sampler."""
         super().set_epoch(epoch)
@@ -93,6 +88,7 @@ class ExternalSampler(EpochBatchSampler):
     def bookmark(self) -> Bookmark:  # type: ignore[override]
         """Where readers begin next: in the sampler's epoch, if it reports one."""
         mark, epoch = self._bookmark, self._reported_epoch
+        mark.advances = epoch is None
         if epoch is not None and epoch != self._seen:
             self._seen = epoch
             moved = epoch != mark.cursor.epoch

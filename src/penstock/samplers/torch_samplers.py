@@ -91,10 +91,9 @@ class TorchDistributed(EpochSampler):
     The epoch is the one that torch's ``set_epoch`` set last. A loader never advances it.
     """
 
-    advances = False
-
     def __init__(self, sampler: torch.utils.data.DistributedSampler[Any]) -> None:
         super().__init__()
+        self._bookmark.advances = False
         self._sampler = sampler
         # The epoch of torch's sampler when it was last looked at.
         self._seen = 0
