@@ -31,7 +31,7 @@ from penstock.samplers import (
     SequentialSampler,
     WeightedRandomSampler,
 )
-from penstock.samplers.grouping import Groups, by_completion, by_first
+from penstock.samplers.grouping import Groups, form_batches
 
 
 class Given(EpochSampler):
@@ -83,14 +83,12 @@ def test_batches_are_those_of_a_loop(
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, kinds, n)
     stream = rng.integers(0, n, count)
-    groups = Groups(ids)
-    form = by_completion if order == "completion" else by_first
-    chunks = (stream[a : a + cut] for a in range(0, count, cut))
-    rows = list(form(chunks, groups.of, size, drop))
-    batches = [batch for indices, _ in rows for batch in indices.tolist()]
+    chunks = [(stream[a : a + cut], np.arange(a, min(a + cut, count))) for a in range(0, count, cut)]
+    blocks = list(form_batches(chunks, Groups(ids), size, order, drop_partial=drop))
+    batches = [batch for indices, _ in blocks for batch in indices.tolist()]
     assert batches == by_hand(stream.tolist(), ids, size, drop, order)
-    for indices, ordinals in rows:
-        assert (stream[ordinals] == indices).all()
+    for indices, positions in blocks:
+        assert (stream[positions] == indices).all()
 
 
 @settings(deadline=None, max_examples=examples(50, 200))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.class_batches import ClassBatches
-from penstock.order.permutation import MAX_N, Indices
+from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
@@ -26,7 +27,7 @@ from penstock.plan.reader import Draws, OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
-from penstock.samplers.grouping import Groups, by_completion, by_first
+from penstock.samplers.grouping import ORDERS, Groups, form_batches
 from penstock.samplers.identity import fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.orders import flag, positive
@@ -41,8 +42,7 @@ __all__ = ["GroupedBatchSampler", "group_ids_of"]
 _CHUNK = 1 << 16
 _FIRST_CHUNK = 4096
 """Indices in the first chunk, few so that the first batch is ready at once."""
-_REPLAYED = {"completion": by_completion, "first": by_first}
-_ORDERS = (*_REPLAYED, "class")
+_ORDERS = (*ORDERS, "class")
 
 
 class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSampler):
@@ -132,7 +132,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             raise SamplerError(
                 f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
             )
-        self._counted: tuple[Any, int] | None = None
+        self._counted: tuple[Cursor, Indices] | None = None
         if exclude is not None and order != "class":
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
         self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
@@ -148,7 +148,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         many.
         """
         run = self._reader.peek()
-        assert isinstance(run, _Grouped | ClassBatchPlan)
+        assert isinstance(run, _Formed | ClassBatchPlan)
         numbers: list[int] = run.partition.repeated.tolist()
         return numbers
 
@@ -156,7 +156,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
     def length_varies(self) -> bool:
         """Whether the number of batches can differ between epochs: if the stream is not a permutation."""
         run = self._reader.whole()
-        return isinstance(run, _Grouped) and run.rounds is None
+        return isinstance(run, _Formed) and run.rounds is None
 
     # As a plan.
 
@@ -199,7 +199,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         assert cursor.sampler is not None
         inside = self.sampler.bind(cursor.sampler, draws)
         if self.order != "class":
-            return _Grouped(self, inside, cursor.consumed)
+            return _Formed(self, inside, cursor.consumed)
         inner = inside.cursor(0)
         if inner.consumed:
             raise StateError(
@@ -219,7 +219,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
 
     @cached_property
     def _cuts(self) -> ClassBatches:
-        starts = np.concatenate([[0], np.cumsum(self.groups.sizes())])
+        starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
         return ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
 
     @cached_property
@@ -229,9 +229,9 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
         of, run = "GroupedBatchSampler", self.bind(Cursor(), Draws())
-        assert isinstance(run, _Grouped | ClassBatchPlan)
+        assert isinstance(run, _Formed | ClassBatchPlan)
         # Known only for permutations: if indices repeat, counting the batches would read the whole stream.
-        most = None if isinstance(run, _Grouped) and run.rounds is None else run.total
+        most = None if isinstance(run, _Formed) and run.rounds is None else run.partition.n
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=most, sampler=self.inner.read)
         check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
         return cursor
@@ -252,85 +252,74 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         }
 
 
-class _Grouped(BatchEpochPlan):
+class _Formed(BatchEpochPlan):
     """One rank's batches of one epoch, formed from the samples of all ranks."""
 
     def __init__(self, sampler: GroupedBatchSampler, inside: EpochPlan, consumed: int) -> None:
-        self._sampler, self._inside = sampler, inside
+        self._sampler, self._inside, self._consumed = sampler, inside, consumed
         self._job = inside.job() if isinstance(inside, PartitionedOrder) else inside
         """The samples of all ranks."""
         self.rounds: int | None = getattr(self._job, "rounds", None)
         """How often they have each sample, if equally often."""
-        self._rank, self._world_size = sampler._world.get()
-        self._consumed = consumed
         self._identity = sampler._identity()
         self.seed, self.epoch = inside.seed, inside.epoch
 
     @cached_property
-    def total(self) -> int:
-        """Number of batches in the whole epoch over all ranks, without repeats."""
-        sampler = self._sampler
-        key = self._inside.cursor(0) if self.rounds is None else self.rounds
-        if sampler._counted is None or sampler._counted[0] != key:
-            if self.rounds is None:
-                sizes = sampler.groups.sizes(sampler.groups.of(chunk) for chunk in self._chunks(_CHUNK))
-            else:
-                sizes = sampler.groups.sizes() * self.rounds
-            partial = 0 if sampler.drop_last else np.count_nonzero(sizes % sampler.batch_size)
-            sampler._counted = key, int((sizes // sampler.batch_size).sum() + partial)
-        return sampler._counted[1]
-
-    @property
     def partition(self) -> Partition:
         """The numbers of this rank's batches."""
-        return Partition(
-            self.total, self._world_size, self._rank, remainder=self._sampler.remainder, consumed=self._consumed
-        )
+        sampler, (rank, world_size) = self._sampler, self._sampler._world.get()
+        groups = sampler.groups
+        if self.rounds is not None:
+            sizes = groups.sizes * self.rounds
+        else:
+            # Counted once per epoch.
+            start = self._inside.cursor(0)
+            if sampler._counted is None or sampler._counted[0] != start:
+                sampler._counted = start, groups.count_in(groups.of(indices) for indices, _ in self._chunks(_CHUNK))
+            sizes = sampler._counted[1]
+        counts = sizes // sampler.batch_size if sampler.drop_last else -(-sizes // sampler.batch_size)
+        return Partition(int(counts.sum()), world_size, rank, remainder=sampler.remainder, consumed=self._consumed)
 
     def __len__(self) -> int:
         return len(self.partition)
 
     def __iter__(self) -> Iterator[Batch]:
-        groups, size, remainder = self._sampler.groups, self._sampler.batch_size, self._sampler.remainder
-        chunks = self._chunks(max(_CHUNK, groups.count * size))
-        blocks = _REPLAYED[self._sampler.order](chunks, groups.of, size, self._sampler.drop_last)
-        start = int(self._job.block(0, 1)[1][0]) if len(self._job) else 0
-        end, step = self.partition.end if remainder == "drop" else MAX_N, self._world_size
+        part = self.partition
         # Numbers of the next batch of this rank, and of the next one of all ranks.
-        mine, number = self._consumed + self._rank, 0
-        # The first batches, which may have to be repeated.
-        head: list[Batch] = []
-        for indices, ordinals in blocks:
-            if len(head) < step:
-                head += zip(indices[:step].tolist(), ordinals[:step] + start, strict=True)
-            own = range(mine, min(end, number + len(indices)), step)
+        mine, number = part.begin + part.rank, 0
+        # After its last batch, the epoch is repeated from its first, at other positions.
+        blocks = (block for _ in itertools.count() for block in self._formed())
+        while mine < part.end:
+            indices, positions = next(blocks)
+            own = range(mine, min(part.end, number + len(indices)), part.world_size)
             if own:
-                rows = slice(mine - number, own.stop - number, step)
-                yield from zip(indices[rows].tolist(), ordinals[rows] + start, strict=True)
-                mine = own[-1] + step
+                rows = slice(own.start - number, own.stop - number, part.world_size)
+                shift = number // part.n * len(self._job)
+                yield from zip(indices[rows].tolist(), positions[rows] + shift, strict=True)
+                mine = own[-1] + part.world_size
             number += len(indices)
-        # If the last round is not full, this rank may have no batch in it.
-        if remainder == "pad" and mine < number + -(number - self._consumed) % step:
-            laps, first = divmod(mine, number)
-            batch, positions = head[first]
-            yield batch, positions + laps * len(self._job)
         self.exhaust()
 
-    def _chunks(self, largest: int) -> Iterator[Indices]:
-        """Yield the indices of all ranks in chunks, which grow up to a size."""
+    def _formed(self) -> Iterator[tuple[Indices, Indices]]:
+        """Yield the batches of all ranks in blocks."""
+        sampler, size = self._sampler, self._sampler.batch_size
+        chunks = self._chunks(max(_CHUNK, sampler.groups.count * size))
+        return form_batches(chunks, sampler.groups, size, sampler.order, drop_partial=sampler.drop_last)
+
+    def _chunks(self, largest: int) -> Iterator[tuple[Indices, Indices]]:
+        """Yield the indices and positions of all ranks in chunks, which grow up to a size."""
         begin, size = 0, _FIRST_CHUNK
         while begin < len(self._job):
             stop = min(begin + size, len(self._job))
-            yield self._job.block(begin, stop)[0]
+            yield self._job.block(begin, stop)
             begin, size = stop, min(size * 4, largest)
 
     def exhaust(self) -> None:
         self._job.exhaust()
 
     def cursor(self, count: int) -> Cursor:
-        consumed = self._consumed + count * self._world_size
-        if self.rounds is not None:
-            consumed = min(consumed, self.total)  # repeated batches do not count
+        # The start of an epoch does not wait for the number of batches, which may have to be counted.
+        consumed = self.partition.consumed_after(count) if count else self._consumed
         return Cursor(
             epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._inside.cursor(0)
         )

@@ -1,16 +1,16 @@
-"""Pure, vectorised functions that form batches of one group each from a stream of indices.
+"""Batches of one group each, formed from a stream of indices.
 
-`Rows` are pairs of int64 arrays ``(indices, ordinals)`` of shape (batches, batch size). An ordinal is the position of
-an index in the stream. Blocks of rows are in the order of the batch numbers, full and partial batches alike (a block
-of partial batches has one row).
+A block of batches is two int64 arrays of shape (batches, batch size): the indices, and their positions in the stream.
+Blocks are in the order of the batch numbers, full and partial batches alike (a partial batch is a block of its own).
 
-Invariant: every index of the stream, repeats included, is in exactly one row, except for dropped partial batches. The
+Invariant: every index of the stream, repeats included, is in exactly one batch, except for dropped partial batches. The
 numbering does not depend on where the stream was cut into chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,11 @@ import numpy.typing as npt
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 
-__all__ = ["Groups", "Rows", "by_completion", "by_first"]
+__all__ = ["ORDERS", "Groups", "form_batches"]
 
-Rows = tuple[Indices, Indices]
+ORDERS = ("completion", "first")
+"""The orders of `form_batches`."""
+
 GroupIds = npt.NDArray[np.integer]
 
 _COUNT_CHUNK = 1 << 18
@@ -74,79 +76,68 @@ class Groups:
                 )
         return self.ids[indices]
 
-    def sizes(self, chunks: Iterable[GroupIds] | None = None) -> Indices:
-        """Return the number of samples of each group, or how often it occurs in chunks of groups: int64 (count,)."""
-        if chunks is None:
-            chunks = (self.ids[a : a + _COUNT_CHUNK] for a in range(0, len(self.ids), _COUNT_CHUNK))
+    @cached_property
+    def sizes(self) -> Indices:
+        """Number of samples of each group: int64 of shape (count,)."""
+        return self.count_in(self.ids[a : a + _COUNT_CHUNK] for a in range(0, len(self.ids), _COUNT_CHUNK))
+
+    def count_in(self, chunks: Iterable[GroupIds]) -> Indices:
+        """Return how often each group occurs in chunks of groups: int64 of shape (count,)."""
         total = np.zeros(self.count, dtype=np.int64)
         for chunk in chunks:
             total += np.bincount(chunk, minlength=self.count)
         return total
 
 
-def by_completion(
-    chunks: Iterable[Indices], of: Callable[[Indices], GroupIds], batch_size: int, drop_partial: bool
-) -> Iterator[Rows]:
-    """Yield full batches in the order of their last members, then partial batches in the same order.
+def form_batches(
+    chunks: Iterable[Sequence[Indices]], groups: Groups, batch_size: int, order: str, *, drop_partial: bool
+) -> Iterator[tuple[Indices, Indices]]:
+    """Yield blocks of batches.
 
-    Memory: a few arrays of the size of a chunk, plus ``batch_size`` samples of every group.
+    Args:
+        chunks: indices and positions of the stream, one part after the other.
+        groups: of all samples.
+        batch_size: number of samples in a full batch.
+        order: ``"completion"``: full batches in the order of their last members, then partial batches in the same
+            order. Memory: a few arrays of the size of a chunk, plus ``batch_size`` samples of every group.
+            ``"first"``: in the order of their first members. An earlier batch may be filled by the last index, so this
+            holds the whole stream: about 40 bytes per index, and at least 8 x groups x ``batch_size`` bytes.
+        drop_partial: leave out partial batches.
     """
-    base = 0
-    # Members of batches that are not full yet.
-    indices = ordinals = np.empty(0, dtype=np.int64)
+    # Samples that are in no batch yet, in the order of the stream.
+    stream: Indices = np.empty((2, 0), np.int64)
+    if order == "first":
+        stream, chunks = np.hstack([stream, *chunks]), ()
     for chunk in chunks:
-        indices = np.concatenate([indices, chunk])
-        ordinals = np.concatenate([ordinals, np.arange(base, base + len(chunk), dtype=np.int64)])
-        base += len(chunk)
-        batches = _arrange(of(indices), batch_size)
-        full = np.flatnonzero(batches[:, -1] >= 0)
-        order = np.argsort(ordinals[batches[full, -1]])
-        for members in _in_blocks(batches[full[order]]):
-            yield indices[members], ordinals[members]
-        rest = batches[batches[:, -1] < 0]
-        rest = rest[rest >= 0]
-        indices, ordinals = indices[rest], ordinals[rest]
-    if not drop_partial:
-        batches = _arrange(of(indices), batch_size)
-        order = np.argsort(ordinals[batches.max(axis=1)])
-        for members in _in_blocks(batches[order]):
-            yield indices[members], ordinals[members]
-
-
-def by_first(
-    chunks: Iterable[Indices], of: Callable[[Indices], GroupIds], batch_size: int, drop_partial: bool
-) -> Iterator[Rows]:
-    """Yield batches in the order of their first members, as in maskrcnn-benchmark.
-
-    An earlier batch may be filled by the last index, so this holds the whole stream: about 40 bytes per index, and at
-    least 8 x groups x ``batch_size`` bytes.
-    """
-    indices = np.concatenate([np.empty(0, dtype=np.int64), *chunks])
-    batches = _arrange(of(indices), batch_size)
+        stream = np.hstack([stream, chunk])
+        batches = _arrange(groups.of(stream[0]), batch_size)
+        full = batches[:, -1] >= 0
+        yield from _in_blocks(batches[full], batches[full, -1], stream)
+        rest = np.sort(batches[~full], axis=None)
+        stream = stream[:, rest[rest >= 0]]
+    batches = _arrange(groups.of(stream[0]), batch_size)
     if drop_partial:
         batches = batches[batches[:, -1] >= 0]
-    for members in _in_blocks(batches[np.argsort(batches[:, 0])]):
-        yield indices[members], members
+    yield from _in_blocks(batches, batches[:, 0] if order == "first" else batches.max(axis=1), stream)
 
 
 def _arrange(groups: GroupIds, batch_size: int) -> Indices:
     """Return the places of the members of each batch, one batch a row. After a group's last member come -1."""
-    places = np.argsort(groups, kind="stable")
-    groups = groups[places]
-    first = np.ones(len(groups), np.bool_)
-    first[1:] = groups[1:] != groups[:-1]
-    starts = np.flatnonzero(first)
-    sizes = np.diff(starts, append=len(groups))
+    sizes = np.bincount(groups)
     missing = -sizes % batch_size
     batches = np.full(len(groups) + missing.sum(), -1)
-    batches[np.repeat(np.tile([True, False], len(sizes)), np.ravel([sizes, missing], order="F"))] = places
+    filled = np.repeat(np.tile([True, False], len(sizes)), np.ravel([sizes, missing], order="F"))
+    batches[filled] = np.argsort(groups, kind="stable")
     return batches.reshape(-1, batch_size)
 
 
-def _in_blocks(batches: Indices) -> Iterator[Indices]:
-    """Yield the members of batches of `_arrange` in blocks of batches of one size."""
+def _in_blocks(batches: Indices, keys: Indices, stream: Indices) -> Iterator[tuple[Indices, Indices]]:
+    """Yield batches of `_arrange` in ascending order of their keys, in blocks of batches of one size."""
+    indices, positions = stream
+    batches = batches[np.argsort(keys)]
     partial = np.flatnonzero(batches[:, -1] < 0)
     cuts = np.unique(np.concatenate([partial, partial + 1, np.arange(0, len(batches), _LARGEST_BLOCK)]))
     for block in np.split(batches, cuts):
         if len(block):
-            yield block if block[0, -1] >= 0 else block[block >= 0][None]
+            members = block if block[0, -1] >= 0 else block[block >= 0][None]
+            yield indices[members], positions[members]
