@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.autotune import Autotuner
+from penstock.loader.autotune import Autotuner, Throughput
 from penstock.loader.messages import BatchMetrics
-from penstock.loader.throughput import Throughput
 
 SAMPLES = 1000
 
@@ -31,7 +30,7 @@ class Machine:
             each = max(self.work / workers, cpu / min(self.cores, workers))
             wait = max(0.0, each - self.train) + self.hand
         metrics = BatchMetrics(SAMPLES, fetch=SAMPLES * self.work, cpu=SAMPLES * cpu)
-        return Throughput(SAMPLES // 10, SAMPLES * wait, SAMPLES * self.train, metrics)
+        return Throughput(workers, SAMPLES // 10, SAMPLES * wait, SAMPLES * self.train, metrics)
 
 
 def search(tuner: Autotuner, machine: Any) -> list[int]:
@@ -90,7 +89,7 @@ def test_a_few_slow_batches_tell_that_a_data_set_computes() -> None:
     class Slow(Machine):
         def measure(self, workers: int) -> Throughput:
             metrics = BatchMetrics(5 * 64, fetch=1.0, cpu=0.9)
-            return Throughput(5, 1.0 / workers, 0.0, metrics)  # noise that favours more workers
+            return Throughput(workers, 5, 1.0 / workers, 0.0, metrics)  # noise that favours more workers
 
     machine = Slow(cores=2, work=0.0, computing=1.0, train=0.0)
     assert search(tuner_of(machine), machine) == [1, 2]
@@ -115,10 +114,10 @@ def test_no_more_workers_than_there_is_memory_for() -> None:
     assert search(tuner, machine) == [1, 2, 4, 5]
 
 
-def test_no_more_workers_than_batches_in_a_pass() -> None:
+def test_no_more_workers_than_half_the_batches_of_an_epoch() -> None:
     machine = Machine(cores=16, work=1.0, computing=1.0, train=1e-6)
     tuner = tuner_of(machine)
-    tuner.length = 4
+    tuner.length = 8
     assert search(tuner, machine) == [1, 2, 4]
 
 
@@ -140,7 +139,8 @@ def test_of_numbers_as_good_as_the_best_the_smallest_is_chosen() -> None:
     class Close(Machine):
         def measure(self, workers: int) -> Throughput:
             rate = {1: 850, 2: 975, 4: 1000, 8: 1001}[workers]
-            return Throughput(SAMPLES // 10, SAMPLES / rate, 0.0, BatchMetrics(SAMPLES, fetch=1.0, cpu=1.0))
+            metrics = BatchMetrics(SAMPLES, fetch=1.0, cpu=1.0)
+            return Throughput(workers, SAMPLES // 10, SAMPLES / rate, 0.0, metrics)
 
     machine = Close(cores=8, work=0.0, computing=1.0, train=0.0)
     tuner = tuner_of(machine)
@@ -207,3 +207,70 @@ def test_it_ends_within_its_limits_and_with_one_of_the_best(
     best = max(machine.measure(workers).rate for workers in tried)
     assert tuner.chosen is not None
     assert machine.measure(tuner.chosen).rate >= 0.9 * best
+
+
+# The measurement, by a clock that the test turns.
+
+
+def spend(tuner: Autotuner, count: int, *, wait: float, train: float, now: float) -> tuple[int, float]:
+    """Give it so many batches at most; how many it took, and the time then."""
+    for number in range(count):
+        asked = now + train * (number > 0)
+        now = asked + wait
+        if tuner._measure(BatchMetrics(samples=4, fetch=0.01, failures=[object()]), asked, now, 2):
+            return number + 1, now
+    return count, now
+
+
+def measuring(workers: int) -> Autotuner:
+    tuner = Autotuner("process", inline=False, cores=8)
+    tuner._now = Throughput(workers)
+    tuner._skip = 2
+    return tuner
+
+
+def test_full_rounds_are_counted() -> None:
+    tuner = measuring(4)
+    count, _ = spend(tuner, 1000, wait=0.05, train=0.05, now=0.0)
+    found = tuner._now
+    assert count == 2 + found.batches
+    assert found.batches % 4 == 0
+    assert found.metrics.samples == 4 * found.batches
+    assert 0.8 <= found.seconds < 0.8 + 4 * 0.1
+    assert found.wait == pytest.approx(found.train) == pytest.approx(0.05 * found.batches)
+    assert found.metrics.fetch == pytest.approx(0.01 * found.batches)
+    assert found.metrics.failures == []
+    assert tuner._start == pytest.approx(0.05)
+
+
+def test_slow_batches_need_one_round() -> None:
+    assert spend(measuring(2), 1000, wait=2.0, train=0.0, now=0.0)[0] == 2 + 2
+
+
+def test_a_pause_of_the_program_is_no_training() -> None:
+    tuner = measuring(1)
+    _, now = spend(tuner, 30, wait=0.01, train=0.01, now=0.0)
+    # Validation; and what is ready then tells nothing.
+    before = tuner._now.batches
+    assert not tuner._measure(BatchMetrics(4), now + 9.0, now + 9.0, 2)
+    _, now = spend(tuner, 2, wait=0.0, train=0.0, now=now + 9.0)
+    assert tuner._now.batches == before
+    spend(tuner, 1000, wait=0.01, train=0.01, now=now)
+    assert tuner._now.rate == pytest.approx(4 / 0.02, rel=0.05)
+
+
+def test_the_first_step_of_the_training_does_not_count() -> None:
+    tuner = measuring(1)
+    tuner._measure(BatchMetrics(4), 0.0, 0.1, 2)
+    tuner._measure(BatchMetrics(4), 60.0, 60.0, 2)  # it compiles a model
+    spend(tuner, 1000, wait=0.1, train=0.0, now=60.0)
+    assert tuner._now.waiting == 1
+
+
+def test_short_epochs_add_up() -> None:
+    tuner, now = measuring(2), 0.0
+    for number in range(8):
+        tuner._skip, tuner._last = 2, now
+        count, now = spend(tuner, 3, wait=0.1, train=0.0, now=now)
+        assert tuner._now.batches == number + 1
+        assert count == 3

@@ -5,27 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import DataLoader
-from penstock.loader.autotune import Autotuner
-from penstock.loader.throughput import Throughput
-
-
-class Count:
-    """Enough is known after so many batches."""
-
-    enough = False
-    first = 0.0
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.found = Throughput()
-
-    def begin(self, now: float) -> None: ...
-
-    def add(self, *_: Any) -> bool:
-        self.count -= 1
-        return self.count == 0
-
-    def end(self) -> None: ...
+from penstock.loader.autotune import Autotuner, Throughput
 
 
 class Script(Autotuner):
@@ -35,17 +15,21 @@ class Script(Autotuner):
         super().__init__(executor, inline=False, cores=64)
         self.workers, *self.left = counts
         self.each = list(each)
-        self._meter: Any = Count(self.each.pop(0))
+        self.count = self.each.pop(0)
         self.failed: list[Exception] = []
+
+    def _measure(self, *_: Any) -> bool:
+        self.count -= 1
+        return self.count == 0
 
     def fail(self, error: Exception) -> None:
         self.failed.append(error)
         self.left = []
         self.workers = self.chosen = 1
 
-    def note(self, found: Throughput, error: str = "", ahead: int = 0) -> None:
+    def note(self, found: Throughput) -> None:
         self.workers = self.left.pop(0) if self.left else self.workers
-        self._meter = Count(self.each.pop(0) if self.each else 1)
+        self.count = self.each.pop(0) if self.each else 1
         self.chosen = None if self.left else self.workers
 
 

@@ -7,6 +7,9 @@ The executor follows from the settings and the dataset's declarations; only the 
 doubles while the run waits for more than 5 % of its time, two doublings make it at least 10 % faster, and this rank's
 share of cores and memory is not used up. Each number makes the next batches of the run, so none is made twice.
 
+Batches arrive in bursts of one per worker, so a number is measured in rounds of one batch per worker. Pauses of the
+program (validation, a checkpoint) do not count.
+
 This module starts no processes. `penstock.DataLoader` gives it the batches, and its workers the number it asks for.
 """
 
@@ -14,7 +17,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from penstock.cores import cores
 from penstock.distributed import local_ranks
@@ -22,7 +26,6 @@ from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, LoaderConfig
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import size_of
-from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter
 from penstock.memory import available_memory, private_memory
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
     from penstock.loader.pipeline import Pipeline
     from penstock.loader.window import Window
 
-__all__ = ["Autotuner", "autotuner_of"]
+__all__ = ["ENOUGH", "Autotuner", "Throughput", "autotuner_of"]
+
+ENOUGH = 0.05
+"""Share of waiting time below which a faster loader gains less than about this share."""
 
 # Speed-up that two doublings must achieve.
 _GAIN = 1.1
@@ -48,17 +54,48 @@ _MOST = 64
 _TELLING, _TELLING_SECONDS = 64, 0.1
 # A dataset that uses the CPU for this share of its time computes.
 _COMPUTES = 0.5
-# Measurement time of a number of workers, in seconds.
-_SECONDS = 0.8
+# Seconds to measure a number of workers, if they have two rounds. One round is enough if it takes this many times that.
+_SECONDS, _LONG = 0.8, 3
+# A training step is a pause if it takes this many seconds and this many times the average.
+_PAUSE, _LONGER = 0.5, 20
 
 
-class _Tried(NamedTuple):
-    """A number of workers and its throughput; or why it does not work."""
+@dataclass
+class Throughput:
+    """A number of workers, and the batches that it made for a consumer.
+
+    Attributes:
+        workers: the number; 0 is inline.
+        batches: number of measured batches.
+        wait: seconds in the loader.
+        train: seconds between a batch and the next request.
+        metrics: metrics of these batches, of all workers together.
+        error: why the number does not work.
+        estimated: whether nothing was measured.
+    """
 
     workers: int
-    found: Throughput
+    batches: int = 0
+    wait: float = 0.0
+    train: float = 0.0
+    metrics: BatchMetrics = field(default_factory=BatchMetrics)
     error: str = ""
     estimated: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the consumer."""
+        return self.wait + self.train
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.metrics.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def waiting(self) -> float:
+        """Share of time that the consumer waited."""
+        return self.wait / self.seconds if self.seconds > 0 else 1.0
 
 
 class Autotuner:
@@ -85,17 +122,19 @@ class Autotuner:
         self.chosen: int | None = None
         self.why = ""
         self.memory_for: int | None = None
+        self.length: int | None = None
         self._executor = executor
         self._inline = inline
         self._cores = max(1, cores // ranks)
         self._most = max(_MOST // ranks, self._cores)
         self._ranks = ranks
-        self.length: int | None = None
         self._starts = starts
         self._start = 0.0  # seconds to start workers
-        self._meter = ThroughputMeter(1, seconds=_SECONDS)
         self._window: weakref.ref[Window] | None = None
-        self._tried: list[_Tried] = []
+        self._now = Throughput(1)
+        self._skip = 0  # number of batches that do not count
+        self._last = 0.0  # time of the last delivery
+        self._tried: list[Throughput] = []
 
     # The batches of the run.
 
@@ -103,97 +142,106 @@ class Autotuner:
         """Measure an epoch iterator, which began at a time. Older ones are not measured any more."""
         self.length = length
         self._window = weakref.ref(window)
-        self._meter.begin(now)
+        # The start of the workers, and the first step of the training, which may compile a model, do not count.
+        self._last, self._skip = now, 2
 
     def add(self, window: Window, result: BatchResult, asked: float, had: float) -> bool:
         """Add a batch, with the times of its request and delivery. Return whether another number should be used."""
         if self.chosen is not None or self._window is None or window is not self._window():
             return False
-        if not self._meter.add(result.metrics, asked, had, window.depth):
+        if not self._measure(result.metrics, asked, had, window.depth):
             return False
         if (free := available_memory()) is not None:
             # How many workers like these fit into half of this rank's share.
             pids = [process.pid for process in window.processes or ()]
             used = (private_memory(pids[0]) * len(pids) if pids else 0) + window.depth * size_of(result.batch)
             self.memory_for = self.workers + int(free / self._ranks / 2 / (max(1, used) / self.workers))
-        self.note(self._meter.found, ahead=window.depth)
+        self.note(self._now)
+        # The batches in flight, and the first ones of new workers, do not count.
+        self._skip = window.depth + self.workers
         return True
 
-    def end(self) -> None:
-        """End a complete epoch iterator. Short ones add up."""
-        if self.chosen is None:
-            self._meter.end()
-            if self._meter.enough:
-                self.note(self._meter.found)
+    def _measure(self, metrics: BatchMetrics, asked: float, had: float, depth: int) -> bool:
+        """Count a batch, and return whether the measurement is enough. After a pause ``depth`` batches are ready."""
+        now, train, last = self._now, asked - self._last, self._last
+        self._last = had
+        if now.batches and train > max(_PAUSE, _LONGER * now.train / now.batches):
+            self._skip, train = depth + now.workers, 0.0
+        if self._skip:
+            self._skip -= 1
+            self._start = self._start or had - last
+            return False
+        now.batches += 1
+        now.wait += had - asked
+        now.train += train
+        now.metrics.add(metrics)
+        # They keep samples alive.
+        now.metrics.failures.clear()
+        rounds = 1 if now.seconds >= _LONG * _SECONDS else 2
+        whole = now.batches % now.workers == 0 and now.batches >= rounds * now.workers
+        return whole and now.seconds >= _SECONDS
 
     # The search.
 
-    def note(self, found: Throughput, error: str = "", ahead: int = 0) -> None:
-        """Record the result of the current number of workers, or why it does not work, and set the next one.
-
-        Args:
-            found: the measurement.
-            error: why the number does not work.
-            ahead: number of batches that this number still has in flight.
-        """
-        self._start = self._start or self._meter.first
-        self._tried.append(_Tried(self.workers, found, error))
+    def note(self, found: Throughput) -> None:
+        """Record the result of the current number of workers, or why it does not work, and set the next one."""
+        self._tried.append(found)
         # One bad measurement, while the machine was busy, must not end the search.
         *before, last, this = [0.0, 0.0, *map(self._rate, self._tried)]
         faster = max(last, this) >= _GAIN * max(before, default=0.0)
         # Twice as many workers, or this rank's limit.
         count = min(2 * self.workers, self.limit)
-        if found.waiting < ENOUGH or error or not faster or count < _GAIN * self.workers:
+        if found.waiting < ENOUGH or found.error or not faster or count < _GAIN * self.workers:
             self._choose()
         else:
             self.workers = count
-            self._meter = ThroughputMeter(count, seconds=_SECONDS, ahead=ahead)
+            self._now = Throughput(count)
 
     def fail(self, error: Exception) -> None:
         """Record that the current number of workers does not work, and choose one that does."""
-        self.note(Throughput(), f"{type(error).__name__}: {error}")
+        self.note(Throughput(self.workers, error=f"{type(error).__name__}: {error}"))
 
     @property
     def limit(self) -> int:
         """Maximum number of workers of this rank."""
         # Whether the dataset is known to use the CPU, measured with one worker.
-        found = self._tried[0].found
+        found = self._tried[0]
         telling = found.metrics.fetch >= _TELLING_SECONDS or found.batches >= _TELLING
         computes = telling and found.metrics.cpu >= _COMPUTES * found.metrics.fetch
         limit = self._cores if computes else self._most
         limit = limit if self.memory_for is None else min(limit, self.memory_for)
-        return limit if self.length is None else min(limit, max(2, self.length))
+        # An epoch must be long enough to measure a number.
+        return limit if self.length is None else min(limit, max(2, self.length // 2))
 
     def _choose(self) -> None:
         good = [one for one in self._tried if not one.error]
-        if self._inline and good[0].found.waiting >= ENOUGH:
-            one = good[0].found
-            metrics = BatchMetrics(one.samples)
-            inline = Throughput(one.batches, one.metrics.fetch + one.metrics.collate, one.train, metrics)
-            good.insert(0, _Tried(0, inline, estimated=True))
+        if self._inline and good[0].waiting >= ENOUGH:
+            one = good[0]
+            work = one.metrics.fetch + one.metrics.collate
+            good.insert(0, Throughput(0, one.batches, work, one.train, one.metrics, estimated=True))
             self._tried.append(good[0])
         best = max(map(self._rate, good))
         chosen = next(one for one in good if self._rate(one) >= _AS_GOOD * best)
         self.workers = self.chosen = chosen.workers
         if not chosen.workers:
             reason = "no number of workers is faster"
-        elif chosen.found.waiting < ENOUGH:
+        elif chosen.waiting < ENOUGH:
             reason = "more workers would gain almost nothing"
         elif chosen.workers >= self.limit:
             reason = "this rank may have no more workers"
         else:
             reason = "more workers are not faster"
-        waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.found.waiting:.0%}"
-        self.why = f"{rate_text(chosen.found.rate)} samples/s, {waits}; {reason}"
+        waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.waiting:.0%}"
+        self.why = f"{rate_text(chosen.rate)} samples/s, {waits}; {reason}"
 
-    def _rate(self, one: _Tried) -> float:
+    def _rate(self, one: Throughput) -> float:
         """Return samples/s, including the time to start workers in every epoch."""
-        found = one.found
-        if one.error or not found.samples:
+        samples = one.metrics.samples
+        if one.error or not samples:
             return 0.0
-        seconds = found.seconds / found.samples
+        seconds = one.seconds / samples
         if self.length and self._starts and one.workers:
-            seconds += self._start / (self.length * found.samples / found.batches)
+            seconds += self._start / (self.length * samples / one.batches)
         return (_UNSURE if one.estimated else 1.0) / seconds if seconds > 0 else math.inf
 
     def stats(self) -> dict[str, Any]:
@@ -201,9 +249,9 @@ class Autotuner:
         tried = [
             {
                 **self._named(one.workers),
-                "batches": one.found.batches,
-                "samples_per_second": one.found.rate,
-                "wait_share": one.found.waiting,
+                "batches": one.batches,
+                "samples_per_second": one.rate,
+                "wait_share": one.waiting,
                 "estimated": one.estimated,
                 "error": one.error,
             }

@@ -538,8 +538,6 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _finished(self, progress: Progress) -> None:
         workers = self._workers
-        if self._tuner is not None:
-            self._tuner.end()
         self.pipeline.consumer.finished(progress, fresh=lambda: workers.config.forks_workers and not workers.kept)
 
     # Statistics and the end.

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from penstock.loader.throughput import ENOUGH
+from penstock.loader.autotune import ENOUGH
 from penstock.tools.setting import Setting
 from penstock.wording import counted
 

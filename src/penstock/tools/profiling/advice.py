@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.loader.throughput import ENOUGH
+from penstock.loader.autotune import ENOUGH
 from penstock.tools.profiling.result import Profile, Setting, Stage, Trial, Verdict
 from penstock.wording import counted, rate_text
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass, field
 
-from penstock.loader.messages import BatchRequest
-from penstock.loader.throughput import ThroughputMeter
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.tools.profiling.probe import Probe
 from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
 
@@ -33,30 +33,58 @@ def try_out(
 
     An error is stored in the result, because it shows that the setting cannot make these batches.
     """
-    meter = ThroughputMeter(setting.workers, seconds=seconds, limit=_HARD * seconds)
+    found = _Measured()
     try:
-        while _pass(probe, setting, requests(), meter):
+        while _pass(probe, setting, requests(), seconds, found):
             pass
     except Exception as error:  # any error from the dataset, from starting processes or from pickling
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    found = meter.found
-    each = {name: spent / max(1, found.samples) for name, spent in found.metrics.by_stage().items()}
-    return Trial(setting, cached, found.rate, found.batches, meter.first, each)
+    samples, rate = found.work.samples, found.work.samples / found.seconds if found.seconds > 0 else 0.0
+    each = {name: spent / max(1, samples) for name, spent in found.work.by_stage().items()}
+    return Trial(setting, cached, rate, found.batches, found.first, each)
 
 
-def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], meter: ThroughputMeter) -> bool:
-    """Measure one epoch; return whether another one is needed."""
-    meter.begin(time.perf_counter())
-    had_any = False
+@dataclass
+class _Measured:
+    """The batches that were measured so far, and the seconds to the first batch of the last pass."""
+
+    batches: int = 0
+    seconds: float = 0.0
+    first: float = 0.0
+    work: BatchMetrics = field(default_factory=BatchMetrics)
+
+
+def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], seconds: float, found: _Measured) -> bool:
+    """Measure one epoch; return whether another one is needed.
+
+    Batches arrive in bursts of one per worker. So they count after the first ones of all workers, in at least two full
+    rounds of all workers, unless time is up. If an epoch is too short for that, all of its batches count.
+    """
+    workers, number, early = max(1, setting.workers), 0, BatchMetrics()
+    began = last = time.perf_counter()
     with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
         for arrival in arrivals:
-            had_any, metrics, asked, had = True, arrival.result.metrics, arrival.asked, arrival.had
+            now, metrics = arrival.had, arrival.result.metrics
             del arrival
-            if meter.add(metrics, asked, had):
-                return False
-    meter.end()  # the stream has ended
-    return had_any and not meter.enough
+            number += 1
+            if number == 1:
+                found.first = now - began
+            if number <= workers:
+                early.add(metrics)
+            else:
+                found.batches += 1
+                found.seconds += now - last
+                found.work.add(metrics)
+                full = number % workers == 0 and found.batches >= 2 * workers
+                if found.seconds >= (seconds if full else _HARD * seconds):
+                    return False
+            last = now
+    if number <= workers:
+        found.batches += number
+        found.seconds += last - began
+        found.work.add(early)
+    return number > 0 and (found.seconds < seconds or found.batches < 2 * workers)
 
 
 def rehearse(
