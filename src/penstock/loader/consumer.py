@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
@@ -261,53 +262,54 @@ class Consumer:
             self._base_seed = draw()
         if not workers or self._reader is None or self.plan is None or not self.seeded:
             return self._base_seed
-        start = self._reader.next_start(advance=self._advances, delivered=self._delivered)
+        delivered = 0 if self._progress is None else self._progress.count
+        start = self._reader.next_start(advance=self._advances, delivered=delivered)
         seed = self._seed if self._seed is not None else self.plan.key_seed
         assert seed is not None
         return mix(_WORKERS, seed, self.rank, start.epoch, start.consumed) >> 1
 
-    def saved(self) -> list[dict[str, Any]]:
-        """Return what `undo` needs, before a `start`."""
-        readers = [reader for reader in (self._reader, self._under) if reader is not None]
-        for reader in readers:
-            reader.follow()  # a start uses up a loaded state of the bookmark
-        return [dict(vars(part)) for part in (self, *readers)]
+    @contextmanager
+    def start(self, base_seed: int) -> Iterator[Progress]:
+        """Start an epoch iterator: a context with its progress, in which the iterator is created.
 
-    def undo(self, saved: list[dict[str, Any]]) -> None:
-        """Undo a `start`, because its iterator could not begin."""
-        own, *parts = saved
-        vars(self).update(own)
-        readers = [reader for reader in (self._reader, self._under) if reader is not None]
-        for reader, values in zip(readers, parts, strict=True):
-            reader.undo(values)
-
-    def start(self, base_seed: int) -> Progress:
-        """Start an epoch iterator and return its progress.
+        If that fails, the next iterator begins where this one would have.
 
         Args:
             base_seed: its base seed, from `base_seed`.
         """
-        self._base_seed = None
         reader, before = self._reader, self._progress
-        if reader is not None and not reader.loaded:
-            # They belong to an abandoned epoch.
-            self._ahead = frozenset()
-            if self.plan is None and self.states.resumes:
-                self.states = self.states.leave()
-        if self._under is not None:
-            self._under.start(advance=self.seeded)
-        run: Any = None if reader is None else reader.start(advance=self._advances, delivered=self._delivered)
-        if self.plan is None:
-            self._progress = Progress(None, base_seed)
-        else:
-            if before is not None and before.run is not None and before.num_delivered:
-                self._epoch_delivered = before.run.epoch
-            if run.epoch == self._epoch_delivered and not self._warned:
-                self._warn_of_same_epoch()
-            self._progress, self._job = self._beginning(run, base_seed)
-        self._progress.reader = reader
-        self._ahead = frozenset()
-        return self._progress
+        readers = [one for one in (reader, self._under) if one is not None]
+        for one in readers:
+            one.follow()  # a start uses up a loaded state of the bookmark
+        own, positions = dict(vars(self)), [dict(vars(one)) for one in readers]
+        try:
+            self._base_seed = None
+            if reader is not None and not reader.loaded:
+                # They belong to an abandoned epoch.
+                self._ahead = frozenset()
+                if self.plan is None and self.states.resumes:
+                    self.states = self.states.leave()
+            if self._under is not None:
+                self._under.start(advance=self.seeded)
+            run: Any = None
+            if reader is not None:
+                run = reader.start(advance=self._advances, delivered=0 if before is None else before.count)
+            if self.plan is None:
+                progress = Progress(None, base_seed)
+            else:
+                if before is not None and before.run is not None and before.num_delivered:
+                    self._epoch_delivered = before.run.epoch
+                if run.epoch == self._epoch_delivered and not self._warned:
+                    self._warn_of_same_epoch()
+                progress, self._job = self._beginning(run, base_seed)
+            progress.reader = reader
+            self._progress, self._ahead = progress, frozenset()
+            yield progress
+        except BaseException:
+            vars(self).update(own)
+            for one, position in zip(readers, positions, strict=True):
+                one.undo(position)
+            raise
 
     def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
         """Return the progress of a new iterator over an epoch plan, and the job's layouts until then.
@@ -351,18 +353,12 @@ class Consumer:
         # A request during the iteration for its own epoch changes nothing.
         self.continues(progress)
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
-            delivered = self._delivered
             self._progress, self._epoch_delivered = None, None if progress.run is None else progress.run.epoch
             self.states.finish(fresh=fresh())
             if self._under is not None:
                 self._under.finish(advance=self.seeded)
             if self._reader is not None:
-                self._reader.finish(advance=self._advances, delivered=delivered)
-
-    @property
-    def _delivered(self) -> int:
-        """Number of batches of the current epoch that were delivered or left out."""
-        return 0 if self._progress is None else self._progress.count
+                self._reader.finish(advance=self._advances, delivered=progress.count)
 
     @property
     def _advances(self) -> bool:
@@ -381,7 +377,7 @@ class Consumer:
             warnings.warn(
                 f"epoch {self._epoch_delivered} of this {name} starts a second time, with the same order and the same "
                 "draws: call its set_epoch(epoch) before each epoch, as without seed=",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     @property
@@ -527,15 +523,12 @@ def _requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None) -> Ite
     for rows, positions in run.blocks():
         # The position to send to workers. It may still change for batches that are not planned yet.
         place = run.place if under is None else under.place
-        packed = rows if isinstance(rows, list) else _rows_of(rows)
-        keys = _rows_of(packed_sample_keys(seed, epoch, positions))
+        packed, keys = (
+            # Bytes are cheaper to make, and to send, than rows of arrays.
+            part if isinstance(part, list) else np.ascontiguousarray(part).view(f"V{part[0].nbytes}").ravel().tolist()
+            for part in (rows, packed_sample_keys(seed, epoch, positions))
+        )
         yield map(BatchRequest, packed, keys, itertools.repeat(place))
-
-
-def _rows_of(numbers: npt.NDArray[Any]) -> list[bytes]:
-    """Return the rows of an array as bytes: slices of bytes are cheaper to make, and to send, than rows of arrays."""
-    data, size = numbers.tobytes(), numbers[0].nbytes
-    return [data[at * size : (at + 1) * size] for at in range(len(numbers))]
 
 
 def _followed(job: Layouts, run: BatchEpochPlan) -> Layouts:

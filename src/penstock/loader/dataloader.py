@@ -504,9 +504,8 @@ class DataLoader(TorchDataLoader[T_co]):
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
         workers.prepare(worker_seed, anew=states.resumes)
 
-        saved = consumer.saved()
-        try:
-            progress = consumer.start(base_seed)
+        # A dataset's __iter__, or the state of a user's object, may fail.
+        with consumer.start(base_seed) as progress:
             workers.base_seed = base_seed
             states = consumer.states = consumer.states.begin(fresh=config.forks_workers and not kept)
             states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
@@ -524,10 +523,6 @@ class DataLoader(TorchDataLoader[T_co]):
             iterator = DataLoaderIter(self, window, progress, began)
             self._iterators.add(iterator)
             return iterator
-        except BaseException:
-            # A dataset's __iter__, or the state of a user's object, failed: the next iter() begins where this one did.
-            consumer.undo(saved)
-            raise
 
     def _draw_base_seed(self) -> int:
         """Draw torch's base seed: one per iterator, before the sampler draws; only one for persistent workers."""

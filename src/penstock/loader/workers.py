@@ -88,12 +88,10 @@ class Workers:
     @property
     def kept(self) -> bool:
         """Whether worker processes exist whose copies of the dataset will serve the next iterator."""
-        return self.config.forks_workers and self.config.persistent_workers and self._ready
-
-    @property
-    def _ready(self) -> bool:
-        executor = self.executor
-        return executor is not None and not executor.closed and executor.pid == os.getpid()
+        config, executor = self.config, self.executor
+        if executor is None or executor.closed or executor.pid != os.getpid():
+            return False
+        return config.forks_workers and config.persistent_workers
 
     def prepare(self, base_seed: int, *, anew: bool = False) -> None:
         """Start the workers of the next epoch iterator, if there are none.
@@ -113,14 +111,16 @@ class Workers:
         renews = config.kind == "ray" and (anew or not config.persistent_workers)
         if anew and not renews:
             self.close()
-        ready = self._ready
-        if ready and not renews:
+        executor = self.executor
+        if executor is not None and (executor.closed or executor.pid != os.getpid()):
+            executor = None
+        if executor is not None and not renews:
             return
         if isinstance(fetcher, StreamFetch):
             # Each has the position of its stream.
             fetcher = self._make_fetcher(config)
-        if ready:
-            cast("RayExecutor", self.executor).renew(fetcher, base_seed)
+        if executor is not None:
+            cast("RayExecutor", executor).renew(fetcher, base_seed)
         elif config.kind == "inline":
             self.executor = InlineExecutor(fetcher)
         elif config.kind == "thread":
