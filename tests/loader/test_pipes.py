@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.executors.process.transport import Channel, framed
+from penstock.loader.executors.process.transport import Channel
 
 
 class Pipe:
@@ -89,7 +89,7 @@ def test_messages_of_all_sizes(sizes: list[int]) -> None:
 
     def send() -> None:
         for message in messages:
-            Channel(-1, pipe.into).send(framed(message))
+            Channel(-1, pipe.into).send(pickle.dumps(message, 5))
         pipe.hang_up()
 
     thread = threading.Thread(target=send)
@@ -116,7 +116,7 @@ def test_an_outbox_never_waits(pipe: Pipe) -> None:
     outbox = Channel(-1, pipe.into)
     messages = [bytes([number]) * 50_000 for number in range(20)]
     for message in messages:
-        outbox.send(framed(message))
+        outbox.send(pickle.dumps(message, 5))
     assert outbox.waiting
     got = []
     while outbox.waiting:
@@ -129,7 +129,7 @@ def test_a_closed_outbox_writes_nothing(pipe: Pipe) -> None:
     """The number of its pipe may be another file's."""
     outbox = Channel(-1, pipe.into)
     outbox.closed = True
-    outbox.send(framed("next"))
+    outbox.send(pickle.dumps("next", 5))
     assert pipe.inbox.receive() == []
 
 

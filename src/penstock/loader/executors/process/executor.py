@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import select
 import threading
 import time
@@ -23,7 +24,7 @@ from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.executors.process.pool import WorkerProcess, end
 from penstock.loader.executors.process.ring import BOARD, Ring
-from penstock.loader.executors.process.transport import framed, unpack
+from penstock.loader.executors.process.transport import unpack
 from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -121,7 +122,7 @@ class ProcessExecutor(Executor):
             numbers = request.indices, request.keys, request.place
             items.append((request.run, request.number, slot, extent, *numbers))
         try:
-            data = framed(items)
+            data = pickle.dumps(items, 5)
         except Exception as error:
             self._refuse(requests, worker, error)
             return

@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.distributed import local_ranks
 from penstock.errors import PartitionError, RingError
 from penstock.loader.sizes import PAGE
 from penstock.memory import available_memory
@@ -197,7 +198,11 @@ class Ring:
     """
 
     def __init__(self) -> None:
-        self.file = SharedFile(_ranks())
+        try:
+            ranks = local_ranks()
+        except PartitionError:  # an invalid environment, which is reported elsewhere
+            ranks = 1
+        self.file = SharedFile(ranks)
         try:
             self.file.reserve(0, BOARD)
         except OSError as error:
@@ -319,24 +324,27 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 class Child:
-    """A forked process and its descendants."""
+    """A process that user code forks, and its descendants.
+
+    Attributes:
+        pipe: its ends, for reading and writing; None if too many files are open. Then the child counts as alive.
+    """
+
+    pipe: tuple[int, int] | None = None
+    _gone = False
 
     def __init__(self) -> None:
-        self._end: int | None = None  # the pipe; while None, the child counts as alive
-        self._gone = False
-
-    def begin(self, end: int) -> None:
-        """Set the pipe after the fork; it reaches end of file when the child has ended."""
-        os.set_blocking(end, False)
-        self._end = end
-        weakref.finalize(self, _close_once, end, os.getpid())
+        with contextlib.suppress(OSError):
+            self.pipe = os.pipe()
+            os.set_blocking(self.pipe[0], False)
+            weakref.finalize(self, _close_once, self.pipe[0], os.getpid())
 
     @property
     def gone(self) -> bool:
         """Return whether the process and its descendants have ended."""
-        if not self._gone and self._end is not None:
+        if not self._gone and self.pipe is not None:
             with contextlib.suppress(BlockingIOError):
-                self._gone = not os.read(self._end, 1)
+                self._gone = not os.read(self.pipe[0], 1)
         return self._gone
 
 
@@ -354,53 +362,35 @@ class _Fork(threading.local):
 
     ours = False
     child: Child | None = None
-    pipe: tuple[int, int] | None = None
 
 
 fork = _Fork()
 
 
 def _before_fork() -> None:
-    fork.child = fork.pipe = None
-    if fork.ours or not _rings:
-        return
-    fork.child = Child()
-    with contextlib.suppress(OSError):  # too many open files: then the child's end is not noticed
-        fork.pipe = os.pipe()
-    for ring in list(_rings):  # before another thread drops a batch that the child inherits
-        ring.mark(fork.child)
+    fork.child = child = None if fork.ours or not _rings else Child()
+    if child is not None:
+        for ring in list(_rings):  # before another thread drops a batch that the child inherits
+            ring.mark(child)
 
 
 def _in_parent() -> None:
-    child, pipe = fork.child, fork.pipe
-    fork.child = fork.pipe = None
-    if child is None:
-        return
-    for ring in list(_rings):  # batches that another thread received meanwhile
-        ring.mark(child)
-    if pipe is not None:
-        os.close(pipe[1])
-        child.begin(pipe[0])
+    child, fork.child = fork.child, None
+    if child is not None:
+        for ring in list(_rings):  # batches that another thread received meanwhile
+            ring.mark(child)
+        if child.pipe is not None:
+            os.close(child.pipe[1])
 
 
 def _in_child() -> None:
-    pipe, fork.child, fork.pipe = fork.pipe, None, None
-    if pipe is not None:
-        os.close(pipe[0])
+    child, fork.child = fork.child, None
+    if child is not None and child.pipe is not None:
+        os.close(child.pipe[0])
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
-
-
-def _ranks() -> int:
-    """Return how many ranks share this machine; 1 if the environment is invalid, which is reported elsewhere."""
-    from penstock.distributed import local_ranks  # imported late: it imports torch, which planning does not need
-
-    try:
-        return local_ranks()
-    except PartitionError:
-        return 1
 
 
 class Slot:

@@ -2,7 +2,7 @@
 
     worker     pack      batch -> pickle; large plain tensors and arrays become places in the slot of the batch
     consumer   unpack    pickle + memory of the slot -> batch; its tensors are views
-    both       Channel  pickled messages, each after its length
+    both       Channel  pickles, each after its length
 
 The memory of CPU tensors and arrays of more than `SMALL` bytes is written to the slot, unless the collate function has
 put it there. Everything else (strings, small tensors, any object) is pickled, and so is what does not fit, which takes
@@ -36,7 +36,7 @@ import torch
 
 from penstock.loader.executors.process.ring import NAMES, tensor_at
 
-__all__ = ["SMALL", "Channel", "Target", "framed", "pack", "unpack"]
+__all__ = ["SMALL", "Channel", "Target", "pack", "unpack"]
 
 SMALL = 4096
 """Tensors of up to this many bytes are pickled: users collect labels, and each would occupy a slot."""
@@ -190,16 +190,6 @@ def unpack(data: bytes, memory: npt.NDArray[np.uint8] | None) -> Any:
     return pickle.loads(data, buffers=itertools.repeat(memory))
 
 
-def framed(message: Any) -> bytes:
-    """Return a message as bytes for a pipe.
-
-    Raises:
-        Exception: it cannot be pickled.
-    """
-    data = pickle.dumps(message, 5)
-    return _LENGTH.pack(len(data)) + data
-
-
 class Channel:
     """Messages between the consumer and one worker, through a pipe each way.
 
@@ -247,10 +237,11 @@ class Channel:
         return messages
 
     def send(self, data: bytes = b"") -> None:
-        """Write a message of `framed` after what is waiting, as far as the pipe accepts it now, and keep the rest."""
+        """Write a pickle after what is waiting, as far as the pipe accepts it now, and keep the rest."""
         if self.closed:
             return
-        self.waiting += data
+        if data:
+            self.waiting += _LENGTH.pack(len(data)) + data
         try:
             while self.waiting:
                 self.waiting = self.waiting[os.write(self.writes, self.waiting) :]

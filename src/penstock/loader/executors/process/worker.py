@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -29,7 +30,7 @@ import torch
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.base import Start
 from penstock.loader.executors.process.ring import SharedFile, Slot
-from penstock.loader.executors.process.transport import Channel, framed, pack
+from penstock.loader.executors.process.transport import Channel, pack
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -212,4 +213,4 @@ class _Worker:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 # In KiB. macOS counts bytes.
                 self._measured, self._board[0] = now, peak // 1024 if sys.platform == "darwin" else peak
-            self._channel.send(framed(answers))
+            self._channel.send(pickle.dumps(answers, 5))
