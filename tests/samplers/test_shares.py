@@ -22,7 +22,7 @@ from penstock.samplers import (
     WeightedRandomSampler,
     make_batch_data_sampler,
 )
-from penstock.samplers.shares import layers, rank_splitter
+from penstock.samplers.batch import layers, rank_splitter
 
 N = 41
 GROUPS = np.arange(N) % 3

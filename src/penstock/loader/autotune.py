@@ -29,8 +29,8 @@ from penstock.loader.statistics import size_of
 from penstock.memory import available_memory, private_memory
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
+from penstock.samplers.batch import layers
 from penstock.samplers.identity import parts_of
-from penstock.samplers.shares import layers
 from penstock.wording import rate_text
 
 if TYPE_CHECKING:

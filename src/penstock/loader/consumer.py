@@ -13,6 +13,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +32,9 @@ from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
 from penstock.plan.stream_plan import StreamPlan, UserEpochs
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.batch import BatchSampler, why_not_computable
+from penstock.samplers.batch import RANKS, BatchSampler, layers, rank_splitter, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
-from penstock.samplers.shares import layers, rank_of, rank_splitter
 from penstock.sources.batched import StreamDataset
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class Consumer:
         rank = getattr(self.samples, "rank", None)
         if not isinstance(rank, int) and self.plan is not None:
             # A sampler without a world size has a rank, too.
-            rank = rank_of(rank_splitter(self.plan.source, ranks=2))
+            splitter = rank_splitter(self.plan.source, ranks=2)
+            found = (getattr(splitter, name, None) for name in RANKS)
+            rank = next((int(one) for one in found if isinstance(one, Integral)), None)
         return rank if isinstance(rank, int) else distributed.current().rank
 
     @property

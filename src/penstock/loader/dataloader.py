@@ -68,7 +68,7 @@ from penstock.loader.window import SHUTDOWN_TIMEOUT_S
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State, pack, unpack
 from penstock.samplers.identity import holds_a_share, own_order
-from penstock.samplers.shares import SequentialSamplerOfShare
+from penstock.samplers.sequential import SequentialSamplerOfShare
 from penstock.wording import counted
 
 if TYPE_CHECKING:

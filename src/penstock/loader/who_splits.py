@@ -39,11 +39,11 @@ from penstock.loader.config import LoaderConfig
 from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.batch import layers, rank_splitter
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of
-from penstock.samplers.random import RandomSampler
-from penstock.samplers.sequential import SequentialSampler
-from penstock.samplers.shares import RandomSamplerOfShare, SequentialSamplerOfShare, layers, rank_splitter
+from penstock.samplers.random import RandomSampler, RandomSamplerOfShare
+from penstock.samplers.sequential import SequentialSampler, SequentialSamplerOfShare
 from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.wording import kind_text
 

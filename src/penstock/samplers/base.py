@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import copy
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -39,6 +40,8 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     """
 
     _bookmark: Bookmark
+    bookmark = property(operator.attrgetter("_bookmark"))
+    """Where readers begin next. Some subclasses first look where another sampler is."""
 
     def __init__(self) -> None:
         self._bookmark = Bookmark()
@@ -51,14 +54,9 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         return self
 
     @property
-    def bookmark(self) -> Bookmark:  # type: ignore[override]
-        """Where readers begin next."""
-        return self._bookmark
-
-    @property
     def epoch(self) -> int:
         """The epoch that was begun or set last."""
-        return self.bookmark.epoch
+        return int(self.bookmark.epoch)
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:

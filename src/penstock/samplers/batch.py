@@ -1,13 +1,17 @@
-"""`BatchSampler`: torch's batch sampler over the plan of its sampler; and which plan a sampler has."""
+"""`BatchSampler`: torch's batch sampler over the plan of its sampler. Also: the plan of a sampler of any library, and
+which sampler splits the data by rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
 import torch.utils.data
 
+from penstock.distributed import LateWorld
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, batched
 from penstock.plan.iteration import CountedIterator
@@ -21,7 +25,21 @@ from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.torch_samplers import TORCH_PLANS
 from penstock.wording import kind_text
 
-__all__ = ["BatchSampler", "batch_plan_of", "has_own_order", "plan_of", "sampler_of", "why_not_computable"]
+__all__ = [
+    "RANKS",
+    "BatchSampler",
+    "batch_plan_of",
+    "has_own_order",
+    "layers",
+    "plan_of",
+    "rank_splitter",
+    "sampler_of",
+    "why_not_computable",
+]
+
+_COUNTS = ("num_replicas", "world_size", "_world_size")
+RANKS = ("rank", "_rank")
+"""Attributes of samplers that split by rank: of torch and its copies, mmengine, detectron2."""
 
 
 class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.data.BatchSampler):
@@ -172,3 +190,40 @@ def why_not_computable(plan: EpochBatchSampler | None, samples: Any) -> str | No
     if plan.key_seed is None and not isinstance(sampler, SequentialSampler | DistributedSampler):
         return "without a seed the rows of an epoch cannot be computed: pass seed= to the sampler"
     return None
+
+
+def rank_splitter(sampler: Any, *, ranks: int) -> Any:
+    """Return the sampler that splits the data by rank: the argument, or a sampler inside it; else None.
+
+    Args:
+        sampler: a sampler or batch sampler of any library.
+        ranks: number of ranks of the job, for samplers that have a rank but no world size.
+
+    >>> type(rank_splitter(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0), ranks=1)).__name__
+    'DistributedSampler'
+    """
+    for layer in layers(sampler):
+        if isinstance(layer, DistributedSampler):
+            return layer  # even on one rank so far: a process group may be made later
+        world = getattr(layer, "_world", None)
+        if isinstance(world, LateWorld):
+            # A Penstock sampler: its `rank` and `world_size` properties would fix the world.
+            count = world.ranks
+        else:
+            counts = (getattr(layer, name, None) for name in _COUNTS)
+            count = next((int(count) for count in counts if isinstance(count, Integral)), 0)
+            if not count and any(isinstance(getattr(layer, name, None), Integral) for name in RANKS):
+                count = ranks
+        if count > 1:
+            return layer
+    return None
+
+
+def layers(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler, the sampler inside it, and so on."""
+    seen: list[Any] = []
+    while sampler is not None and not any(sampler is one for one in seen):
+        yield sampler
+        seen.append(sampler)
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner

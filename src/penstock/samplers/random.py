@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from penstock.samplers.draws import DrawingSampler, Uniform
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import order_kind, positive
 
-__all__ = ["RandomSampler"]
+__all__ = ["RandomSampler", "RandomSamplerOfShare"]
 
 
 class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
@@ -92,27 +92,23 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         if self._kind == "block" and replacement:
             raise SamplerError("shuffle='block' cannot draw with replacement: use shuffle='global' or True")
         self.seed = None if self._kind == "torch" else checked_seed(0 if seed is None else seed)
-        # Raises for a seed outside 64 bits now, not at the first index.
-        derive_key(self.seed or 0)
 
     @property
     def num_samples(self) -> int:
         """Number of samples in an epoch."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
-    def _name(self, n: int) -> str:
-        """Return the kind of order and its length: ``global``, ``global[:25]``, ``randint[:5]``..."""
-        count = self.num_samples
-        if self.replacement:
-            return f"{'randint' if self._kind == 'torch' else 'replacement'}[:{count}]"
-        kind = "randperm" if self._kind == "torch" else self._kind
-        return kind if count == n else f"{kind}[:{count}]"
-
-    def _identity(self, n: int, name: str, seed: int | None) -> State:
-        """Return the entries that a state must match, for data with ``n`` samples when the epoch began."""
+    def _identity(self, n: int, count: int, replacement: bool, seed: int | None) -> State:
+        """Return the entries that a state must match, for what the data and this sampler were when the epoch began."""
+        kind = self._kind
+        if replacement:
+            kind = "randint" if kind == "torch" else "replacement"
+        elif kind == "torch":
+            kind = "randperm"
         return {
             "order_version": ORDER_VERSION,
-            "shuffle": name,
+            # For example ``global``, ``global[:25]``, ``randint[:5]``.
+            "shuffle": f"{kind}[:{count}]" if replacement or count != n else kind,
             **self._block,
             **data_identity(self.data_source, n),
             **({} if self._kind == "torch" else {"seed": seed}),
@@ -125,16 +121,21 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
-        n, count, epoch = len(self.data_source), self.num_samples, cursor.epoch
+        n, count, replacement, epoch = len(self.data_source), self.num_samples, self.replacement, cursor.epoch
         if n == 0:
             raise SamplerError("the data source is empty: it has no samples to draw")
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
-        rounds = None if self.replacement or count % n else count // n
-        identity = partial(self._identity, n, self._name(n), self.seed)
+        rounds = None if replacement or count % n else count // n
+        identity = partial(self._identity, n, count, replacement, self.seed)
         if self._kind != "torch":
-            make = partial(self._order, n, count, epoch)
+            seed = self.seed or 0
+            make: Callable[[], Any] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
+            if replacement:
+                make = partial(Uniform, n, count, derive_key(seed, epoch, "replacement"))
+            elif count > n:
+                make = partial(_Rounds, self._kind, n, count, seed, epoch, self._block)
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
-        draw, replacement = self._draw(cursor, draws), self.replacement
+        draw = self._draw(cursor, draws)
         run = PartitionedOrder(
             lambda: cast(Order, draw.stream(n, count, replacement)),
             partition,
@@ -151,18 +152,13 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        n = len(self.data_source)
-        identity = self._identity(n, self._name(n), self.seed)
+        identity = self._identity(len(self.data_source), self.num_samples, self.replacement, self.seed)
         cursor = Cursor.read(state, of="RandomSampler", plan=identity, most=self.num_samples)
         return self._check_draw(cursor) if self._kind == "torch" else cursor
 
-    def _order(self, n: int, count: int, epoch: int) -> Order:
-        seed = self.seed or 0
-        if self.replacement:
-            return cast(Order, Uniform(n, count, derive_key(seed, epoch, "replacement")))
-        if count <= n:
-            return make_order(self._kind, n, seed=seed, epoch=epoch, **self._block)
-        return cast(Order, _Rounds(self._kind, n, count, seed, epoch, self._block))
+
+class RandomSamplerOfShare(RandomSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc,override]
+    """The indices of one rank's share in random order. For frameworks it is a sampler that splits by rank already."""
 
 
 class _Rounds:

@@ -15,7 +15,7 @@ from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity, own_order
 
-__all__ = ["SequentialSampler"]
+__all__ = ["SequentialSampler", "SequentialSamplerOfShare"]
 
 
 class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
@@ -109,3 +109,7 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
 
     def _identity(self, n: int) -> State:
         return {"order_version": ORDER_VERSION, "shuffle": "none", **data_identity(self.data_source, n)}
+
+
+class SequentialSamplerOfShare(SequentialSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc]
+    """The indices of one rank's share in its own order. For frameworks it is a sampler that splits by rank already."""

@@ -35,9 +35,9 @@ from penstock.loader.window import Window
 from penstock.loader.workers import Workers
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
+from penstock.samplers.batch import layers
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.identity import own_order
-from penstock.samplers.shares import layers
 
 __all__ = ["Arrival", "Probe", "as_penstock_loader", "make", "preserved_loader_generators"]
 
