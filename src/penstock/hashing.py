@@ -17,11 +17,11 @@ from penstock.errors import OrderError
 
 __all__ = [
     "MASK64",
+    "SAMPLES",
     "checked_seed",
     "derive_key",
     "mix",
     "mix_array",
-    "packed_sample_keys",
     "sample_key",
     "sample_keys",
     "splitmix64",
@@ -32,6 +32,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
 _START = 0x70656E73746F636B  # "penstock"
+
+SAMPLES = "sample"
+"""The random stream of the samples' keys: `mix_array` of its `derive_key` and of positions."""
 
 
 def splitmix64(x: int) -> int:
@@ -98,17 +101,12 @@ def derive_key(seed: int, epoch: int = 0, stream: str = "order") -> int:
     return mix(seed, epoch, xxhash.xxh3_64_intdigest(stream.encode()))
 
 
-def packed_sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return the 64-bit keys of the samples at these global positions of an epoch, as a uint64 array."""
-    return mix_array(derive_key(seed, epoch, "sample"), positions.astype(np.uint64))
-
-
 def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
-    """Return the keys of `packed_sample_keys` as a list of integers."""
-    keys: list[int] = packed_sample_keys(seed, epoch, positions).tolist()
+    """Return the 64-bit keys of the samples at these global positions of an epoch."""
+    keys: list[int] = mix_array(derive_key(seed, epoch, SAMPLES), positions.view(np.uint64)).tolist()
     return keys
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:
     """Return the key of one sample, as `sample_keys` does."""
-    return splitmix64(derive_key(seed, epoch, "sample") ^ position)
+    return splitmix64(derive_key(seed, epoch, SAMPLES) ^ position)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import EpochPlan, batched
+from penstock.plan.epoch import Batches, EpochPlan
 from penstock.plan.iteration import CountedIterator, index_lists
 
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 50_000]))
@@ -50,7 +50,7 @@ def indices_of(plan: EpochPlan) -> CountedIterator[int]:
 
 
 def batches_of(plan: EpochPlan, batch_size: int, drop_last: bool) -> CountedIterator[list[int]]:
-    return CountedIterator(rows.tolist() for rows, _ in batched(plan, batch_size, drop_last).blocks())  # type: ignore[union-attr]
+    return CountedIterator(rows.tolist() for rows, _ in Batches(plan, batch_size, drop_last).blocks())
 
 
 def expected(length: int, batch_size: int, drop_last: bool) -> list[list[int]]:
@@ -80,7 +80,7 @@ def test_every_batch_once_in_order(length: int, batch_size: int, drop_last: bool
 @settings(deadline=None)
 @given(length=lengths, batch_size=batch_sizes, drop_last=st.booleans())
 def test_blocks_are_whole_batches_and_the_first_is_one(length: int, batch_size: int, drop_last: bool) -> None:
-    blocks = list(batched(Plan(length), batch_size, drop_last).blocks())
+    blocks = list(Batches(Plan(length), batch_size, drop_last).blocks())
     assert [batch for rows, _ in blocks for batch in rows.tolist()] == expected(length, batch_size, drop_last)
     for rows, positions in blocks:
         assert rows.dtype == positions.dtype == np.int64

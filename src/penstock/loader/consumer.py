@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from penstock import distributed
 from penstock.errors import ConfigError, StateError
-from penstock.hashing import mix, packed_sample_keys
+from penstock.hashing import SAMPLES, derive_key, mix, mix_array
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.user_state import UserStates
@@ -32,7 +32,7 @@ from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import is_opened
 from penstock.plan.stream_plan import StreamPlan, UserEpochs
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.batch import RANKS, BatchSampler, layers, rank_splitter, why_not_computable
+from penstock.samplers.batch import RANKS, BatchSampler, has_rank, layers, rank_splitter, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
 from penstock.sources.batched import StreamDataset
@@ -86,6 +86,7 @@ class Consumer:
             self._reader = PlanReader(plan, seed=seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
+        self._has_rank = plan is not None and has_rank(plan.source)
         self._progress: Progress | None = None
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
@@ -117,7 +118,7 @@ class Consumer:
     def rank(self) -> int:
         """The rank whose share this is. Dataset or sampler may define another one than the process's."""
         rank = getattr(self.samples, "rank", None)
-        if not isinstance(rank, int) and self.plan is not None:
+        if not isinstance(rank, int) and self._has_rank and self.plan is not None:
             # A sampler without a world size has a rank, too.
             splitter = rank_splitter(self.plan.source, ranks=2)
             found = (getattr(splitter, name, None) for name in RANKS)
@@ -520,7 +521,7 @@ def _requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None) -> Ite
         under: epoch plan of a dataset with its own order, to which a user's sampler applies.
     """
     # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
-    epoch = run.epoch % _EPOCHS
+    key = derive_key(seed, run.epoch % _EPOCHS, SAMPLES)
     # In blocks, because several batches cost little more than one.
     for rows, positions in run.blocks():
         # The position to send to workers. It may still change for batches that are not planned yet.
@@ -528,7 +529,7 @@ def _requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None) -> Ite
         packed, keys = (
             # Bytes are cheaper to make, and to send, than rows of arrays.
             part if isinstance(part, list) else np.ascontiguousarray(part).view(f"V{part[0].nbytes}").ravel().tolist()
-            for part in (rows, packed_sample_keys(seed, epoch, positions))
+            for part in (rows, mix_array(key, positions.view(np.uint64)))
         )
         yield map(BatchRequest, packed, keys, itertools.repeat(place))
 

@@ -61,12 +61,12 @@ from penstock.loader.who_splits import (
     check_split,
     choose_data,
     epoch_of_other_world,
-    has_rank,
     splits_by_rank,
 )
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State, pack, unpack
+from penstock.samplers.batch import has_rank
 from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.sequential import SequentialSamplerOfShare
 from penstock.wording import counted

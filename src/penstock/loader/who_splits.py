@@ -39,7 +39,7 @@ from penstock.loader.config import LoaderConfig
 from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.batch import layers, rank_splitter
+from penstock.samplers.batch import has_rank, layers, rank_splitter
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of
 from penstock.samplers.random import RandomSampler, RandomSamplerOfShare
@@ -52,7 +52,6 @@ __all__ = [
     "check_split",
     "choose_data",
     "epoch_of_other_world",
-    "has_rank",
     "splits_by_rank",
 ]
 
@@ -135,12 +134,6 @@ def choose_data(
 def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
     """Return whether the loader's dataset or one of its samplers gives each of ``ranks`` ranks a separate share."""
     return holds_a_share(loader.dataset) or rank_splitter(_outermost(loader), ranks=ranks) is not None
-
-
-def has_rank(sampler: Any) -> bool:
-    """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
-    penstocks = any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
-    return penstocks or rank_splitter(sampler, ranks=2) is not None
 
 
 def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *, ranks: int, chosen: bool) -> None:

@@ -101,10 +101,11 @@ class Partition:
         self.end = min(self.begin + share * self.world_size, self._end)
         """First position after this mini-epoch."""
         self._first = self.begin + self.rank
-        self._length = max(0, -(-(self.end - self._first) // self.world_size))
+        self.length = max(0, -(-(self.end - self._first) // self.world_size))
+        """Number of positions of this rank."""
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __repr__(self) -> str:
         return (
@@ -120,16 +121,16 @@ class Partition:
         # The common case first: checking for SupportsIndex takes longer than the rest.
         if type(index) is int or (isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)):
             i = operator.index(index)
-            if not -self._length <= i < self._length:
+            if not -self.length <= i < self.length:
                 raise IndexError(
-                    f"index {i} is out of range for the {counted(self._length, 'sample')} of rank {self.rank}"
+                    f"index {i} is out of range for the {counted(self.length, 'sample')} of rank {self.rank}"
                 )
-            return self._first + (i % self._length) * self.world_size
-        return normalise(index, self._length) * self.world_size + self._first
+            return self._first + (i % self.length) * self.world_size
+        return normalise(index, self.length) * self.world_size + self._first
 
     def positions(self, start: int = 0, stop: int | None = None) -> Indices:
         """Return the positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 (count,)."""
-        stop = self._length if stop is None else min(stop, self._length)
+        stop = self.length if stop is None else min(stop, self.length)
         begin, end = (self._first + i * self.world_size for i in (min(start, stop), stop))
         return np.arange(begin, end, self.world_size, dtype=np.int64)
 

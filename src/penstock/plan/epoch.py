@@ -3,7 +3,7 @@
     plan.bind(cursor)  ->  epoch plan  ->  block(a, b)      indices and positions of any part of it, in any order
                                            cursor(count)    the position after ``count`` samples
                                |
-                               batched(epoch plan, size, drop_last)  ->  blocks()    indices, positions of batches
+                               Batches(epoch plan, size, drop_last)  ->  blocks()    indices, positions of batches
 
 A loader that prefetches takes the cursor after the last sample that its *consumer* has received, so no sample is
 counted twice or replayed.
@@ -26,12 +26,12 @@ from penstock.plan.cursor import Cursor, State
 __all__ = [
     "Batch",
     "BatchEpochPlan",
+    "Batches",
     "Block",
     "EpochPlan",
     "ForwardEpoch",
     "PartitionedOrder",
     "RankPartition",
-    "batched",
     "length_of",
 ]
 
@@ -185,19 +185,14 @@ class BatchEpochPlan(_OneEpoch):
             group = min(_LARGEST_BLOCK, group * 2)
 
 
-def batched(run: EpochPlan | ForwardEpoch | BatchEpochPlan, batch_size: int, drop_last: bool) -> BatchEpochPlan:
-    """Return the batches of an epoch plan of samples. A plan of batches is returned as it is.
+class Batches(BatchEpochPlan):
+    """The batches of an epoch plan of samples.
 
     Args:
-        run: the epoch plan.
+        samples: the epoch plan.
         batch_size: number of samples in a batch.
         drop_last: whether to leave out the last batch if it is not full.
     """
-    return run if isinstance(run, BatchEpochPlan) else _Batches(run, batch_size, drop_last)
-
-
-class _Batches(BatchEpochPlan):
-    """The batches of an epoch plan of samples."""
 
     def __init__(self, samples: EpochPlan | ForwardEpoch, batch_size: int, drop_last: bool) -> None:
         self._samples = samples
@@ -314,7 +309,7 @@ class PartitionedOrder(EpochPlan):
         return self._make_identity()
 
     def __len__(self) -> int:
-        return len(self.partition)
+        return self.partition.length
 
     def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
         """Return indices and positions. Positions of n or more are padding, which repeats the start of the order."""

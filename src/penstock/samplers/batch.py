@@ -13,7 +13,7 @@ import torch.utils.data
 
 from penstock.distributed import LateWorld
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import BatchEpochPlan, batched
+from penstock.plan.epoch import BatchEpochPlan, Batches
 from penstock.plan.iteration import CountedIterator
 from penstock.plan.reader import Draws, OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
@@ -30,6 +30,7 @@ __all__ = [
     "BatchSampler",
     "batch_plan_of",
     "has_own_order",
+    "has_rank",
     "layers",
     "plan_of",
     "rank_splitter",
@@ -107,7 +108,8 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
 
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
-        return batched(self.inner.bind(cursor, draws), self.source.batch_size, self.source.drop_last)
+        run, face = self.inner.bind(cursor, draws), self.source
+        return run if isinstance(run, BatchEpochPlan) else Batches(run, face.batch_size, face.drop_last)
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
         if isinstance(self.inner, ExternalSampler):
@@ -217,6 +219,12 @@ def rank_splitter(sampler: Any, *, ranks: int) -> Any:
         if count > 1:
             return layer
     return None
+
+
+def has_rank(sampler: Any) -> bool:
+    """Return whether a sampler, or one inside it, belongs to a particular rank, even if it is the only rank."""
+    penstocks = any(isinstance(getattr(layer, "_world", None), LateWorld) for layer in layers(sampler))
+    return penstocks or rank_splitter(sampler, ranks=2) is not None
 
 
 def layers(sampler: Any) -> Iterator[Any]:
