@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from penstock.wording import kind_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FilteredLengths", "column_lengths", "document_lengths", "last_filter"]
+__all__ = ["column_lengths", "document_lengths", "filtered_lengths", "last_filter"]
 
 _ROWS = 1 << 16  # rows of a column in memory at once
 
@@ -45,13 +46,13 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
         return given
     if isinstance(dataset, Subset):
         complete = _complete_lengths(given, count)
-        return complete or FilteredLengths(document_lengths(dataset.dataset, given), dataset.kept)
+        return complete or filtered_lengths(document_lengths(dataset.dataset, given), dataset.kept, count)
     kept = rows_behind(dataset)
     found = _complete_lengths(given, count) if kept is not None else None
     if found is not None:
         return found
     every = _all_lengths(dataset, given)
-    return every if kept is None else FilteredLengths(every, kept, count)
+    return every if kept is None else filtered_lengths(every, kept, count)
 
 
 def _complete_lengths(given: Any, count: int) -> SampleLengths | None:
@@ -87,22 +88,15 @@ def last_filter(dataset: Any) -> KeptRows:
     return found
 
 
-class FilteredLengths(SampleLengths):
-    """The lengths of the rows that a filter keeps."""
+def filtered_lengths(every: SampleLengths, rows: KeptRows | Callable[[Indices], Indices], count: int) -> SampleLengths:
+    """Return the lengths of the ``count`` rows that a filter keeps."""
+    find = rows.find if isinstance(rows, KeptRows) else rows
+    return SampleLengths(count, partial(_kept_lengths, every, find, count))
 
-    def __init__(
-        self, every: SampleLengths, rows: KeptRows | Callable[[Indices], Indices], count: int | None = None
-    ) -> None:
-        self._every = every
-        self._rows = rows.find if isinstance(rows, KeptRows) else rows
-        self._count = len(rows) if isinstance(rows, KeptRows) else count or 0
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, part: Any, /) -> Indices:
-        rows = np.arange(*part.indices(self._count)) if isinstance(part, slice) else np.asarray(part, dtype=np.int64)
-        return self._every[self._rows(rows)]
+def _kept_lengths(every: SampleLengths, find: Callable[[Indices], Indices], count: int, part: Any) -> Indices:
+    rows = np.arange(*part.indices(count)) if isinstance(part, slice) else np.asarray(part, dtype=np.int64)
+    return every[find(rows)]
 
 
 def _cached_column(dataset: Any, name: str) -> SampleLengths:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
-from penstock.datasets.lengths import FilteredLengths, document_lengths, last_filter
+from penstock.datasets.lengths import document_lengths, filtered_lengths, last_filter
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
 from penstock.datasets.rows import check_rows, excluded_rows, load_rows
@@ -288,7 +288,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         kept = last_filter(documents)
         excluded = self._packs.excluded
         exclude = None if excluded is None else excluded.among(kept).rows
-        lengths = FilteredLengths(self._packs.lengths, kept)
+        lengths = filtered_lengths(self._packs.lengths, kept, len(kept))
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:

@@ -28,8 +28,9 @@ from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.grouping import ORDERS, Groups, form_batches
-from penstock.samplers.identity import fingerprint_identity, fingerprint_of, holds_a_share
+from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
+from penstock.samplers.lengths import check_sizes
 from penstock.samplers.orders import flag, positive
 from penstock.samplers.random import RandomSampler
 from penstock.wording import kind_text
@@ -330,19 +331,14 @@ def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = N
 
     Raises:
         ManifestError: the file is not a file of image sizes.
-        StateError: its sizes were measured from another manifest than the manifest of the dataset ``data``.
+        StateError: the sizes were measured from another manifest than the manifest of the dataset ``data``.
     """
     if isinstance(source, str | os.PathLike):
         # Imported here because it needs OpenCV.
         from penstock.images.sizes import Sizes
 
         source = Sizes.open(source)
-    here, there = fingerprint_of(data), getattr(source, "fingerprint", None)
-    if here is not None and there is not None and here != there:
-        raise StateError(
-            f"these image sizes belong to another manifest or to an older version of it: the sizes have the "
-            f"fingerprint {there}, the dataset has {here}; measure again with: penstock manifest sizes FILE"
-        )
+    check_sizes(source, data)
     return source.group_ids(bounds) if hasattr(source, "group_ids") else source
 
 

@@ -5,14 +5,12 @@ Indexing with a slice or an array of rows returns int64 arrays. Arrays are not c
 
 from __future__ import annotations
 
-import abc
 import os
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
@@ -23,22 +21,31 @@ from penstock.storage.mapped import MappedFiles, look_at
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
 
-__all__ = ["SampleLengths", "distinct_in", "lengths_of"]
+__all__ = ["SampleLengths", "check_sizes", "distinct_in", "lengths_of"]
 
 _CHUNK = 1 << 18
 _TABLE = 1 << 20
 """Lengths below this are marked in a table; larger ones are sorted, which takes longer."""
 
 
-class SampleLengths(abc.ABC):
-    """One integer for each sample."""
+class SampleLengths:
+    """One integer for each sample.
 
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
+    Args:
+        count: number of samples.
+        read: returns an array with the integers of a slice or an array of samples.
+    """
 
-    @abc.abstractmethod
+    def __init__(self, count: int, read: Callable[[Any], Any]) -> None:
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
     def __getitem__(self, part: Any, /) -> Indices:
         """Return the lengths of a slice or an array of samples."""
+        lengths: Indices = self._read(part).astype(np.int64)
+        return lengths
 
     @cached_property
     def digest(self) -> str:
@@ -53,42 +60,6 @@ class SampleLengths(abc.ABC):
     def __getstate__(self) -> dict[str, Any]:
         # A copy rarely needs them.
         return {name: value for name, value in self.__dict__.items() if name != "distinct"}
-
-
-class _OfArray(SampleLengths):
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array = array
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    def __getitem__(self, part: Any, /) -> Indices:
-        lengths: Indices = self._array[part].astype(np.int64)
-        return lengths
-
-
-class _OfFile(_OfArray):
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._files = MappedFiles([look_at(path, None)])
-        (file,) = self._files.files
-        _check(file.dtype, file.shape, file.path)
-
-    @property
-    def _array(self) -> npt.NDArray[Any]:  # type: ignore[override]
-        return self._files.array(0)
-
-
-class _OfImages(SampleLengths):
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-
-    def __len__(self) -> int:
-        return len(self._sizes.widths)
-
-    def __getitem__(self, part: Any, /) -> Indices:
-        areas: Indices = self._sizes.widths[part].astype(np.int64)
-        areas *= self._sizes.heights[part]
-        return areas
 
 
 def distinct_in(chunks: Iterable[Indices]) -> Indices:
@@ -121,23 +92,38 @@ def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
         DataFileError, DataFileIOError: the file cannot be read.
     """
     if isinstance(source, str | os.PathLike):
-        lengths: SampleLengths = _OfFile(source)
+        file = look_at(source, None)
+        _check(file.dtype, file.shape, file.path)
+        lengths = SampleLengths(file.shape[0], partial(_in_file, MappedFiles([file])))
     elif hasattr(source, "widths") and hasattr(source, "heights"):
-        here, there = fingerprint_of(data), source.fingerprint
-        if here is not None and here != there:
-            raise StateError(
-                f"these image sizes belong to another manifest or to an older version of it: the sizes have the "
-                f"fingerprint {there}, the dataset has {here}; measure again with: penstock manifest sizes FILE"
-            )
-        lengths = _OfImages(source)
+        check_sizes(source, data)
+        lengths = SampleLengths(len(source.widths), partial(_areas, source))
     else:
         array = np.asarray(source)
         array = array.astype(np.int64) if not array.size else array
         _check(array.dtype.str, array.shape, "lengths")
-        lengths = _OfArray(array)
+        lengths = SampleLengths(len(array), array.__getitem__)
     if data is not None and len(data) != len(lengths):
         raise SamplerError(f"there are {len(lengths)} lengths for a dataset of {len(data)} samples: pass one for each")
     return lengths
+
+
+def check_sizes(sizes: Any, data: Any) -> None:
+    """Raise a StateError if image sizes were measured from another manifest than the manifest of the data."""
+    here, there = fingerprint_of(data), getattr(sizes, "fingerprint", None)
+    if here is not None and there is not None and here != there:
+        raise StateError(
+            f"these image sizes belong to another manifest or to an older version of it: the sizes have the "
+            f"fingerprint {there}, the dataset has {here}; measure again with: penstock manifest sizes FILE"
+        )
+
+
+def _in_file(files: MappedFiles, part: Any) -> Any:
+    return files.array(0)[part]
+
+
+def _areas(sizes: Sizes, part: Any) -> Any:
+    return sizes.widths[part].astype(np.int64) * sizes.heights[part]
 
 
 def _check(dtype: str, shape: tuple[int, ...], name: str) -> None:
