@@ -42,7 +42,7 @@ class SampleClasses:
             arrays for slices and for arrays of rows.
         count: number of classes.
         of: returns the classes of an array of values.
-        digest: identifies the classes, see `ClassIndex.open`.
+        digest: a hash that identifies the classes, see `ClassIndex.open`.
         cache_dir: folder of the index.
 
     The index is opened at the first use. Each copy, in this process or another, opens it by itself.
@@ -60,7 +60,7 @@ class SampleClasses:
         self._values = values
         self.count = count
         self._of = of
-        self._digest = digest
+        self.digest = digest
         self._cache_dir = cache_dir
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class SampleClasses:
     @cached_property
     def index(self) -> ClassIndex:
         """All rows sorted by class, in a mapped file that is written at the first use."""
-        return ClassIndex.open(self, self.count, cache_dir=self._cache_dir, digest=self._digest)
+        return ClassIndex.open(self, self.count, cache_dir=self._cache_dir, digest=self.digest)
 
     def rows(self, places: Indices) -> Indices:
         """Return the samples at places of the index: int64 of the same shape."""
@@ -83,21 +83,20 @@ class SampleClasses:
         """Return the places of samples in the index: int64 of the same shape."""
         return self.index.find(rows, self[rows])
 
-    def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedRows | None:
-        """Return the places of excluded samples and their replacements, or None if no sample is excluded.
+    def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedRows:
+        """Return the places of excluded samples and their replacements.
 
         Args:
-            exclude: rows of the samples.
+            exclude: rows of the samples; None excludes no sample.
             starts: of the classes that have batches.
 
         Raises:
             ConfigError, IndexError: see `ExcludedRows`.
         """
-        if exclude is None or (excluded := ExcludedRows.of(exclude, len(self))).mark is None:
-            return None
-        found = ExcludedRows(self.places(excluded.rows), starts)
+        given = ExcludedRows.of([] if exclude is None else exclude, len(self))
+        found = ExcludedRows(self.places(given.rows) if given.mark else given.rows, starts)
         # States compare the rows that the user gave.
-        found.mark = excluded.mark
+        found.mark = given.mark
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,8 +113,8 @@ class ClassBatchPlan(BatchEpochPlan):
         identity: entries that a state must match, see `Cursor.plan`.
         seed: seed of the order, and of the samples' generators.
         epoch: the number of the epoch. Every pair of seed and epoch yields an unrelated order.
+        excluded: places of the excluded samples, and their replacements.
         sampler: the cursor of the inner plan, if there is one.
-        excluded: excluded samples and their replacements.
     """
 
     def __init__(
@@ -127,8 +126,8 @@ class ClassBatchPlan(BatchEpochPlan):
         *,
         seed: int,
         epoch: int,
+        excluded: ExcludedRows,
         sampler: Cursor | None = None,
-        excluded: ExcludedRows | None = None,
     ) -> None:
         key = derive_key(seed, epoch, "class batches")
         self._batches = batches
@@ -139,9 +138,8 @@ class ClassBatchPlan(BatchEpochPlan):
         self._identity = identity
         self.seed: int = seed
         self.epoch = epoch
-        self._sampler = sampler
         self._excluded = excluded
-        self._mark = None if excluded is None else excluded.mark
+        self._sampler = sampler
 
     @property
     def total(self) -> int:
@@ -174,7 +172,7 @@ class ClassBatchPlan(BatchEpochPlan):
         laps, numbers = np.divmod(numbers, max(1, self.total))
         slots, counts = self._batches.slots(self._order[numbers])
         places = self._shuffle[slots]
-        if self._excluded is not None and len(slots):
+        if self._excluded.mark and len(slots):
             places = self._excluded.replace(places, self.seed, self.epoch)
             # If no sample of that length is left, longer ones replace it, and fewer of them fit.
             fitting = self._batches.fitting(places, counts)
@@ -187,16 +185,14 @@ class ClassBatchPlan(BatchEpochPlan):
     def number_of(self, row: int) -> int:
         """Return the epoch's number of the batch with a sample; -1 if it is in no batch, or excluded."""
         place = self._samples.places(np.array([row]))
-        if self._excluded is not None and self._excluded.holds(place)[0]:
+        if self._excluded.holds(place)[0]:
             return -1
         return next(iter(self._numbers_at(place)), -1)
 
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
-        places = self._samples.places(np.array([row]))
-        if self._excluded is not None:
-            places = np.array(self._excluded.places_of(int(places[0]), self.seed, self.epoch), np.int64)
-        numbers = self._numbers_at(places)
+        (place,) = self._samples.places(np.array([row])).tolist()
+        numbers = self._numbers_at(np.array(self._excluded.places_of(place, self.seed, self.epoch), np.int64))
         return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
 
     def _numbers_at(self, places: Indices) -> list[int]:
@@ -210,10 +206,11 @@ class ClassBatchPlan(BatchEpochPlan):
     @property
     def rank_partition(self) -> RankPartition:
         """The partition of the batches among the ranks."""
-        excluded = None if self._mark is None else self._mark[1]
+        excluded = self._excluded.mark[1] if self._excluded.mark else None
         return RankPartition(self.epoch, self.partition, base=self.partition.consumed, excluded=excluded)
 
     def cursor(self, count: int) -> Cursor:
         consumed = self.partition.consumed_after(count)
-        plan = self._identity if self._mark is None else {**self._identity, "excluded": list(self._mark)}
+        mark = self._excluded.mark
+        plan = {**self._identity, "excluded": list(mark)} if mark else self._identity
         return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=plan, sampler=self._sampler)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
-import xxhash
 
 from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.class_batches import ClassBatches
 from penstock.order.permutation import Indices
-from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
+from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
 from penstock.plan.exclusion import check_excluded
@@ -134,9 +133,13 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
             )
         self._counted: tuple[Cursor, Indices] | None = None
-        if exclude is not None and order != "class":
+        if order == "class":
+            starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
+            sizes = np.full(self.groups.count, self.batch_size)
+            self._cuts = ClassBatches(starts, sizes, drop_last=self.drop_last)
+            self._excluded = self.groups.without(exclude, starts)
+        elif exclude is not None:
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
-        self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
 
     @property
     def group_ids(self) -> npt.NDArray[Any]:
@@ -209,7 +212,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             )
         return ClassBatchPlan(
             self._cuts,
-            self._classes,
+            self.groups,
             Partition(len(self._cuts), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
             self._identity(),
             seed=inside.seed or 0,
@@ -218,15 +221,6 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             excluded=self._excluded,
         )
 
-    @cached_property
-    def _cuts(self) -> ClassBatches:
-        starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
-        return ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
-
-    @cached_property
-    def _classes(self) -> SampleClasses:
-        return SampleClasses(self.groups.ids, self.groups.count, digest=self._digest)
-
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
         of, run = "GroupedBatchSampler", self.bind(Cursor(), Draws())
@@ -234,12 +228,9 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         # Known only for permutations: if indices repeat, counting the batches would read the whole stream.
         most = None if isinstance(run, _Formed) and run.rounds is None else run.partition.n
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=most, sampler=self.inner.read)
-        check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
+        if self.order == "class":
+            check_excluded(state, self._excluded.mark, of=of)
         return cursor
-
-    @cached_property
-    def _digest(self) -> str:
-        return xxhash.xxh3_64_hexdigest(self.groups.ids.view(np.uint8).data)
 
     def _identity(self) -> State:
         return {
@@ -249,7 +240,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             "drop_last": self.drop_last,
             "samples": len(self.groups),
             **fingerprint_identity(_data_of(self.sampler)),
-            "groups": self._digest,
+            "groups": self.groups.digest,
         }
 
 

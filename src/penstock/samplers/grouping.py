@@ -14,9 +14,11 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
+from penstock.plan.class_plan import SampleClasses
 
 __all__ = ["ORDERS", "Groups", "form_batches"]
 
@@ -30,7 +32,7 @@ _LARGEST_BLOCK = 1 << 11
 """Batches in a block. Lists of very many more would trigger Python's garbage collector repeatedly."""
 
 
-class Groups:
+class Groups(SampleClasses):
     """The group of every sample, as small integers.
 
     Args:
@@ -54,12 +56,9 @@ class Groups:
         if low < 0 or high >= 1 << 16:
             known, array = np.unique(array, return_inverse=True)
             high = len(known) - 1
-        self.count = high + 1
         # NumPy sorts integers of 16 bits or fewer by radix, in linear time.
         self.ids: GroupIds = np.ascontiguousarray(array, dtype=np.min_scalar_type(high))
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        super().__init__(self.ids, high + 1, digest=xxhash.xxh3_64_hexdigest(self.ids.view(np.uint8).data))
 
     def of(self, indices: Indices) -> GroupIds:
         """Return the groups of samples.
@@ -69,9 +68,9 @@ class Groups:
         """
         if indices.size:
             low, high = int(indices.min()), int(indices.max())
-            if low < 0 or high >= len(self.ids):
+            if low < 0 or high >= len(self):
                 raise SamplerError(
-                    f"the sampler yielded index {low if low < 0 else high}, but group_ids has {len(self.ids)} entries: "
+                    f"the sampler yielded index {low if low < 0 else high}, but group_ids has {len(self)} entries: "
                     "pass one for every sample of the dataset"
                 )
         return self.ids[indices]

@@ -206,7 +206,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         """Return the cursor in a state. The state may come from any number of ranks."""
         of = "TokenBudgetBatchSampler"
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=self.total)
-        check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
+        check_excluded(state, self._excluded.mark, of=of)
         return cursor
 
     def _plan(self, epoch: int, partition: Partition) -> ClassBatchPlan:
