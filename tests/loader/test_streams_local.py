@@ -22,7 +22,7 @@ from penstock.loader.executors.threads import ThreadExecutor
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.user_state import UserStates, WorkerState
-from penstock.plan.stream_plan import StreamStart
+from penstock.plan.stream import StreamStart
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

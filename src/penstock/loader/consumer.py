@@ -29,8 +29,7 @@ from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan, length_of
 from penstock.plan.reader import PlanReader
 from penstock.plan.share import ShareEpoch
-from penstock.plan.stream import is_opened
-from penstock.plan.stream_plan import StreamPlan, UserEpochs
+from penstock.plan.stream import StreamPlan, UserEpochs, is_opened
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import RANKS, BatchSampler, has_rank, layers, rank_splitter, why_not_computable
 from penstock.samplers.identity import fingerprint_of, own_order

@@ -34,7 +34,7 @@ from penstock.loader.user_state import (
     WorkerState,
     take_snapshot,
 )
-from penstock.plan.stream_plan import EpochStart
+from penstock.plan.stream import EpochStart
 from penstock.plan.user_states import has_state, load_states
 from penstock.random import Scope, loading
 from penstock.sources.batched import BatchedDataset

@@ -24,8 +24,7 @@ from penstock.loader.user_state import (
     take_snapshot,
 )
 from penstock.plan.cursor import State
-from penstock.plan.stream import Stream, is_opened
-from penstock.plan.stream_plan import EpochStart, StreamStart
+from penstock.plan.stream import EpochStart, Stream, StreamStart, is_opened
 from penstock.plan.user_states import has_state, load_states, same_states
 from penstock.stages import collect
 from penstock.wording import counted

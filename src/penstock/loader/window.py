@@ -25,7 +25,7 @@ from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.flow import Flow
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.user_state import Snapshot
-from penstock.plan.stream_plan import EpochStart
+from penstock.plan.stream import EpochStart
 
 __all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "SHUTDOWN_TIMEOUT_S", "DispatchPolicy", "Window", "is_timeout"]
 

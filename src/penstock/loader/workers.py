@@ -24,7 +24,7 @@ from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.messages import BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S, DispatchPolicy, Window
-from penstock.plan.stream_plan import EpochStart
+from penstock.plan.stream import EpochStart
 from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:

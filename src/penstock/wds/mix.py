@@ -10,8 +10,7 @@ from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import State, check_state, read_int
-from penstock.plan.stream import Stream
-from penstock.plan.stream_plan import StreamStart
+from penstock.plan.stream import Stream, StreamStart
 from penstock.wds.iterators import Context, Step, choose_epoch, open_source
 from penstock.wds.stream import EpochDataset, EpochStream
 

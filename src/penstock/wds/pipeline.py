@@ -23,8 +23,7 @@ from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
 from penstock.plan.cursor import State, check_state, read_int
 from penstock.plan.source_stream import keeps_position
-from penstock.plan.stream import Stream
-from penstock.plan.stream_plan import StreamStart
+from penstock.plan.stream import Stream, StreamStart
 from penstock.wds import utils
 from penstock.wds.iterators import Context, Step, choose_epoch, open_steps
 from penstock.wds.stream import EpochDataset, EpochStream

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.user_state import Snapshot
-from penstock.plan.stream_plan import EpochStart
+from penstock.plan.stream import EpochStart
 
 __all__ = ["Began", "Event", "Executor", "Lost", "Start"]
 
