@@ -26,7 +26,7 @@ from penstock.order.pack_types import TypeTable
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.exclusion import ExcludedRows
-from penstock.samplers.lengths import SampleLengths, distinct_in
+from penstock.samplers.lengths import SampleLengths
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
 
@@ -99,7 +99,7 @@ class BlockPacks(Packs):
         begin = number * self._block_size
         lengths = self.lengths[begin : begin + self._block_size]
         check_lengths(lengths, begin)
-        classes = PackClasses(self.capacity, distinct_in([lengths[lengths >= self.capacity]]))
+        classes = PackClasses(self.capacity, np.unique(lengths[lengths >= self.capacity]))
         keys = classes.of(lengths)
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])
         layout = PackLayout(classes, starts, max_documents=self.max_documents, types=types)

@@ -35,6 +35,8 @@ from penstock.wording import counted
 __all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "check_lengths", "packs_at", "pieces_of"]
 
 _CHUNK = 1 << 18
+_TABLE = 1 << 20
+"""Lengths below this are marked in a table; larger ones are sorted, which takes longer."""
 
 
 class PackedDocuments(NamedTuple):
@@ -138,11 +140,7 @@ class GlobalPacks(Packs):
     """Packs of documents from the whole dataset. The list of documents by length is a mapped file."""
 
     def _compute_packs(self) -> None:
-        distinct = self.lengths.distinct
-        if len(distinct) and distinct[0] < 0:
-            for begin in range(0, len(self.lengths), _CHUNK):
-                check_lengths(self.lengths[begin : begin + _CHUNK], begin)
-        classes = PackClasses(self.capacity, distinct[distinct.searchsorted(self.capacity) :])
+        classes = PackClasses(self.capacity, _distinct_from(self.capacity, self.lengths))
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
         self._samples = SampleClasses(self.lengths, classes.count, of=classes.of, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
@@ -179,6 +177,20 @@ def check_lengths(lengths: Indices, begin: int) -> None:
     if len(lengths) and int(lengths.min()) < 0:
         row = int(np.flatnonzero(lengths < 0)[0])
         raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
+
+
+def _distinct_from(least: int, lengths: SampleLengths) -> Indices:
+    """Return the distinct lengths of ``least`` or more, ascending. Takes one pass over all lengths, and checks them."""
+    marked, others = np.zeros(_TABLE, np.bool_), np.empty(0, np.int64)
+    for begin in range(0, len(lengths), _CHUNK):
+        chunk = lengths[begin : begin + _CHUNK]
+        check_lengths(chunk, begin)
+        if int(chunk.max()) >= _TABLE:
+            others = np.union1d(others, chunk[chunk >= _TABLE])
+            chunk = chunk[chunk < _TABLE]
+        marked[chunk] = True
+    found = np.concatenate([np.flatnonzero(marked), others])
+    return found[found.searchsorted(least) :]
 
 
 def pieces_of(order: PackOrder, packs: Indices, excluded: ExcludedRows | None, seed: int, epoch: int) -> Pieces:

@@ -6,7 +6,7 @@ Indexing with a slice or an array of rows returns int64 arrays. Arrays are not c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,7 @@ from penstock.storage.mapped import MappedFiles, look_at
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
 
-__all__ = ["SampleLengths", "check_sizes", "distinct_in", "lengths_of"]
-
-_CHUNK = 1 << 18
-_TABLE = 1 << 20
-"""Lengths below this are marked in a table; larger ones are sorted, which takes longer."""
+__all__ = ["SampleLengths", "check_sizes", "lengths_of"]
 
 
 class SampleLengths:
@@ -51,32 +47,6 @@ class SampleLengths:
     def digest(self) -> str:
         """A hash of all lengths, the same for every dtype and source. Takes one pass over them."""
         return digest_of(self)
-
-    @cached_property
-    def distinct(self) -> Indices:
-        """The distinct lengths, ascending: int64. Takes one pass over them."""
-        return distinct_in(self[begin : begin + _CHUNK] for begin in range(0, len(self), _CHUNK))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy rarely needs them.
-        return {name: value for name, value in self.__dict__.items() if name != "distinct"}
-
-
-def distinct_in(chunks: Iterable[Indices]) -> Indices:
-    """Return the distinct lengths in some arrays, ascending: int64.
-
-    >>> distinct_in([np.array([3, 1, 3]), np.array([2])]).tolist()
-    [1, 2, 3]
-    """
-    marked, others = np.zeros(_TABLE, np.bool_), np.empty(0, np.int64)
-    for lengths in chunks:
-        outside = (lengths < 0) | (lengths >= _TABLE)
-        if outside.any():
-            others = np.union1d(others, lengths[outside])
-            lengths = lengths[~outside]
-        marked[lengths] = True
-    below = int(others.searchsorted(0))
-    return np.concatenate([others[:below], np.flatnonzero(marked), others[below:]])
 
 
 def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
