@@ -155,7 +155,8 @@ class Preload(LookAhead):
                 return found
             in_use = 0 if self._open is None else self._open[0]
             slot = 1 if int(self._slots[0, 0]) == in_use else 0
-            _write(file, self._manifest, view.whole_rows(), key, self._progress, stopping)
+            rows = view.order[view.partition.positions() % max(view.partition.n, 1)]
+            _write(file, self._manifest, rows, key, self._progress, stopping)
             size = file.tell()
             file.flush()
             preloaded = _read(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), key)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from penstock.hashing import sample_key
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import State, pack, unpack
 from penstock.plan.reader import Draws
@@ -165,11 +166,6 @@ class SourceDataset(BatchedDataset):
         return self.plan.shown.mini_epoch
 
     @property
-    def running(self) -> bool:
-        """Whether an iteration over the current mini-epoch has begun."""
-        return self.plan.running
-
-    @property
     def place(self) -> MiniEpoch:
         """The current epoch, mini-epoch and position.
 
@@ -193,7 +189,7 @@ class SourceDataset(BatchedDataset):
             return self._items([record])[0]
         if in_sample():
             return self.load(record)
-        return call_in_scope(view.key(position), self.load, record)
+        return call_in_scope(sample_key(view.seed, view.epoch, position), self.load, record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the items at several indices at once; loaders use this."""

@@ -106,11 +106,6 @@ class MPDataset(StreamDataset):
         """The current epoch."""
         return self.samples.epoch
 
-    @property
-    def running(self) -> bool:
-        """Whether an iteration over the current epoch has begun."""
-        return self.samples.running
-
     def __len__(self) -> int:
         n = len(self.samples)
         return n - n % self.batch_size if self.drop_last else n

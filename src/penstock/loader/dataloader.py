@@ -595,8 +595,8 @@ class DataLoader(TorchDataLoader[T_co]):
         # Also those of an iterator that another thread is about to start.
         self._workers.close(running=True)
         self._iterator = None
-        if (order := own_order(self.dataset)) is not None:
-            order.close()
+        if (order := own_order(self.dataset)) is not None and order.ahead is not None:
+            order.ahead.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

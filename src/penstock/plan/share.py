@@ -21,7 +21,7 @@ from torch.utils.data import StackDataset, Subset
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.hashing import checked_seed, sample_key, sample_keys
+from penstock.hashing import checked_seed, sample_keys
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices, normalise
@@ -138,17 +138,9 @@ class EpochView:
         """Return the rows of local samples, int64 of shape (n,)."""
         return self.order[self.positions_of(local) % max(self.partition.n, 1)]
 
-    def whole_rows(self) -> Indices:
-        """Return this rank's rows of the whole mini-epoch, including those consumed before a resume."""
-        return self.order[self.partition.positions() % max(self.partition.n, 1)]
-
     def keys(self, local: Indices) -> list[int]:
         """Return the keys of the generators of local samples."""
         return sample_keys(self.seed, self.epoch, self.positions_of(local))
-
-    def key(self, position: int) -> int:
-        """Return the key of the generator of the sample at one position."""
-        return sample_key(self.seed, self.epoch, position)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return position and row of one local sample. This is faster than arrays of one index.
@@ -175,7 +167,7 @@ class LookAhead:
         """Record that the consumer has received the first ``count`` samples of the view at a place."""
 
     def close(self) -> None:
-        """Stop background work."""
+        """Stop background work until the next `prepare`."""
 
 
 class ShareEpoch(EpochPlan):
@@ -324,8 +316,6 @@ class SharePlan(Plan[ShareEpoch]):
 
         States of such an epoch name them, so that they load again, also after more growth.
         """
-        self.running = False
-        """Whether a reader is reading the place in `shown`."""
         self.bookmark = Bookmark()
         # Whether a state was loaded and no reader has begun since.
         self._loaded = False
@@ -370,7 +360,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     @property
     def ranks(self) -> int:
-        """Return the current rank and world size without fixing them."""
+        """The current number of ranks, which this does not fix."""
         return self._world.ranks
 
     def agrees_with(self, shuffle: bool | str) -> bool:
@@ -529,7 +519,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Record the position of a reader in `shown`, in shared memory for workers."""
         place, mark = self._place(cursor), self.bookmark
         self._shown.set(place.numbers)
-        self.running, self._loaded = running, loaded
+        self._loaded = loaded
         if running and mark.loaded and isinstance(mark.cursor, ShareCursor) and mark.cursor.place == place:
             # A loaded state is used once.
             whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=place.changes)
@@ -550,11 +540,6 @@ class SharePlan(Plan[ShareEpoch]):
         """Record that the consumer has received the first ``count`` samples of the view at a place."""
         if self.ahead is not None:
             self.ahead.advance(place, count)
-
-    def close(self) -> None:
-        """Stop fetching ahead until the plan is read again."""
-        if self.ahead is not None:
-            self.ahead.close()
 
     # As a plan.
 
