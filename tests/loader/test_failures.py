@@ -18,6 +18,7 @@ from penstock.errors import (
     ConfigError,
     ImageError,
 )
+from penstock.loader.config import LoaderConfig
 from penstock.loader.messages import BatchMetrics
 from penstock.loader.on_error import SKIP, Failure, OnError
 from penstock.random import sample_scope
@@ -231,15 +232,15 @@ class TestFailure:
 class TestOnError:
     @pytest.mark.parametrize("value", ["raise", "skip", "replace", skip_key_errors])
     def test_of_what_users_pass(self, value: Any) -> None:
-        assert OnError.of(value) == OnError(value)
-        assert OnError.of(value).tolerant == (value != "raise")
+        policy = LoaderConfig(on_error=value).policy
+        assert policy == (None if value == "raise" else OnError(value))
         rule = OnError("skip", attempts=3)
-        assert OnError.of(rule) is rule
+        assert LoaderConfig(on_error=rule).policy is rule
 
     @pytest.mark.parametrize("value", [None, "ignore", "", 1, True, ["skip"], {"action": "skip"}], ids=str)
     def test_of_anything_else(self, value: Any) -> None:
         with pytest.raises(ConfigError, match=r"use 'raise', 'skip', 'replace', a callable"):
-            OnError.of(value)
+            _ = LoaderConfig(on_error=value).policy
 
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -184,6 +184,12 @@ class LoaderConfig:
         return self.depth if chosen else self.depth * LIGHT_FACTOR
 
     @cached_property
+    def policy(self) -> OnError | None:
+        """What to do with a sample that cannot be loaded; None if its error is raised."""
+        given = self.on_error if isinstance(self.on_error, OnError) else OnError(self.on_error)
+        return given if given.tolerant else None
+
+    @cached_property
     def to_device(self) -> bool:
         """Whether batches are copied to a device other than the CPU."""
         return self.device is not None and str(self.device).partition(":")[0] != "cpu"
@@ -310,7 +316,7 @@ def check_dataset(dataset: Any, config: LoaderConfig) -> None:
             f"seed= has no effect on {name}: an iterable dataset fixes its own order and draws. Omit seed, or "
             "make it a map-style dataset"
         )
-    if OnError.of(config.on_error).tolerant:
+    if config.policy is not None:
         raise ConfigError(
             f"on_error cannot skip a sample of {name}: an iterable dataset cannot continue after an error. "
             "Handle errors in its __iter__, or make it a map-style dataset"

@@ -22,7 +22,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -52,7 +51,7 @@ from penstock.loader.config import (
     resolve_num_workers,
 )
 from penstock.loader.consumer import base_seed_after
-from penstock.loader.dataloader_iter import DataLoaderIter, Progress
+from penstock.loader.dataloader_iter import DataLoaderIter
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.statistics import Statistics
@@ -248,7 +247,7 @@ class DataLoader(TorchDataLoader[T_co]):
         check_dataset(self.dataset, config)
         plan = plan_of_batches(self)
         self._config = config = replace(config, exact_depth=draws_as_it_is_read(plan))
-        self._log = _failure_log(config)
+        self._log = None if config.policy is None else FailureLog(config.policy)
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
@@ -296,7 +295,7 @@ class DataLoader(TorchDataLoader[T_co]):
         # "auto" compares equal to its number.
         if config != before or config.auto_tunes != before.auto_tunes:
             if config.on_error != before.on_error:
-                self._log = _failure_log(config)
+                self._log = None if config.policy is None else FailureLog(config.policy)
             if before.auto_tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
                 self._tuner = None
             was, workers = self._workers, self._new_workers(config)
@@ -316,7 +315,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
             self._tuner = autotuner_of(self.pipeline, config)
             config = replace(config, num_workers=self._tuner.workers)
-        return Workers(config, partial(self.pipeline.fetcher, policy=None if self._log is None else self._log.on_error))
+        return Workers(config, self.pipeline.fetcher)
 
     def _follow_tuner(self, window: Window | None = None) -> None:
         """Use the number of workers that auto-tuning tries or has chosen, also for the next batches of a window."""
@@ -531,10 +530,6 @@ class DataLoader(TorchDataLoader[T_co]):
             return base_seed_after(last)
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
-    def _finished(self, progress: Progress) -> None:
-        workers = self._workers
-        self.pipeline.consumer.finished(progress, fresh=lambda: workers.config.forks_workers and not workers.kept)
-
     # Statistics and the end.
 
     def stats(self) -> dict[str, Any]:
@@ -607,12 +602,6 @@ class DataLoader(TorchDataLoader[T_co]):
 
 # What Lightning repeats on a loader that it recreates. Inside the class body Python would mangle the name.
 setattr(DataLoader, "__pl_attrs_record", property(assignments, keep_assignments))
-
-
-def _failure_log(config: LoaderConfig) -> FailureLog | None:
-    """Return where failed samples are recorded; None if they raise."""
-    policy = OnError.of(config.on_error)
-    return FailureLog(policy) if policy.tolerant else None
 
 
 def _one_line(dataset: Any) -> str:

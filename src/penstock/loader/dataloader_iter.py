@@ -127,7 +127,6 @@ class DataLoaderIter:
         self._rank = 0
         # The length of an iterable dataset, if the program asked for it: torch warns if there are more batches.
         self._claimed_length: int | None = loader._IterableDataset_len_called if consumer.plan is None else None
-        self._num_workers = config.workers
         self._finish = finisher(config)
         self._bar: Bar | None = None
         self._over = False
@@ -232,9 +231,7 @@ class DataLoaderIter:
             if isinstance(failure, Exception):
                 # The next call continues after the error.
                 self._statistics.failed(perf_counter() - start)
-                self._states.begun(window.first_states)
-                self._states.delivered(result.worker, result.state, failed=True)
-                self.progress.delivered(result.number)
+                self._deliver(result, failed=True)
             self._in_hand = False
             try:
                 raise failure
@@ -260,12 +257,12 @@ class DataLoaderIter:
                 raise
         return self._deliver(result)
 
-    def _deliver(self, result: BatchResult) -> Any:
-        """Record a batch as received by the consumer, and return it."""
+    def _deliver(self, result: BatchResult, *, failed: bool = False) -> Any:
+        """Record a batch, or the error in its place, as received by the consumer, and return the batch."""
         if self._batches.first_states:
             self._states.begun(self._batches.first_states)
-        if result.state is not None or self._states.stream:
-            self._states.delivered(result.worker, result.state)
+        if result.state is not None or self._states.stream or failed:
+            self._states.delivered(result.worker, result.state, failed=failed)
         self.progress.delivered(result.number)
         self._in_hand = False
         if self._bar is not None:
@@ -284,7 +281,7 @@ class DataLoaderIter:
                 f"Length of IterableDataset was reported to be {claimed} (when accessing len(dataloader)), but "
                 f"{delivered} samples have been fetched. "
             )
-            if self._num_workers:
+            if self._loader.num_workers:
                 text += (
                     "With several workers this happens if the dataset does not yield a separate share in "
                     "each worker: see get_worker_info()"
@@ -312,7 +309,10 @@ class DataLoaderIter:
                 self._statistics.ended(wait)
                 if self._bar is not None:
                     self._bar.close()
-                self._loader._finished(self.progress)
+                workers = self._loader._workers
+                self._loader.pipeline.consumer.finished(
+                    self.progress, fresh=lambda: workers.config.forks_workers and not workers.kept
+                )
             return
         exits = threading.current_thread().daemon and not threading.main_thread().is_alive()
         if exits and isinstance(error, WorkerError):

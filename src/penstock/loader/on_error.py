@@ -174,15 +174,6 @@ class OnError:
                 "max_failures, max_rate and report have no effect with action='raise': the first failure raises"
             )
 
-    @classmethod
-    def of(cls, value: Any) -> OnError:
-        """Return an ``on_error`` argument as an `OnError`.
-
-        Raises:
-            ConfigError: an invalid argument.
-        """
-        return value if isinstance(value, cls) else cls(value)
-
     @property
     def tolerant(self) -> bool:
         """Whether any error is tolerated."""

@@ -20,7 +20,6 @@ from penstock.loader.collate import Collate
 from penstock.loader.config import LoaderConfig
 from penstock.loader.consumer import Consumer
 from penstock.loader.make import Fetch, Fetcher
-from penstock.loader.on_error import OnError
 from penstock.loader.stream import StreamFetch
 from penstock.loader.user_state import Snapshot, UserStates, take_snapshot
 from penstock.plan.reader import Plan
@@ -82,12 +81,9 @@ class Pipeline:
             initial = partial(take_snapshot, self.samples, None, None, first=True)
         return UserStates(0 if shared else config.workers, stream=stream, initial=initial)
 
-    def fetcher(self, config: LoaderConfig, policy: OnError | None) -> Fetcher:
+    def fetcher(self, config: LoaderConfig) -> Fetcher:
         """Return a fetcher for a config. torch's default collate function is replaced by ours, which has the same
         results.
-
-        Args:
-            policy: policy for samples that cannot be loaded; None raises.
         """
         consumer, collate_fn = self.consumer, config.collate_fn
         if self._batched and collate_fn is default_collate:
@@ -124,7 +120,7 @@ class Pipeline:
             batched=self._batched,
             seed_globals=seeds,
             keeps_globals=config.kind == "inline",
-            on_error=policy,
+            on_error=config.policy,
             owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
         )
 

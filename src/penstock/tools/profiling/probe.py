@@ -29,7 +29,6 @@ from penstock.loader.dataloader import DataLoader
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.make import Fetch, Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
-from penstock.loader.on_error import OnError
 from penstock.loader.user_state import preserved_generators
 from penstock.loader.window import Window
 from penstock.loader.workers import Workers
@@ -103,11 +102,10 @@ class Probe:
     def fetcher(self, config: LoaderConfig | None = None) -> Fetcher:
         """Return a new fetcher for the loader's batches, by default with the loader's own config."""
         config = self.config if config is None else config
-        policy = OnError.of(config.on_error)
         with warnings.catch_warnings():
             # It would warn of global generators in threads, but their draws are discarded here.
             warnings.simplefilter("ignore")
-            return self._pipeline.fetcher(config, policy if policy.tolerant else None)
+            return self._pipeline.fetcher(config)
 
     def run(self, executor: str, count: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
         """Yield batches of the requests, made by ``count`` workers of an executor ("inline", "process", ...).
