@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock import DataLoader
 from penstock.loader.autotune import Autotuner, Throughput
+from penstock.loader.workers import Workers
 
 
 class Script(Autotuner):
@@ -35,4 +37,5 @@ class Script(Autotuner):
 
 def scripted(loader: DataLoader[Any], counts: list[int], each: list[int]) -> DataLoader[Any]:
     loader._tuner = Script(loader.executor, counts, each)
+    loader._workers = Workers(replace(loader._workers.config, num_workers=counts[0]), loader.pipeline.fetcher)
     return loader

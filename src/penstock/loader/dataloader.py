@@ -317,18 +317,15 @@ class DataLoader(TorchDataLoader[T_co]):
             config = replace(config, num_workers=self._tuner.workers)
         return Workers(config, self.pipeline.fetcher)
 
-    def _follow_tuner(self, window: Window | None = None) -> None:
-        """Use the number of workers that auto-tuning tries or has chosen, also for the next batches of a window."""
-        tuner = self._tuner
-        if tuner is None or not self._config.auto_tunes:
-            return
+    def follow_tuner(self, tuner: Autotuner, window: Window) -> None:
+        """Use the number of workers that auto-tuning tries or has chosen, from the next batches of a window on."""
         config = replace(self._workers.config, num_workers=tuner.workers)
         try:
             self._workers.resize(config, window)
         except Exception as error:
             tuner.fail(error)
-            self._follow_tuner(window)
-            return
+            config = replace(config, num_workers=tuner.workers)
+            self._workers.resize(config, window)
         self._statistics.runs(config)
         if tuner.chosen is None:
             return
@@ -486,8 +483,6 @@ class DataLoader(TorchDataLoader[T_co]):
         """Start an epoch iterator."""
         if self._assigned:
             self._follow_settings()
-        if self._tuner is not None:
-            self._follow_tuner()
         workers, consumer = self._workers, self.pipeline.consumer
         config, states = workers.config, consumer.states
         if config.split is None and not self.pipeline.is_split and (ranks := distributed.current().world_size) > 1:

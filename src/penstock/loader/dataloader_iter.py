@@ -244,7 +244,7 @@ class DataLoaderIter:
         self._statistics.delivered(result, size_of(result.batch), now - start, ready, depth)
         tuner = loader._tuner
         if tuner is not None and tuner.add(window, result, start, now):
-            loader._follow_tuner(window)
+            loader.follow_tuner(tuner, window)
         if self._log is not None or self._claimed_length is not None:
             try:
                 self._report(result)

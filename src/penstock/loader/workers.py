@@ -163,18 +163,15 @@ class Workers:
     def _count_restart(self) -> None:
         self.restarts += 1
 
-    def resize(self, config: LoaderConfig, window: Window | None = None) -> None:
-        """Have the number of workers of a config, which may differ in nothing else, from the next iterator on.
+    def resize(self, config: LoaderConfig, window: Window) -> None:
+        """Have the number of workers of a config, which may differ in nothing else. They may become none.
 
         Args:
-            window: the batches of a running iterator, whose workers change at once. They may become none.
+            window: the batches of the running iterator, whose workers change at once.
         """
-        if window is not None:
-            window.resize(config, None if config.num_workers else InlineExecutor(self._make_fetcher(config)))
+        window.resize(config, None if config.num_workers else InlineExecutor(self._make_fetcher(config)))
         if config.kind != self.config.kind:
-            # A running iterator ends its workers itself.
-            if window is None:
-                self.close()
+            # The running iterator ends its workers itself.
             self.executor = None
             self._use(config)
         self.config = self._flow.config = config
