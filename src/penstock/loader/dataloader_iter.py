@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock.errors import WorkerError, escaped
 from penstock.loader.messages import BatchResult
@@ -22,12 +22,11 @@ from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
-    from penstock.loader.config import LoaderConfig
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.device import CopiesAhead
     from penstock.plan.reader import PlanReader
 
-__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress", "finisher"]
+__all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress"]
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Attributes of torch's multi-process iterator: private, but programs read them."""
@@ -127,7 +126,15 @@ class DataLoaderIter:
         self._rank = 0
         # The length of an iterable dataset, if the program asked for it: torch warns if there are more batches.
         self._claimed_length: int | None = loader._IterableDataset_len_called if consumer.plan is None else None
-        self._finish = finisher(config)
+        self._finish: Callable[[Any], Any] | None = None
+        if config.output == "numpy":
+            # Imported only for output="numpy".
+            from penstock.loader.batches import as_arrays
+
+            self._finish = as_arrays
+        # The device copier uses pinned memory in any case.
+        elif config.pin_memory and not config.to_device:
+            self._finish = _pinning(config.pin_memory_device)
         self._bar: Bar | None = None
         self._over = False
         # Whether a batch has left the window without being delivered.
@@ -325,27 +332,19 @@ class DataLoaderIter:
             self._statistics.failed(wait)
 
 
-def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
-    """Return a function that converts batches to the requested form; None if none is needed."""
-    if config.output == "numpy":
-        # Imported only for output="numpy".
-        from penstock.loader.batches import as_arrays
-
-        return as_arrays
-    # The device copier uses pinned memory in any case.
-    if config.to_device:
-        return None
-    if config.pin_memory and config.pin_memory_device:
+def _pinning(device: str) -> Callable[[Any], Any] | None:
+    """Return torch's function that copies a batch into pinned memory; None without an accelerator."""
+    if device:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{config.pin_memory_device}'.",
+            f"ignore pin_memory_device='{device}'.",
             stacklevel=5,
         )
-    if config.pin_memory and not torch.accelerator.is_available():
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=5,
-        )
-        return None
-    return pin if config.pin_memory else None
+    if torch.accelerator.is_available():
+        pin: Callable[[Any], Any] = pin_memory
+        return pin
+    warnings.warn(
+        "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+        stacklevel=5,
+    )
+    return None
