@@ -1,16 +1,17 @@
 """Random numbers for samplers: functions of a key and a position, and draws from torch's generators.
 
 * `scale` turns 64-bit hashes into numbers below n; `Uniform` is a sequence of such numbers.
-* `Draw` is the draw of torch's samplers at the start of an epoch (one seed from the global generator, or the user's
-  own generator), in a form that a state can hold.
-* `TorchDraws` is the stream of indices that torch's RandomSampler computes from that draw.
+* `Rounds` is a sequence of indices that is made in blocks.
+* `Draw` has torch's rules: how its samplers draw the indices of an epoch from one seed of the global generator, or from
+  a generator, in a form that a state can hold. Samplers that follow these rules are a `DrawingSampler`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -19,17 +20,19 @@ import torch
 
 from penstock.errors import StateError
 from penstock.hashing import derive_key, mix_array
+from penstock.order import Order, Partition
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import Cursor, State, read_int
+from penstock.plan.epoch import PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 
-__all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "check_entropy", "decode_generator", "scale"]
+__all__ = ["Draw", "DrawingSampler", "Rounds", "Uniform", "scale"]
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_BLOCK = 1 << 14
-"""Draws with replacement computed at once. torch computes 32 at once; the numbers are the same."""
+
+Block = Callable[[torch.Generator, int], torch.Tensor]
 
 
 def scale(hashes: npt.NDArray[np.uint64], n: int) -> Indices:
@@ -65,103 +68,130 @@ class Uniform:
         return int(drawn) if drawn.ndim == 0 else drawn
 
 
-class Draw:
-    """The random draw at the start of one epoch, made at its first use and only once.
+class Rounds:
+    """Indices in blocks of one size, with one block in memory. Indexed like an `Order`, but not a bijection.
 
-    Without a generator, one seed is drawn from torch's global generator, as torch's samplers do. With a generator, the
-    generator itself is used, from its state at the start of the epoch.
+    Args:
+        size: indices of a block; the last block may have fewer.
+        count: number of indices.
+        make: returns the block with a number.
     """
 
-    def __init__(self, generator: torch.Generator | None) -> None:
-        self.given = generator
+    def __init__(self, size: int, count: int, make: Callable[[int], Order | Indices]) -> None:
+        self._size, self._count, self._make = size, count, make
+        self._held: tuple[int, Order | Indices] = -1, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        positions = normalise(index, self._count)
+        numbers, within = np.divmod(positions.reshape(-1), self._size)
+        # Positions usually ascend, so that each block is one slice.
+        begins = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+        for begin, end in itertools.pairwise([*begins, len(within)]):
+            within[begin:end] = self.block(int(numbers[begin]))[within[begin:end]]
+        return int(within[0]) if positions.ndim == 0 else within.reshape(positions.shape)
+
+    def block(self, number: int) -> Order | Indices:
+        """Return a block, which is kept until another one is needed."""
+        if number != self._held[0]:
+            self._held = number, self._make(number)
+        return self._held[1]
+
+
+class Draw:
+    """The random draw of one epoch, made at its first use and only once.
+
+    Without a generator it is one seed from torch's global generator, as in torch's samplers. With a generator, the
+    generator itself is used, from its state at the start of the epoch: it moves only forward, with the furthest block
+    that was read. An earlier block is drawn again from a copy.
+
+    Args:
+        of: what draws of the same epoch have in common, see `DrawingSampler`.
+        generator: the user's, or torch's global one if the whole epoch is drawn from it.
+        entropy: of a cursor: the draw to repeat; empty for a new one.
+        drawn: the seed, if it is not drawn.
+    """
+
+    def __init__(self, of: object, generator: torch.Generator | None, entropy: State, drawn: int | None = None) -> None:
+        self.of, self._given = of, generator
+        self._drawn: int | None = entropy.get("drawn", drawn)
+        # State of the generator at the start of the epoch, if that has begun.
+        self._start: torch.Tensor | None = None
+        if generator is not None and entropy and (entropy["begun"] or generator is torch.default_generator):
+            self._start = _decode_generator(entropy["generator"])
         self._generator: torch.Generator | None = None
-        self._restore: torch.Tensor | None = None
-        self.drawn: int | None = None
-        self.start: torch.Tensor | None = None
-        """State of the generator at the start of the epoch."""
-        self._stream: TorchDraws | None = None
-        self._values: Indices | None = None
-        self._cursor = Cursor()
-
-    @classmethod
-    def of(cls, generator: torch.Generator | None, cursor: Cursor) -> Draw:
-        """Return the draw of a cursor's epoch: the draw that the cursor holds, or a new one."""
-        draw, entropy = cls(generator), cursor.entropy
-        draw._cursor = cursor
-        if generator is None:
-            draw.drawn = entropy.get("drawn")
-        elif entropy and (entropy["begun"] or generator is torch.default_generator):
-            draw._restore = decode_generator(entropy["generator"])
-        return draw
-
-    def fits(self, cursor: Cursor, seed: int | None) -> bool:
-        """Return whether this draw is the draw of an epoch that begins at a cursor.
-
-        Without a seed the number of the epoch does not matter.
-        """
-        return self._cursor.entropy == cursor.entropy and (seed is None or self._cursor.epoch == cursor.epoch)
-
-    @property
-    def shared(self) -> bool:
-        """Whether the generator is the user's, so that others see its state."""
-        return self.given is not None
-
-    def begin(self) -> torch.Generator:
-        """Return the generator to draw from. The first call sets it to its state at the start of the epoch."""
-        if self._generator is None:
-            if self.given is None:
-                self._generator = torch.Generator()
-                self._generator.manual_seed(self._seed())
-            elif self._elsewhere:
-                # The global generator belongs to the caller: its state must not change.
-                self._generator = torch.Generator()
-                self._generator.set_state(cast(torch.Tensor, self._restore))
-            else:
-                self._generator = self.given
-                if self._restore is not None:
-                    self._generator.set_state(self._restore)
-            self.start = self._generator.get_state()
-        return self._generator
-
-    @property
-    def _elsewhere(self) -> bool:
-        """Whether this epoch began at a state of torch's global generator that is not its current state."""
-        if self._restore is None or self.given is not torch.default_generator:
-            return False
-        return not torch.equal(self.given.get_state(), self._restore)
-
-    def values(self, make: Callable[[torch.Generator], torch.Tensor]) -> Indices:
-        """Return the result of ``make``, which draws the whole epoch from the generator at the first call."""
-        if self._values is None:
-            self._values = cast(Indices, make(self.begin()).numpy())
-        return self._values
+        # The last block that was drawn from the generator; for earlier ones, a copy and the last block drawn from it.
+        self._front = -1
+        self._again: tuple[torch.Generator, int] | None = None
+        self._order: tuple[Any, Rounds] | None = None
 
     def key(self) -> int:
         """Return one 64-bit number for the whole epoch."""
-        if self.given is None:
-            return self._seed()
-        if self.drawn is None:
-            self.drawn = _random(self.begin())
-        return self.drawn
+        if self._drawn is None:
+            generator = None if self._given is None else self._begin()
+            self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+        return self._drawn
 
-    def stream(self, n: int, count: int, replacement: bool) -> TorchDraws:
-        """Return the indices of the epoch. All calls return the same stream."""
-        if self._stream is None or self._stream.shape != (n, count, replacement):
-            self._stream = TorchDraws(self, n, count, replacement)
-        return self._stream
+    def order(self, size: int, count: int, last: int, block: Block) -> Rounds:
+        """Return the indices of the epoch. All calls with the same numbers return the same ones.
+
+        Args:
+            size, count: see `Rounds`.
+            last: number of the last block that torch draws, perhaps one of which no index is read.
+            block: draws the block with a number from a generator. Blocks are drawn one after another.
+        """
+        if self._order is None or self._order[0] != (size, count):
+            self._last, self._block, self._front, self._again = last, block, -1, None
+            self._order = (size, count), Rounds(size, count, self._read)
+        return self._order[1]
+
+    def exhaust(self) -> None:
+        """Draw the order to the end, so that the generator has the state in which torch would leave it."""
+        if self._given is not None:
+            generator = self._begin()
+            while self._front < self._last:
+                self._front += 1
+                self._block(generator, self._front)
 
     def state(self) -> State:
         """Return the entries of a state with which another process begins the same epoch."""
-        if self.given is None:
-            return {"drawn": self._seed()}
-        begun = self._restore if self.start is None else self.start
-        now = self.given.get_state() if begun is None else begun
-        return {"generator": base64.b64encode(now.numpy().tobytes()).decode(), "begun": begun is not None}
+        if self._given is None:
+            return {"drawn": self.key()}
+        state = self._given.get_state() if self._start is None else self._start
+        return {"generator": base64.b64encode(state.numpy().tobytes()).decode(), "begun": self._start is not None}
 
-    def _seed(self) -> int:
-        if self.drawn is None:
-            self.drawn = _random(None)
-        return self.drawn
+    def _begin(self) -> torch.Generator:
+        """Return the generator to draw from. The first call sets it to its state at the start of the epoch."""
+        if self._generator is None:
+            generator = self._given
+            if generator is None:
+                generator = torch.Generator().manual_seed(self.key())
+            elif self._start is not None:
+                if generator is torch.default_generator and not torch.equal(generator.get_state(), self._start):
+                    # The global generator belongs to the caller: its state must not change.
+                    generator = torch.Generator()
+                generator.set_state(self._start)
+            self._generator, self._start = generator, generator.get_state()
+        return self._generator
+
+    def _read(self, number: int) -> Indices:
+        generator, at = self._begin(), self._front
+        ahead = number > at
+        if not ahead:
+            if self._again is None or self._again[1] >= number:
+                self._again = torch.Generator(), -1
+                self._again[0].set_state(cast(torch.Tensor, self._start))
+            generator, at = self._again
+        while at < number:
+            at += 1
+            values = self._block(generator, at)
+        if ahead:
+            self._front = number
+        else:
+            self._again = generator, number
+        return cast(Indices, values.numpy())
 
 
 class DrawingSampler(EpochSampler):
@@ -178,22 +208,50 @@ class DrawingSampler(EpochSampler):
 
     def _draw(self, cursor: Cursor, draws: Draws) -> Draw:
         """Return the draw of one epoch: the one that was made, if it is still of this epoch, else a new one."""
-        held, seed, at_once = draws.held, draws.seed, self.at_once
-        seeded = seed is not None and self.generator is None
-        generator = torch.default_generator if self.generator is None and at_once else self.generator
-        if isinstance(held, Draw) and (
-            draws.fixed or (held.fits(cursor, seed) and (held.given is generator or (seeded and at_once)))
-        ):
+        generator, seed, entropy = self.generator, draws.seed, cursor.entropy
+        # Without a seed the number of the epoch does not matter.
+        of = generator, entropy, None if seed is None else cursor.epoch
+        held = draws.held
+        if isinstance(held, Draw) and (draws.fixed or held.of == of):
             return held
-        if seed is None or not seeded:
-            draw = Draw.of(generator, cursor)
-        elif at_once:
-            draw = Draw.of(torch.Generator().manual_seed(derive_key(seed, cursor.epoch, "draw") >> 1), cursor)
-        else:
-            draw = Draw.of(None, cursor)
-            draw.drawn = derive_key(seed, cursor.epoch, "draw") >> 1 if draw.drawn is None else draw.drawn
-        draws.held = draw
+        drawn = None if seed is None or generator is not None else derive_key(seed, cursor.epoch, "draw") >> 1
+        if generator is None and self.at_once:
+            generator = torch.default_generator if drawn is None else torch.Generator().manual_seed(drawn)
+        draws.held = draw = Draw(of, generator, entropy, drawn)
         return draw
+
+    def _drawn(
+        self,
+        cursor: Cursor,
+        draws: Draws,
+        identity: Callable[[], State],
+        *,
+        size: int,
+        count: int,
+        last: int,
+        block: Block,
+        rounds: int | None = None,
+    ) -> PartitionedOrder:
+        """Return the rest of an epoch that torch draws in blocks, see `Draw.order` and `PartitionedOrder`."""
+        draw = self._draw(cursor, draws)
+        order = draw.order(size, count, last, block)
+
+        def entropy() -> State:
+            # Other code may draw from the global generator in between, so taking a state fixes the draw of the epoch.
+            if self.at_once and self.generator is None:
+                order.block(0)
+            return draw.state()
+
+        return PartitionedOrder(
+            lambda: cast(Order, order),
+            Partition(count, remainder="uneven", consumed=cursor.consumed),
+            identity,
+            seed=None,
+            epoch=cursor.epoch,
+            rounds=rounds,
+            entropy=entropy,
+            exhaust=draw.exhaust,
+        )
 
     def chosen(self, cursor: Cursor) -> None:
         """Restore the state of the user's generator, if the cursor was taken before its epoch began.
@@ -201,114 +259,31 @@ class DrawingSampler(EpochSampler):
         Other users of this generator draw from it before the epoch begins, as they did in the first run.
         """
         if self.generator is not None and cursor.entropy.get("begun") is False:
-            self.generator.set_state(decode_generator(cursor.entropy["generator"]))
+            self.generator.set_state(_decode_generator(cursor.entropy["generator"]))
 
-    def _check_draw(self, cursor: Cursor) -> Cursor:
-        """Return the cursor if its entropy matches how this sampler draws; else raise a StateError."""
-        drawn_at_once = self.generator is not None or self.at_once
-        check_entropy(cursor.entropy, of=type(self.source).__name__, generator=drawn_at_once)
+    def _read_drawn(self, state: Mapping[str, Any], plan: State, most: int) -> Cursor:
+        """Return the cursor in a state. Its entropy must match how this sampler draws; see `Cursor.read`."""
+        of = type(self.source).__name__
+        cursor = Cursor.read(state, of=of, plan=plan, most=most)
+        entropy = cursor.entropy
+        if self.generator is None and not self.at_once:
+            if type(entropy.get("drawn")) is not int:
+                raise StateError(
+                    f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
+                    "generator; pass generator= as in that run"
+                )
+            read_int(entropy, "drawn", of=of, below=1 << 63)
+        elif not isinstance(entropy.get("begun"), bool):
+            raise StateError(
+                f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "
+                "generator; leave generator= out as in that run"
+            )
+        else:
+            _decode_generator(entropy.get("generator"))
         return cursor
 
 
-def check_entropy(entropy: State, *, of: str, generator: bool) -> None:
-    """Raise a StateError if a cursor's entropy is damaged, or was drawn in another way.
-
-    Args:
-        entropy: of the cursor.
-        of: name of the sampler, for the message.
-        generator: whether the sampler draws from a generator that it was given, not from torch's global one.
-    """
-    if not generator:
-        if type(entropy.get("drawn")) is not int:
-            raise StateError(
-                f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
-                "generator; pass generator= as in that run"
-            )
-        read_int(entropy, "drawn", of=of, below=1 << 63)
-    elif not isinstance(entropy.get("begun"), bool):
-        raise StateError(
-            f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "
-            "generator; leave generator= out as in that run"
-        )
-    else:
-        decode_generator(entropy.get("generator"))
-
-
-class TorchDraws:
-    """The indices of torch's RandomSampler, one permutation (or block of draws with replacement) in memory at a time.
-
-    It is meant to be read forward, then exhausted. Reading an earlier block draws the stream again from its start, from
-    a copy of the generator. The generator itself moves only forward, with the furthest block that was read: one
-    permutation or one block of draws at a time.
-    """
-
-    def __init__(self, draw: Draw, n: int, count: int, replacement: bool) -> None:
-        self._draw = draw
-        self.shape = n, count, replacement
-        self._n = n
-        self._count = count
-        self._replacement = replacement
-        self._size = _BLOCK if replacement else n
-        # torch always draws one more permutation for the rest of the samples, even if no sample is left.
-        self._blocks = -(-count // _BLOCK) if replacement else count // n + 1
-        # The last block that was drawn from the generator, and the block in memory.
-        self._front = -1
-        self._held = -1
-        self._values: Indices = np.empty(0, dtype=np.int64)
-        # For earlier blocks: a copy of the generator, and the last block drawn from it.
-        self._again: tuple[torch.Generator, int] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, self._count)
-        flat = positions.reshape(-1)
-        numbers = flat // self._size
-        for number in np.unique(numbers).tolist():
-            here = numbers == number
-            flat[here] = self._block(number)[flat[here] - number * self._size]
-        return int(positions) if positions.ndim == 0 else positions
-
-    def exhaust(self) -> None:
-        """Draw to the end, so that the generator has the state in which torch would leave it."""
-        generator = self._draw.begin()
-        while self._draw.shared and self._front < self._blocks - 1:
-            self._front += 1
-            self._make(generator, self._front)
-
-    def _block(self, number: int) -> Indices:
-        if number != self._held:
-            generator = self._draw.begin()
-            if number <= self._front:
-                self._values = self._reread(number)
-            while self._front < number:
-                self._front += 1
-                self._values = self._make(generator, self._front)
-            self._held = number
-        return self._values
-
-    def _reread(self, number: int) -> Indices:
-        if self._again is None or self._again[1] >= number:
-            generator = torch.Generator()
-            generator.set_state(cast(torch.Tensor, self._draw.start))
-            self._again = generator, -1
-        generator, at = self._again
-        for earlier in range(at + 1, number):
-            self._make(generator, earlier)
-        self._again = generator, number
-        return self._make(generator, number)
-
-    def _make(self, generator: torch.Generator, number: int) -> Indices:
-        if not self._replacement:
-            values = torch.randperm(self._n, generator=generator)
-        else:
-            size = min(_BLOCK, self._count - number * _BLOCK)
-            values = torch.randint(self._n, (size,), dtype=torch.int64, generator=generator)
-        return cast(Indices, values.numpy())
-
-
-def decode_generator(text: Any) -> torch.Tensor:
+def _decode_generator(text: Any) -> torch.Tensor:
     """Return the state of a torch.Generator from its text in a state.
 
     Raises:
@@ -320,7 +295,3 @@ def decode_generator(text: Any) -> torch.Tensor:
     except (TypeError, ValueError, RuntimeError, binascii.Error) as error:
         raise StateError(f"the state of the generator in this state cannot be read: {error}") from error
     return state
-
-
-def _random(generator: torch.Generator | None) -> int:
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

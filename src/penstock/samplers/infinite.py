@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sized
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +19,7 @@ from penstock.plan.cursor import Cursor, State, read_int
 from penstock.plan.epoch import EpochPlan
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler, RankMixin
+from penstock.samplers.draws import Rounds
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import epoch_order, order_kind
 from penstock.wording import kind_text
@@ -124,8 +124,8 @@ class _Endless(EpochPlan):
     def __init__(self, sampler: InfiniteSampler, n: int, cursor: Cursor) -> None:
         self.seed = sampler.seed
         self.epoch = cursor.epoch
-        self._n, self._identity, self._ordered = n, sampler._identity(), sampler._kind != "none"
-        self._order = lru_cache(maxsize=2)(partial(epoch_order, sampler._kind, sampler._block, n, sampler.seed))
+        self._identity = sampler._identity()
+        self._order = Rounds(n, MAX_N, partial(epoch_order, sampler._kind, sampler._block, n, sampler.seed))
         rank, self._step = sampler._world.get()
         # A state counts from the start of the stream. set_epoch moves forward to the start of an epoch.
         self._consumed = max(cursor.consumed, cursor.epoch * n)
@@ -136,13 +136,7 @@ class _Endless(EpochPlan):
 
     def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
         positions = np.arange(start, stop, dtype=np.int64) * self._step + self._first
-        epochs, within = np.divmod(positions, self._n)
-        if self._ordered and len(within):
-            # Positions ascend, so each epoch is one slice.
-            bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()
-            for a, b in itertools.pairwise([*bounds, len(within)]):
-                within[a:b] = self._order(int(epochs[a]))[within[a:b]]
-        return within, positions
+        return self._order[positions], positions
 
     def cursor(self, count: int) -> Cursor:
         return Cursor(epoch=self.epoch, consumed=self._consumed + count * self._step, plan=self._identity)

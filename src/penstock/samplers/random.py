@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
-from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
-from penstock.samplers.draws import DrawingSampler, Uniform
+from penstock.samplers.draws import DrawingSampler, Rounds, Uniform
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import order_kind, positive
 
 __all__ = ["RandomSampler", "RandomSamplerOfShare"]
+
+_BLOCK = 1 << 14
+"""Draws with replacement computed at once. torch computes 32 at once; the numbers are the same."""
 
 
 class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
@@ -128,63 +129,40 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         rounds = None if replacement or count % n else count // n
         identity = partial(self._identity, n, count, replacement, self.seed)
         if self._kind != "torch":
-            seed = self.seed or 0
-            make: Callable[[], Any] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
-            if replacement:
-                make = partial(Uniform, n, count, derive_key(seed, epoch, "replacement"))
-            elif count > n:
-                make = partial(_Rounds, self._kind, n, count, seed, epoch, self._block)
+            make = partial(self._order, n, count, replacement, self.seed or 0, epoch)
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
-        draw = self._draw(cursor, draws)
-        run = PartitionedOrder(
-            lambda: cast(Order, draw.stream(n, count, replacement)),
-            partition,
-            identity,
-            seed=None,
-            epoch=epoch,
-            rounds=rounds,
-            entropy=draw.state,
-            exhaust=lambda: draw.stream(n, count, replacement).exhaust(),
-        )
+
+        def block(generator: torch.Generator, number: int) -> torch.Tensor:
+            if replacement:
+                return torch.randint(n, (min(_BLOCK, count - number * _BLOCK),), dtype=torch.int64, generator=generator)
+            return torch.randperm(n, generator=generator)
+
+        # torch always draws one more permutation for the rest of the samples, even if no sample is left.
+        size, last = (_BLOCK, (count - 1) // _BLOCK) if replacement else (n, count // n)
+        run = self._drawn(cursor, draws, identity, size=size, count=count, last=last, block=block, rounds=rounds)
         # If an epoch is stopped early, the state of the user's generator shows how far the plan was read.
-        run.one_by_one = draw.shared and count > n
+        run.one_by_one = self.generator is not None and count > n
         return run
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        identity = self._identity(len(self.data_source), self.num_samples, self.replacement, self.seed)
-        cursor = Cursor.read(state, of="RandomSampler", plan=identity, most=self.num_samples)
-        return self._check_draw(cursor) if self._kind == "torch" else cursor
+        most = self.num_samples
+        identity = self._identity(len(self.data_source), most, self.replacement, self.seed)
+        if self._kind == "torch":
+            return self._read_drawn(state, identity, most)
+        return Cursor.read(state, of="RandomSampler", plan=identity, most=most)
+
+    def _order(self, n: int, count: int, replacement: bool, seed: int, epoch: int) -> Order:
+        if replacement:
+            return cast(Order, Uniform(n, count, derive_key(seed, epoch, "replacement")))
+
+        def permutation(number: int) -> Order:
+            # The first one is the epoch's own.
+            key, at = (derive_key(seed, epoch, f"round {number}"), 0) if number else (seed, epoch)
+            return make_order(self._kind, n, seed=key, epoch=at, **self._block)
+
+        return permutation(0) if count <= n else cast(Order, Rounds(n, count, permutation))
 
 
 class RandomSamplerOfShare(RandomSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc,override]
     """The indices of one rank's share in random order. For frameworks it is a sampler that splits by rank already."""
-
-
-class _Rounds:
-    """Several permutations in a row; the first one is the epoch's own."""
-
-    def __init__(self, kind: str, n: int, count: int, seed: int, epoch: int, block: dict[str, int]) -> None:
-        self._kind, self._n, self._count = kind, n, count
-        self._seed, self._epoch, self._block = seed, epoch, block
-        self._held: tuple[int, Order] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, self._count)
-        flat: Indices = positions.reshape(-1)
-        rounds = flat // self._n
-        for number in np.unique(rounds).tolist():
-            here = rounds == number
-            flat[here] = self._round(number)[flat[here] - number * self._n]
-        return int(positions) if positions.ndim == 0 else positions
-
-    def _round(self, number: int) -> Order:
-        if self._held is None or self._held[0] != number:
-            seed, epoch = self._seed, self._epoch
-            if number:
-                seed, epoch = derive_key(seed, epoch, f"round {number}"), 0
-            self._held = number, make_order(self._kind, self._n, seed=seed, epoch=epoch, **self._block)
-        return self._held[1]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sized
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.utils.data
-import xxhash
 
-from penstock.order import Order, Partition
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import EpochPlan, PartitionedOrder
+from penstock.plan.epoch import EpochPlan
 from penstock.plan.reader import Bookmark, Draws
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.distributed import DistributedSampler
@@ -30,15 +27,15 @@ from penstock.samplers.weighted import weights_digest
 __all__ = ["TORCH_PLANS"]
 
 
-class TorchRandom(DrawingSampler):
-    """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
+class _Drawing(DrawingSampler):
+    """The plan of a torch sampler with a generator."""
 
-    def __init__(self, sampler: torch.utils.data.RandomSampler) -> None:
+    def __init__(self, sampler: Any) -> None:
         super().__init__()
         self._sampler = sampler
 
     @property
-    def source(self) -> torch.utils.data.RandomSampler:
+    def source(self) -> Any:
         """torch's sampler."""
         return self._sampler
 
@@ -46,6 +43,10 @@ class TorchRandom(DrawingSampler):
     def generator(self) -> torch.Generator | None:  # type: ignore[override]
         """The generator of torch's sampler."""
         return cast("torch.Generator | None", self._sampler.generator)
+
+
+class TorchRandom(_Drawing):
+    """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on. Each rank draws its own."""
@@ -138,63 +139,39 @@ class TorchDistributed(EpochSampler):
         )
 
 
-class _DrawnAtOnce(DrawingSampler):
+class _DrawnAtOnce(_Drawing):
     """The plan of a torch sampler that draws its whole order at the start, from its own or torch's global generator."""
 
     at_once = True
+    _hashed: tuple[Any, int | None, str] | None = None
 
-    def __init__(self, sampler: Any) -> None:
-        super().__init__()
-        self._sampler = sampler
-        self._hashed: tuple[Any, int | None, str] | None = None
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
+        """Return the order of the cursor's epoch, from the cursor on. Each rank draws its own."""
+        count = self._count()
+        identity = self._identity()
+        run = self._drawn(cursor, draws, lambda: identity, size=count, count=count, last=0, block=self._block)
+        run.per_rank = True
+        return run
 
-    @property
-    def source(self) -> Any:
-        """torch's sampler."""
-        return self._sampler
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor in a state."""
+        return self._read_drawn(state, self._identity(), self._count())
 
-    @property
-    def generator(self) -> torch.Generator | None:  # type: ignore[override]
-        """The generator of torch's sampler."""
-        return cast("torch.Generator | None", self._sampler.generator)
-
-    def _bind(
-        self, cursor: Cursor, draws: Draws, count: int, make: Callable[[torch.Generator], torch.Tensor]
-    ) -> EpochPlan:
-        draw = self._draw(cursor, draws)
-        partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
-
-        def entropy() -> State:
-            # Other code may draw from the global generator in between, so taking a state fixes the draw of the epoch.
-            if self.generator is None:
-                draw.values(make)
-            return draw.state()
-
-        return PartitionedOrder(
-            lambda: cast(Order, draw.values(make)),
-            partition,
-            partial(dict, self._identity()),
-            seed=None,
-            epoch=cursor.epoch,
-            per_rank=True,
-            rounds=None,
-            entropy=entropy,
-            exhaust=lambda: draw.values(make),
-        )
-
-    def _read(self, state: Mapping[str, Any], count: int) -> Cursor:
-        name = type(self._sampler).__name__
-        return self._check_draw(Cursor.read(state, of=name, plan=self._identity(), most=count))
-
-    def _digest(self, data: Any) -> str:
+    def _digest(self, data: Any, dtype: type[np.generic]) -> str:
         """Return a hash of the indices or weights; cached for the same object until a tensor is changed."""
         version = data._version if isinstance(data, torch.Tensor) else None
         if self._hashed is None or self._hashed[0] is not data or self._hashed[1] != version:
-            self._hashed = data, version, self._digest_of(data)
+            values = np.asarray(data.cpu() if isinstance(data, torch.Tensor) else data, dtype)
+            self._hashed = data, version, weights_digest(values)
         return self._hashed[2]
 
     @abc.abstractmethod
-    def _digest_of(self, data: Any) -> str: ...
+    def _count(self) -> int:
+        """Return the number of indices."""
+
+    @abc.abstractmethod
+    def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        """Return all indices."""
 
     @abc.abstractmethod
     def _identity(self) -> State: ...
@@ -203,59 +180,37 @@ class _DrawnAtOnce(DrawingSampler):
 class TorchSubset(_DrawnAtOnce):
     """The plan of ``torch.utils.data.SubsetRandomSampler``."""
 
-    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
-        """Return the order of the cursor's epoch, from the cursor on."""
-        indices: Any = self._sampler.indices
+    def _count(self) -> int:
+        return len(self._sampler.indices)
 
-        def make(generator: torch.Generator) -> torch.Tensor:
-            return torch.as_tensor(indices)[torch.randperm(len(indices), generator=generator)]
-
-        return self._bind(cursor, draws, len(indices), make)
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
-        return self._read(state, len(self._sampler.indices))
+    def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        indices = torch.as_tensor(self._sampler.indices)
+        return indices[torch.randperm(len(indices), generator=generator)]
 
     def _identity(self) -> State:
-        return {
-            "order": "subset",
-            "samples": len(self._sampler.indices),
-            "indices": self._digest(self._sampler.indices),
-        }
-
-    def _digest_of(self, indices: Any) -> str:
-        return xxhash.xxh3_64_hexdigest(np.asarray(indices, np.int64).tobytes())
+        indices = self._sampler.indices
+        return {"order": "subset", "samples": len(indices), "indices": self._digest(indices, np.int64)}
 
 
 class TorchWeighted(_DrawnAtOnce):
     """The plan of ``torch.utils.data.WeightedRandomSampler``."""
 
-    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
-        """Return the draws of the cursor's epoch, from the cursor on."""
-        sampler = self._sampler
+    def _count(self) -> int:
+        return int(self._sampler.num_samples)
 
-        def make(generator: torch.Generator) -> torch.Tensor:
-            drawn = torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=generator)
-            return drawn.cpu()
-
-        return self._bind(cursor, draws, int(sampler.num_samples), make)
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
-        return self._read(state, int(self._sampler.num_samples))
+    def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        given = self._sampler
+        return torch.multinomial(given.weights, given.num_samples, given.replacement, generator=generator).cpu()
 
     def _identity(self) -> State:
         sampler = self._sampler
         return {
             "order": "torch weighted",
-            "weights": self._digest(sampler.weights),
+            "weights": self._digest(sampler.weights, np.float64),
             "samples": len(sampler.weights),
             "num_samples": sampler.num_samples,
             "replacement": sampler.replacement,
         }
-
-    def _digest_of(self, weights: Any) -> str:
-        return weights_digest(weights.double().cpu().numpy())
 
 
 TORCH_PLANS: dict[type, Callable[[Any], EpochSampler]] = {

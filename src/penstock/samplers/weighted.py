@@ -135,8 +135,9 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        cursor = Cursor.read(state, of="WeightedRandomSampler", plan=self._identity(), most=self.num_samples)
-        return self._check_draw(cursor) if self.seed is None else cursor
+        if self.seed is None:
+            return self._read_drawn(state, self._identity(), self.num_samples)
+        return Cursor.read(state, of="WeightedRandomSampler", plan=self._identity(), most=self.num_samples)
 
 
 def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
