@@ -27,10 +27,10 @@ from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
 from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Bookmark, Draws
 from penstock.plan.user_states import freeze, has_state, load_states, states_of, thaw
-from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.base import E, EpochBatchSampler, PlanSampler, T
 from penstock.wording import counted
 
-__all__ = ["ExternalSampler"]
+__all__ = ["ExternalSampler", "ForeignSampler"]
 
 _KEPT_MARKS = 128
 """Batches after which the state is kept. The state after an earlier batch counts from the epoch's start."""
@@ -38,30 +38,21 @@ _AMORTISE = 1 << 16
 """Bytes of states per batch. Larger states are taken less often, to keep the average below this."""
 
 
-class ExternalSampler(EpochBatchSampler):
-    """The plan of a sampler of another library.
+class ForeignSampler(PlanSampler[T, E]):
+    """The plan of a sampler of torch or of another library, with the epochs of that sampler, if it has any.
 
-    Args:
-        items: an iterable of indices of any type; without ``face``, an iterable of lists of them.
-        face: has the current ``batch_size`` and ``drop_last`` for indices.
+    It has epochs if it has ``set_epoch``. If it also reports its epoch, a loader never advances it.
     """
 
-    def __init__(self, items: Iterable[Any], face: torch.utils.data.BatchSampler | None = None) -> None:
+    def __init__(self, items: Iterable[Any]) -> None:
         super().__init__()
         self.items = items
-        self.face = face
-        self.unit = "batch" if face is None else "sample"
-        self.left: ReplayPoint | None = None
-        """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
         self._told = 0
         """The epoch last set, for a sampler that does not report its own."""
         self._moved_to: int | None = None
         """The epoch to which the sampler advanced by itself when it was last read."""
         self._seen: int | None = None
         """The epoch that the sampler reported when the bookmark was last read."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "left": None}
 
     @property
     def source(self) -> Iterable[Any]:
@@ -70,7 +61,6 @@ class ExternalSampler(EpochBatchSampler):
 
     @property
     def _reported_epoch(self) -> int | None:
-        """The epoch that the sampler reports; None without a reported epoch or ``set_epoch``."""
         epoch: Any = getattr(self.items, "epoch", None)
         if not hasattr(self.items, "set_epoch") or isinstance(epoch, bool):
             return None
@@ -117,6 +107,25 @@ class ExternalSampler(EpochBatchSampler):
         if (again or known != epoch) and hasattr(self.items, "set_epoch"):
             self.items.set_epoch(epoch)
             self._told = epoch
+
+
+class ExternalSampler(ForeignSampler[list[Any], BatchEpochPlan], EpochBatchSampler):
+    """The plan of a sampler of another library.
+
+    Args:
+        items: an iterable of indices of any type; without ``face``, an iterable of lists of them.
+        face: has the current ``batch_size`` and ``drop_last`` for indices.
+    """
+
+    def __init__(self, items: Iterable[Any], face: torch.utils.data.BatchSampler | None = None) -> None:
+        super().__init__(items)
+        self.face = face
+        self.unit = "batch" if face is None else "sample"
+        self.left: ReplayPoint | None = None
+        """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "left": None}
 
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches from the cursor on. They are drawn as they are iterated."""
@@ -257,10 +266,10 @@ class _Drawn(BatchEpochPlan):
             load_states(states, sampler=self._items)
             iterator = iter(self._items)
             load_states(states, iterator=iterator)
-            _pull(iterator, first)
+            _take(iterator, first)
             for pulls in later:
                 iterator = iter(self._items)
-                _pull(iterator, pulls)
+                _take(iterator, pulls)
             return iterator
         iterator = iter(self._items)
         if consumed := self._cursor.consumed:
@@ -289,8 +298,3 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
         except StopIteration:
             break
     return taken
-
-
-def _pull(iterator: Iterator[Any], count: int) -> None:
-    for _ in range(count):
-        next(iterator, None)

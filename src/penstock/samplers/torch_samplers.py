@@ -16,10 +16,11 @@ import torch.utils.data
 
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan
-from penstock.plan.reader import Bookmark, Draws
+from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
+from penstock.samplers.external import ForeignSampler
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.weighted import weights_digest
@@ -86,42 +87,8 @@ class TorchSequential(SequentialSampler):
         return self._sampler
 
 
-class TorchDistributed(EpochSampler):
-    """The plan of ``torch.utils.data.DistributedSampler``. Its states are elastic.
-
-    The epoch is the one that torch's ``set_epoch`` set last. A loader never advances it.
-    """
-
-    def __init__(self, sampler: torch.utils.data.DistributedSampler[Any]) -> None:
-        super().__init__()
-        self._bookmark.advances = False
-        self._sampler = sampler
-        # The epoch of torch's sampler when it was last looked at.
-        self._seen = 0
-
-    @property
-    def source(self) -> torch.utils.data.DistributedSampler[Any]:
-        """torch's sampler."""
-        return self._sampler
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, also on torch's sampler."""
-        super().set_epoch(epoch)
-        self._sampler.set_epoch(epoch)
-
-    @property
-    def bookmark(self) -> Bookmark:  # type: ignore[override]
-        """Where readers begin next: in the epoch that was set last, here or on torch's sampler."""
-        mark, epoch = self._bookmark, int(self._sampler.epoch)
-        if epoch != self._seen:
-            self._seen = epoch
-            keeps = mark.cursor.epoch == epoch
-            mark.write(mark.cursor if keeps else Cursor(epoch=epoch), loaded=keeps and mark.loaded)
-        return mark
-
-    def chosen(self, cursor: Cursor) -> None:
-        """Set the epoch of torch's sampler."""
-        self._sampler.set_epoch(cursor.epoch)
+class TorchDistributed(ForeignSampler[int, EpochPlan], EpochSampler):
+    """The plan of ``torch.utils.data.DistributedSampler``. Its states are elastic."""
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's share of the rest of the cursor's epoch."""
@@ -133,9 +100,9 @@ class TorchDistributed(EpochSampler):
 
     def _ours(self) -> DistributedSampler:
         """Return our sampler with torch's attributes: programs assign them."""
-        given = self._sampler
+        given: Any = self.items
         return DistributedSampler(
-            cast(Sized, given.dataset), given.num_replicas, given.rank, bool(given.shuffle), given.seed, given.drop_last
+            given.dataset, given.num_replicas, given.rank, bool(given.shuffle), given.seed, given.drop_last
         )
 
 
