@@ -70,11 +70,12 @@ def test_an_object_that_is_lost_and_a_worker_that_ran_out_of_memory(
     raised: list[Exception] = []
 
     def get(ref: Any, *, timeout: float | None = None) -> Any:
-        if timeout is not None and not raised:  # an answer, not the greeting of a worker
+        answer = real(ref, timeout=timeout)
+        if isinstance(answer, list) and not raised:  # batches
             error = ObjectLostError(ref.hex(), None, "") if kind == "object" else OutOfMemoryError("too much")
             raised.append(error)
             raise error
-        return real(ref, timeout=timeout)
+        return answer
 
     with make(Numbers(40)) as loader:
         real = ray.get
@@ -200,7 +201,8 @@ def test_streams_cannot_go_on_without_a_worker(cluster: Any) -> None:
     for data in (Shares(8000), Counter(8000)):
         with DataLoader(data, 4, executor="ray", num_workers=2) as loader:
             iterator = iter(loader)
-            next(iterator)
+            for _ in range(2):  # one of each worker, so that both have started
+                next(iterator)
             import ray
 
             (actor,) = [one.actor for one in loader._workers.executor._actors if one.number == 1]  # type: ignore[union-attr]

@@ -1,9 +1,9 @@
 """`RayExecutor`: makes batches in actors on a Ray cluster, which stay until the loader is closed.
 
-    start -> hello (node, versions) -> begin(start) -> make, make, ...
-                                                        `-> lost or silent: `Lost`, and `resize` starts another one
+    begin(start) -> its node, and a snapshot -> make, make, ...
+                                                  `-> lost or silent: `Lost`, and another one is started
 
-A worker that has not started yet is not waited for: others make its batches, unless it matters who makes them. Ray
+A worker that has not begun yet is not waited for: others make its batches, unless it matters who makes them. Ray
 neither restarts nor retries these actors. The consumer waits in one ``ray.wait``.
 
 Without ``persistent_workers``, an epoch iterator starts with the current dataset, as in torch: a changed dataset is
@@ -13,6 +13,7 @@ sent again, and streams get a new copy. See `RayExecutor.renew`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import threading
@@ -26,7 +27,6 @@ from typing import Any, cast
 
 import numpy as np
 import ray
-from ray import cloudpickle
 from ray.exceptions import RayError
 
 from penstock.errors import ClusterError, ConfigError
@@ -57,9 +57,8 @@ _LARGE = 10 << 20
 _AT_WORK = 2
 """Calls that a worker may have started, see `Worker`."""
 
-_PENDING_S = 30.0  # seconds after which workers that do not start are reported
 _FETCH_S = 30.0  # seconds to fetch an object that is reported as local
-_STARTS = 3  # consecutive workers that may fail to start
+_STARTS = 3  # consecutive workers that fail to start until it is an error
 _AT_EXIT_S = 5.0  # seconds to wait for the lock, which a user's sampler may hold
 
 
@@ -71,42 +70,33 @@ class RayWorker:
         number: its number.
         actor: Ray's handle.
         node: the name of its node; empty until it has started.
-        dead: whether it was lost.
+        run: the run that it has begun; 0 for none.
         setup: Ray's reference to the dataset that it has.
-        calls: its unanswered calls, oldest first.
         last: when it answered last, or when its start was requested.
     """
 
     number: int
     actor: Any
     node: str = ""
-    dead: bool = False
+    run: int = 0
     setup: Any = None
-    calls: list[Call] = field(default_factory=list)
     last: float = field(default_factory=time.monotonic)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can make batches."""
-        return bool(self.node) and not self.dead
 
 
 @dataclass(eq=False)
 class Call:
-    """A request for batches, whose answers have the same order.
+    """A call of a worker.
 
     Attributes:
-        requests: the batches; none if it starts a run.
+        requests: the batches; or a `Start` alone.
         number: the number of the worker that they were submitted to.
-        worker: the worker that makes them: another one, while that one has not started.
-        ref: Ray's reference to the answers.
+        worker: the worker that makes them: another one, while that one has not begun.
         sent: when it was sent.
     """
 
-    requests: list[BatchRequest]
+    requests: Sequence[Start | BatchRequest]
     number: int
     worker: RayWorker
-    ref: Any
     sent: float = field(default_factory=time.monotonic)
 
 
@@ -141,18 +131,16 @@ class RayExecutor(Executor):
         self._setup: Any = None  # Ray's reference to the present dataset
         self._digest = b""
         self._actors: list[RayWorker] = []
-        self._starts: dict[int, Start] = {}
-        """How each worker starts the present run."""
         self._backlog: list[tuple[int, list[BatchRequest]]] = []
         """Requests, by worker, for which no worker is ready."""
         self._events: list[Event] = []  # that no worker reports
-        self._pending: dict[Any, RayWorker | Call] = {}
-        """What Ray's references are about: a worker that starts, or a call."""
+        self._pending: dict[Any, Call] = {}
+        """The unanswered calls, oldest first, by Ray's references to their answers."""
         self._asked = 0.0  # when the consumer asked for a batch
         self._nodes: dict[str, dict[str, Any]] = {}
         """The counts of each node."""
-        self._lost = self._failed = self._serial = 0
-        self._warned = False
+        self._failed = 0  # workers in a row that could not be started
+        self._serial = itertools.count()
         self._name = f"{self._options.name}-{uuid.uuid4().hex[:6]}"
         made_at_once = 1 if self._turns else _AT_WORK
         self._class = ray.remote(concurrency_groups={"control": 1, "make": made_at_once})(Worker)
@@ -199,62 +187,59 @@ class RayExecutor(Executor):
     @run.setter
     def run(self, run: int) -> None:
         self._run = run
-        self._starts.clear()
         self._backlog.clear()
         self._events.clear()
-        for ref, about in list(self._pending.items()):
-            if not isinstance(about, RayWorker):
-                del self._pending[ref]
+        self._pending.clear()
         # A start says it, too.
-        stop = not run and not self.closed
-        for worker in self._actors:
-            worker.calls.clear()
-            if stop and worker.ready:
+        if not run and not self.closed:
+            for worker in self._actors:
                 worker.actor.stop.remote()
 
     # Requests.
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
         """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
+        batches: list[BatchRequest] = []
         for request in requests:
             if isinstance(request, Start):
-                self._starts[worker] = request
-                if self._actors[worker].ready:
-                    self._begin(self._actors[worker])
-        self._backlog.append((worker, [request for request in requests if isinstance(request, BatchRequest)]))
-        self._send_backlog()
+                self._begin(self._actors[worker], request)
+            else:
+                batches.append(request)
+        if batches:
+            self._backlog.append((worker, batches))
+            self._send_backlog()
 
-    def _begin(self, worker: RayWorker) -> None:
+    def _begin(self, worker: RayWorker, start: Start) -> None:
         setup = None if worker.setup is self._setup else self._setup
         worker.setup = self._setup
-        ref = worker.actor.begin.remote(self._starts[worker.number], setup, self._base_seed)
-        if self._turns:
-            self._pending[ref] = Call([], worker.number, worker, ref)
+        self._pending[worker.actor.begin.remote(start, setup, self._base_seed)] = Call([start], worker.number, worker)
 
     def _send_backlog(self) -> None:
         """Send the requests for which a worker is ready."""
         waiting, self._backlog = self._backlog, []
         for number, requests in waiting:
             worker = self._actors[number]
-            if not worker.ready and not self._turns:
-                ready = (other for other in self._actors if other.ready)
-                worker = min(ready, key=lambda one: sum(len(call.requests) for call in one.calls), default=worker)
-            if not worker.ready:
+            if worker.run != self._run and not self._turns:
+                ready = (other for other in self._actors if other.run == self._run)
+                worker = min(ready, key=self._load, default=worker)
+            if worker.run != self._run:
                 self._backlog.append((number, requests))
                 continue
-            sent: list[BatchRequest] = []
-            packed: list[bytes] = []
-            for request in requests:
-                try:
-                    packed.append(cloudpickle.dumps(request))
-                    sent.append(request)
-                except Exception as error:
-                    result = BatchResult(None, BatchMetrics(), request.number, number, error=error, run=request.run)
-                    self._events.append(result)
-            if sent:
-                call = Call(sent, number, worker, worker.actor.make.remote(self._run, packed))
-                self._pending[call.ref] = call
-                worker.calls.append(call)
+            try:
+                ref = worker.actor.make.remote(requests)
+            except Exception as error:
+                if len(requests) > 1:
+                    for request in requests:
+                        self.submit([request], number)
+                else:
+                    failed = requests[0].number
+                    self._events.append(BatchResult(None, BatchMetrics(), failed, number, error=error, run=self._run))
+            else:
+                self._pending[ref] = Call(requests, number, worker)
+
+    def _load(self, worker: RayWorker) -> int:
+        """Return how many batches a worker has to make."""
+        return sum(len(call.requests) for call in self._pending.values() if call.worker is worker)
 
     # Answers.
 
@@ -278,12 +263,13 @@ class RayExecutor(Executor):
                 # While the consumer is busy, answers are not read, and no worker is silent.
                 self._asked = now
             until = min(math.inf if deadline is None else deadline, self._check_starts(now))
-            for worker in self._actors:
-                if not worker.calls:
-                    continue
-                silent = max(worker.calls[0].sent, worker.last, self._asked) + limit
+            for call in self._pending.values():
+                # Workers that start have a time-out of their own.
+                silent = max(call.sent, call.worker.last, self._asked) + (limit if call.worker.node else math.inf)
                 if now >= silent:
-                    self._events += self._lose(worker, f"no answer for {limit} s, which is RayOptions(deadline=)")
+                    why = f"no answer for {limit} s, which is RayOptions(deadline=)"
+                    self._events += self._lose(call.worker, why)
+                    break
                 until = min(until, silent)
             refs = [] if self._events else list(self._pending)
         self.waiting = True
@@ -294,42 +280,53 @@ class RayExecutor(Executor):
                 return []
             events, self._events = self._events, []
             for ref in found:
-                # None if it is of a worker that was just lost.
-                about = self._pending.pop(ref, None)
-                if isinstance(about, RayWorker):
-                    self._greet(ref, about)
-                elif about is not None:
-                    events += self._take(about)
+                # Not that of a worker that was just lost.
+                if ref in self._pending:
+                    events += self._take(ref, self._pending[ref])
             self._send_backlog()
             return events
 
-    def _take(self, call: Call) -> list[Event]:
+    def _take(self, ref: Any, call: Call) -> list[Event]:
         """Return the events of an answer, see `Worker.begin` and `Worker.make`."""
         worker = call.worker
         try:
-            answer = ray.get(call.ref, timeout=_FETCH_S)
+            answer = ray.get(ref, timeout=_FETCH_S)
         except RayError as error:
-            return self._lose(worker, error)
-        if not call.requests:
-            return [Began(self._run, call.number, answer)]
-        worker.calls.remove(call)
+            if worker.node:
+                return self._lose(worker, error)
+            self._failed += 1
+            if self._failed == _STARTS:
+                self.close(0.0)
+                raise ClusterError(
+                    f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
+                    "All nodes need penstock, torch and the modules of the dataset, in the versions of this program"
+                ) from error
+            del self._pending[ref]
+            self._replace(worker)
+            self.submit(call.requests, worker.number)
+            return []
+        del self._pending[ref]
         worker.last = time.monotonic()
+        if isinstance(call.requests[0], Start):
+            node, snapshot = answer
+            if not worker.node:
+                worker.node, self._failed = node, 0
+                self._nodes.setdefault(node, dict.fromkeys(_COUNTS, 0))["workers"] += 1
+            worker.run = self._run
+            return [Began(self._run, call.number, snapshot)]
         counts, events = self._nodes[worker.node], list[Event]()
-        packed, *arrays = answer
-        arrays.reverse()
         result: BatchResult
-        for result, offsets in cloudpickle.loads(packed):
+        for result, large in answer:
             begin, metrics = time.perf_counter(), result.metrics
-            large = [arrays.pop() for _ in offsets]
             batch, failure, nbytes = None, result.error, 0
             if failure is not None:
                 failure = rebuild(cast(RemoteError, failure))
             elif not result.ended:
-                nbytes = len(result.batch) + sum(array.nbytes for array in large)
+                nbytes = len(result.batch) + sum(array.nbytes for _, array in large)
                 try:
                     # Ray's arrays are read-only views of objects that others may share: tensors would change them.
-                    memory = np.empty(offsets[-1] + large[-1].nbytes if large else 0, np.uint8)
-                    for offset, array in zip(offsets, large, strict=True):
+                    memory = np.empty(large[-1][0] + large[-1][1].nbytes if large else 0, np.uint8)
+                    for offset, array in large:
                         memory[offset : offset + array.nbytes] = array
                     batch = unpack(result.batch, memory)
                 except Exception as failed:  # too little memory, or an object that cannot be unpickled
@@ -344,14 +341,17 @@ class RayExecutor(Executor):
         return events
 
     def _lose(self, worker: RayWorker, error: object) -> list[Event]:
-        """Give a worker up. Return the events that say so, one for each worker whose requests it had."""
-        worker.dead = True
-        self._lost += 1
+        """Replace a worker. Return the events that say so, one for each worker whose requests it had."""
+        self._replace(worker)
+        calls = [call for call in self._pending.values() if call.worker is worker]
+        numbers = {call.number for call in calls} or {worker.number}
+        for ref in [ref for ref, call in self._pending.items() if call.number in numbers]:
+            del self._pending[ref]
         self._nodes[worker.node]["workers"] -= 1
         self._nodes[worker.node]["lost"] += 1
-        ray.kill(worker.actor, no_restart=True)
+        self._backlog = [(number, requests) for number, requests in self._backlog if number not in numbers]
         why = f"worker {worker.number} on node {worker.node} was lost ({' '.join(str(error).split())})"
-        begun = [request for call in worker.calls[:_AT_WORK] for request in call.requests]
+        begun = [request for call in calls[:_AT_WORK] for request in call.requests if isinstance(request, BatchRequest)]
         if self._turns:
             why += (
                 ", and with it the position of its copy of the dataset: an iterable dataset, or one with a state of "
@@ -361,12 +361,6 @@ class RayExecutor(Executor):
             for request in begun:
                 request.unpack()
             why += " while it made " + " or ".join(f"batch {one.number}, samples {one.indices}" for one in begun)
-        numbers = {call.number for call in worker.calls} or {worker.number}
-        for other in self._actors:
-            for call in [call for call in other.calls if call.number in numbers]:
-                other.calls.remove(call)
-                self._pending.pop(call.ref, None)
-        self._backlog = [(number, requests) for number, requests in self._backlog if number not in numbers]
         return [Lost(number, why) for number in sorted(numbers)]
 
     # Workers.
@@ -374,49 +368,18 @@ class RayExecutor(Executor):
     def resize(self, workers: int) -> None:
         """See `Executor`. The number of workers is constant."""
         self.workers = workers
-        for number in range(workers if self._close.alive else 0):
-            if number == len(self._actors) or self._actors[number].dead:
-                self._start(number)
+        for number in range(len(self._actors), workers):
+            self._start(number)
 
     def _start(self, number: int) -> None:
-        self._serial += 1
-        config = self._config
-        name = f"{self._name}-{number}" + (f".{self._serial}" if self._serial > config.workers else "")
+        config, name = self._config, f"{self._name}-{next(self._serial)}"
         made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **self._options.of_actors())
-        worker = RayWorker(number, made.remote(number, config.workers, config.threads))
-        self._actors[number : number + 1] = [worker]
-        self._pending[worker.actor.hello.remote()] = worker
+        actor = made.remote(number, config.workers, config.threads, versions())
+        self._actors[number : number + 1] = [RayWorker(number, actor)]
 
-    def _greet(self, ref: Any, worker: RayWorker) -> None:
-        """Process the start of a worker, or its failure."""
-        try:
-            said = ray.get(ref)
-        except RayError as error:
-            self._failed += 1
-            if self._failed >= _STARTS:
-                self.close(0.0)
-                raise ClusterError(
-                    f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
-                    "All nodes need penstock, torch and the modules of the dataset, in the versions of this program"
-                ) from error
-            ray.kill(worker.actor, no_restart=True)
-            self._lost += 1
-            self._start(worker.number)
-            return
-        ours, theirs = versions(), said["versions"]
-        if theirs != ours:
-            differing = [name for name in ours if theirs.get(name) != ours[name]]
-            others = ", ".join(f"{name} {theirs.get(name)} (here {ours[name]})" for name in differing)
-            self.close(0.0)
-            raise ClusterError(
-                f"the worker on node {said['node']} runs {others}: batches would not be the same. "
-                "Install the same versions there, or name them by RayOptions(runtime_env=)"
-            )
-        worker.node = said["node"]
-        self._failed = 0
-        self._nodes.setdefault(worker.node, dict.fromkeys(_COUNTS, 0))["workers"] += 1
-        if worker.number in self._starts:
-            self._begin(worker)
+    def _replace(self, worker: RayWorker) -> None:
+        ray.kill(worker.actor, no_restart=True)
+        self._start(worker.number)
 
     def _check_starts(self, now: float) -> float:
         """Return when it is an error that workers have not started; never if the others go on without them.
@@ -425,45 +388,31 @@ class RayExecutor(Executor):
             ClusterError: it is now.
         """
         starting = [worker for worker in self._actors if not worker.node]
-        if not starting:
+        if not starting or (not self._turns and len(starting) < self.workers):
             return math.inf
-        since = min(worker.last for worker in starting)
-        count, waited = f"{len(starting)} of {self.workers} workers", now - since
-        if not self._turns and any(worker.ready for worker in self._actors):
-            if waited >= _PENDING_S and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"{count} of this DataLoader are still waiting for room in the Ray cluster after {waited:.0f} s; "
-                    f"the others go on without them: {_resources_of(self._options)}",
-                    stacklevel=2,
-                )
-            return math.inf
-        if waited < self._options.start_timeout:
-            return since + self._options.start_timeout
-        resources = _resources_of(self._options)
+        since, timeout = min(worker.last for worker in starting), self._options.start_timeout
+        if now < since + timeout:
+            return since + timeout
+        actors = self._options.of_actors()
+        actors.pop("runtime_env", None)
+        wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
+        free = ", ".join(f"{name} {value:g}" for name, value in ray.available_resources().items() if ":" not in name)
         self.close(0.0)
         raise ClusterError(
-            f"{count} could not be started in {waited:.0f} s: {resources}. Add nodes, ask for less by "
-            "RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout. "
-            "With num_cpus=0, workers share the CPUs of other loaders' workers"
+            f"{len(starting)} of {self.workers} workers could not be started in {now - since:.0f} s: each asks for "
+            f"{wanted}, and free in the cluster are {free}. Add nodes, ask for less by RayOptions(num_cpus=, "
+            "resources=, label_selector=), or raise its start_timeout. With num_cpus=0, workers share the CPUs of "
+            "other loaders' workers"
         )
 
     def stats(self) -> dict[str, Any]:
         """Return counts by node, and the number of lost workers."""
-        return {"nodes": {name: dict(counts) for name, counts in self._nodes.items()}, "lost_workers": self._lost}
+        lost = sum(counts["lost"] for counts in self._nodes.values())
+        return {"nodes": {name: dict(counts) for name, counts in self._nodes.items()}, "lost_workers": lost}
 
     def close(self, patience: float) -> None:
         """See `Executor`. The workers end at once, the cluster stays."""
         self._close()
-
-
-def _resources_of(options: RayOptions) -> str:
-    """Return which resources workers wait for, in words."""
-    actors = options.of_actors()
-    actors.pop("runtime_env", None)
-    wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
-    free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if ":" not in k)
-    return f"each asks for {wanted}, and free in the cluster are {free}"
 
 
 def _wait(refs: list[Any], timeout: float | None) -> list[Any]:
