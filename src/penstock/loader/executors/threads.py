@@ -23,7 +23,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -122,10 +121,31 @@ class ThreadPool:
             arena: memory for its tensors.
         """
         request.unpack()
-        parts = max(1, min(self._count, len(request.indices))) if maker.fetcher.divisible else 1
-        batch = _Batch(maker, request, done, wanted, arena, parts)
+        size = len(request.indices)
+        parts = left = max(1, min(self._count, size)) if maker.fetcher.divisible else 1
+        memory, loaded = Shared(size, arena), list[Any]([None] * parts)
+        lock, dropped = threading.Lock(), False
+
+        def make(part: int, board: memoryview) -> None:
+            """Load a part of the samples; the last thread to do so makes the batch."""
+            nonlocal left, dropped
+            if not wanted(request.run):
+                dropped = True
+            else:
+                board[1] = request.number + 1
+                if parts > 1:
+                    begin, end = part * size // parts, (part + 1) * size // parts
+                    loaded[part] = maker.load(request.part(begin, end), memory.rows(begin, end))
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                # In no variable: the traceback of an error refers to this frame.
+                done(None if dropped else maker.make(request, arena, loaded if parts > 1 else None))
+            board[1] = 0
+
         for part in range(parts):
-            self.submit(partial(batch.make, part))
+            self.submit(partial(make, part))
 
 
 def _run(
@@ -156,44 +176,6 @@ def _run(
 def _end(jobs: _Jobs, threads: list[Daemon]) -> None:
     for _ in threads:
         jobs.put(None)
-
-
-@dataclass(eq=False)
-class _Batch:
-    """A batch that one thread makes; or of which several threads load the samples, and the last one collates them."""
-
-    maker: Maker
-    request: BatchRequest
-    done: Callable[[BatchResult | None], object]
-    wanted: Callable[[int], bool]
-    arena: Arena | None
-    parts: int
-
-    def __post_init__(self) -> None:
-        self._memory = Shared(len(self.request.indices), self.arena)
-        self._loaded: list[Any] = [None] * self.parts
-        self._left = self.parts
-        self._lock = threading.Lock()
-        self._dropped = False
-
-    def make(self, part: int, board: memoryview) -> None:
-        """Load a part of the samples; the last thread to do so makes the batch."""
-        request, parts = self.request, self.parts
-        if not self.wanted(request.run):
-            self._dropped = True
-        else:
-            board[1] = request.number + 1
-            if parts > 1:
-                begin, end = (number * len(request.indices) // parts for number in (part, part + 1))
-                self._loaded[part] = self.maker.load(request.part(begin, end), self._memory.rows(begin, end))
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            loaded = self._loaded if parts > 1 else None
-            # In no variable: the traceback of an error refers to this frame.
-            self.done(None if self._dropped else self.maker.make(request, self.arena, loaded))
-        board[1] = 0
 
 
 class ThreadExecutor(Executor):
