@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import sys
 import textwrap
 import threading
 import warnings
@@ -113,6 +114,14 @@ def test_several_processes_for_one_batch_are_refused() -> None:
 def test_a_dropped_option_of_ray_names_what_replaces_it(name: str, value: Any, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"takes no {name}=: .*pass {instead}="):
         ps.RayOptions(**{name: value})
+
+
+def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for name in ("cluster", "executor"):
+        monkeypatch.delitem(sys.modules, f"penstock.loader.executors.ray.{name}", raising=False)
+    with pytest.raises(ConfigError, match=r"needs Ray 2\.60 or newer: pip install 'penstock\[ray\]'"):
+        iter(ps.DataLoader(Loads(), num_workers=1, executor="ray"))
 
 
 @pytest.mark.parametrize("name", ["max_bytes_in_flight", "threads_per_worker"])

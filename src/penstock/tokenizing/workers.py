@@ -111,9 +111,8 @@ def _encode_there(key: str, pickled: bytes, span: Span) -> Encoded:
 
 
 def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, int]:
-    from penstock.loader.executors.ray.cluster import attach, load_ray
+    from penstock.loader.executors.ray.cluster import attach, ray
 
-    ray = load_ray()
     attach(address)
     # Ray would unpickle the work, and so open the source, for each task.
     pickled = ray.put(pickle.dumps(work))

@@ -26,13 +26,12 @@ import json, sys
 from penstock.processes import end_with_parent
 end_with_parent(int(sys.argv[2]))
 from penstock.errors import PenstockError
-from penstock.loader.executors.ray.cluster import attach, load_ray
+from penstock.loader.executors.ray.cluster import attach, ray
 try:
     attach(sys.argv[1])
 except PenstockError as error:
     print(json.dumps({"error": str(error)}))
     sys.exit()
-ray = load_ray()
 alive = [node for node in ray.nodes() if node["Alive"]]
 print(json.dumps({"nodes": len(alive), "cpus": ray.cluster_resources().get("CPU", 0.0)}))
 """

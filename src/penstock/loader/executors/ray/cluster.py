@@ -2,35 +2,28 @@
 
 The loaders of a program share the connection. Ray ends a cluster started by ``address="local"`` with the program; other
 clusters keep running.
+
+Importing this raises ConfigError if Ray is not installed, or too old.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Any
 
 from penstock.errors import ClusterError, ConfigError
 
-__all__ = ["attach", "load_ray", "session"]
+__all__ = ["attach", "ray", "session"]
 
 _OLDEST = (2, 60)
 _CONNECT_TIMEOUT_S = 5.0  # for the head of a cluster to accept a connection
 
-
-def load_ray() -> Any:
-    """Return the module ray.
-
-    Raises:
-        ConfigError: Ray is not installed, or too old.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError("executor='ray' needs Ray 2.60 or newer: pip install 'penstock[ray]'") from error
-    if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _OLDEST:
-        raise ConfigError(f"executor='ray' needs Ray 2.60 or newer, this is {ray.__version__}: pip install -U ray")
-    return ray
+try:
+    import ray
+except ImportError as error:
+    raise ConfigError("executor='ray' needs Ray 2.60 or newer: pip install 'penstock[ray]'") from error
+if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _OLDEST:
+    raise ConfigError(f"executor='ray' needs Ray 2.60 or newer, this is {ray.__version__}: pip install -U ray")
 
 
 def attach(address: str | None) -> None:
@@ -38,9 +31,7 @@ def attach(address: str | None) -> None:
 
     Raises:
         ClusterError: it does not exist, or the program is connected to another one.
-        ConfigError: Ray is not installed.
     """
-    ray = load_ray()
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
         named = None if address in (None, "auto", "local") or "://" in str(address) else str(address)
@@ -86,7 +77,6 @@ def _same(one: str, other: str) -> bool:
 
 def session() -> str:
     """Return the id of the program's connection; empty if there is none."""
-    ray = load_ray()
     if not ray.is_initialized():
         return ""
     context = ray.get_runtime_context()

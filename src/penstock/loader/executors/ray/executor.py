@@ -26,15 +26,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-import ray
-from ray.exceptions import RayError
 
 from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.executors.process.transport import unpack
-from penstock.loader.executors.ray.cluster import attach, session
+from penstock.loader.executors.ray.cluster import attach, ray, session
 from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import Worker, versions
@@ -291,7 +289,7 @@ class RayExecutor(Executor):
         worker = call.worker
         try:
             answer = ray.get(ref, timeout=_FETCH_S)
-        except RayError as error:
+        except ray.exceptions.RayError as error:
             if worker.node:
                 return self._lose(worker, error)
             self._failed += 1

@@ -12,6 +12,7 @@ import operator
 import pickle
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +34,23 @@ _ATTEMPTS = 5
 _PAUSE_S = 1.0  # between attempts
 
 
+@dataclass(eq=False)
 class RemoteRows:
     """Represents a manifest whose file is on the program's node only, and provides single rows of it.
 
-    Args:
-        handle: the pickled arguments to open the manifest.
+    Attributes:
+        handle: the pickled manifest, which only says how to open it.
         rows: number of rows.
         fingerprint: the manifest's.
         home: id of the program's node.
         why: why the file cannot be opened here.
     """
 
-    def __init__(self, handle: bytes, rows: int, fingerprint: str, home: str, why: str) -> None:
-        self._handle = handle
-        self._home = home
-        self._why = why
-        self.rows = rows
-        self.fingerprint = fingerprint
+    handle: bytes
+    rows: int
+    fingerprint: str
+    home: str
+    why: str
 
     def __len__(self) -> int:
         return self.rows
@@ -78,19 +79,19 @@ class RemoteRows:
     def _reader(self) -> Any:
         """The actor, which all workers of the program share."""
         made = ray.remote(_Reader).options(
-            name=f"penstock-rows-{hashlib.blake2b(self._handle, digest_size=16).hexdigest()}",
+            name=f"penstock-rows-{hashlib.blake2b(self.handle, digest_size=16).hexdigest()}",
             get_if_exists=True,
             num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(self._home, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self.home, soft=False),
         )
-        return made.remote(self._handle)
+        return made.remote(self.handle)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ManifestIOError(
             f"the manifest's file is not on this node, so only single rows are available, not {name!r}; copy the file "
-            f"to this node. Opening it failed: {self._why}"
+            f"to this node. Opening it failed: {self.why}"
         )
 
 
@@ -104,7 +105,7 @@ class _Reader:
     def records(self, rows: list[int]) -> list[Record]:
         """Return records."""
         if self._manifest is None:
-            self._manifest = _reopen(self._handle)
+            self._manifest = pickle.loads(self._handle)
         return self._manifest.records(rows)
 
 
@@ -121,19 +122,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
         if not isinstance(value, Manifest):
             return super().reducer_override(value)
-        _, arguments = value.__reduce__()
         home = ray.get_runtime_context().get_node_id()
-        return _open, (pickle.dumps(arguments), len(value), value.fingerprint, home)
+        return _open, (pickle.dumps(value), len(value), value.fingerprint, home)
 
 
 def _open(handle: bytes, rows: int, fingerprint: str, home: str) -> Any:
     try:
-        return _reopen(handle)
+        return pickle.loads(handle)
     except (ManifestIOError, ManifestChangedError) as error:
         return RemoteRows(handle, rows, fingerprint, home, str(error))
-
-
-def _reopen(handle: bytes) -> Manifest:
-    from penstock.manifest.table import _reopen
-
-    return _reopen(*pickle.loads(handle))
