@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -201,11 +202,6 @@ class Batches(BatchEpochPlan):
         self.seed, self.epoch = samples.seed, samples.epoch
         self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
 
-    @property
-    def place(self) -> Any:
-        """The position of the dataset."""
-        return self._samples.place
-
     def __len__(self) -> int:
         samples = len(self._samples)
         return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
@@ -224,6 +220,7 @@ class Batches(BatchEpochPlan):
         if isinstance(run, ForwardEpoch):
             for indices, positions in run.read(width):
                 if len(indices) == width or not self._drop_last:
+                    self.place = run.place
                     yield indices[None], positions[None]
             return
         samples = length_of(run)
@@ -235,12 +232,14 @@ class Batches(BatchEpochPlan):
             stop = min(begin + size, full)
             indices, positions = (part.reshape(-1, width) for part in run.block(begin, stop))
             for first in range(0, len(indices), step):
+                self.place = run.place
                 yield indices[first : first + step], positions[first : first + step]
             begin, size = stop, min(size * 4, largest)
         # Like torch's sampler, which reaches the end of its indices while it fills the last batch.
         run.exhaust()
         if full < samples and not self._drop_last:
             indices, positions = run.block(full, samples)
+            self.place = run.place
             yield indices[None], positions[None]
 
     @property
@@ -262,10 +261,11 @@ class Batches(BatchEpochPlan):
         self._samples.exhaust()
 
 
+@dataclass(eq=False, repr=False)
 class PartitionedOrder(EpochPlan):
     """An order split among ranks by a partition.
 
-    Args:
+    Attributes:
         make: returns the order; called at the first index, because torch's order costs O(N).
         partition: this rank's positions.
         identity: returns the entries that a state must match, see `Cursor.plan`; called for the first cursor, because
@@ -273,40 +273,28 @@ class PartitionedOrder(EpochPlan):
         seed, epoch, per_rank: see `EpochPlan`.
         rounds: how often the order yields each sample; None if that differs between samples.
         entropy: returns the random draw at the start of the epoch; called for each cursor.
-        exhaust: called at the end of the epoch, perhaps more than once.
+        at_end: called at the end of the epoch, perhaps more than once.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Order],
-        partition: Partition,
-        identity: Callable[[], State],
-        *,
-        seed: int | None,
-        epoch: int,
-        per_rank: bool = False,
-        rounds: int | None = 1,
-        entropy: Callable[[], State] = dict,
-        exhaust: Callable[[], object] | None = None,
-    ) -> None:
-        self._make = make
-        self.partition = partition
-        self._make_identity = identity
-        self.seed = seed
-        self.epoch = epoch
-        self.per_rank = per_rank
-        self._rounds = rounds
-        self._entropy = entropy
-        self._exhaust = exhaust
+    make: Callable[[], Order]
+    partition: Partition
+    identity: Callable[[], State]
+    _: KW_ONLY
+    seed: int | None
+    epoch: int
+    per_rank: bool = False
+    rounds: int | None = 1
+    entropy: Callable[[], State] = dict
+    at_end: Callable[[], object] | None = None
 
     @cached_property
     def order(self) -> Order:
         """The order of the whole epoch, of all ranks together."""
-        return self._make()
+        return self.make()
 
     @cached_property
     def _identity(self) -> State:
-        return self._make_identity()
+        return self.identity()
 
     def __len__(self) -> int:
         return self.partition.length
@@ -321,38 +309,26 @@ class PartitionedOrder(EpochPlan):
     def cursor(self, count: int) -> Cursor:
         """Return the cursor of the whole job when every rank has received ``count`` samples."""
         consumed = self.partition.consumed_after(count)
-        return Cursor(epoch=self.epoch, consumed=consumed, plan=self._identity, entropy=self._entropy())
+        return Cursor(epoch=self.epoch, consumed=consumed, plan=self._identity, entropy=self.entropy())
 
     @property
     def rank_partition(self) -> RankPartition:
         """The partition of the epoch among the ranks."""
         return RankPartition(self.epoch, self.partition, base=self.partition.consumed)
 
-    @property
-    def rounds(self) -> int | None:
-        """How often this plan yields each sample, if equally often; else None."""
-        everything = self.partition.consumed == 0 and len(self) == self.partition.n
-        return self._rounds if everything else None
-
     def job(self) -> PartitionedOrder:
         """Return the rest of the epoch of all ranks together: every sample once, without padding."""
-        partition = Partition(self.partition.n, remainder="uneven", consumed=self.partition.consumed)
-        return PartitionedOrder(
-            lambda: self.order,
-            partition,
-            lambda: self._identity,
-            seed=self.seed,
-            epoch=self.epoch,
-            per_rank=self.per_rank,
-            rounds=self._rounds,
-            entropy=self._entropy,
-            exhaust=self._exhaust,
+        consumed = self.partition.consumed
+        partition = Partition(self.partition.n, remainder="uneven", consumed=consumed)
+        rounds = None if consumed else self.rounds
+        return replace(
+            self, make=lambda: self.order, partition=partition, identity=lambda: self._identity, rounds=rounds
         )
 
     def exhaust(self) -> None:
         """Record that the plan was read to its end."""
-        if self._exhaust is not None:
-            self._exhaust()
+        if self.at_end is not None:
+            self.at_end()
 
 
 def length_of(plan: EpochPlan | ForwardEpoch | BatchEpochPlan) -> int:

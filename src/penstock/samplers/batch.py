@@ -4,6 +4,7 @@ which sampler splits the data by rank.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from numbers import Integral
 from typing import Any, cast
@@ -67,31 +68,16 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         self.sampler = sampler
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = flag("drop_last", drop_last)
-        self._torchs: torch.utils.data.BatchSampler | None = None
         # The sampler that was read last, and its plan: programs may assign another one.
         self._read: tuple[Iterable[Any], EpochSampler | ExternalSampler] | None = None
-
-    @classmethod
-    def of(cls, batches: torch.utils.data.BatchSampler) -> BatchSampler:
-        """Return the plan of torch's batch sampler. It reads the attributes there, which programs may assign."""
-        made = cls(batches.sampler, batches.batch_size, batches.drop_last)
-        made._torchs = batches
-        return made
-
-    @property
-    def source(self) -> torch.utils.data.BatchSampler:
-        """The object with the sampler, the batch size and ``drop_last``, which programs may assign: this one or
-        torch's.
-        """
-        return self if self._torchs is None else self._torchs
 
     @property
     def inner(self) -> EpochSampler | ExternalSampler:
         """The plan of the sampler, or of its batches for a sampler of another library."""
-        sampler = self.source.sampler
+        sampler = self.sampler
         if self._read is None or self._read[0] is not sampler:
             plan = plan_of(sampler)
-            self._read = sampler, ExternalSampler(sampler, self.source) if plan is None else plan
+            self._read = sampler, ExternalSampler(sampler, self) if plan is None else plan
         return self._read[1]
 
     def set_epoch(self, epoch: int) -> None:
@@ -108,13 +94,28 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
 
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
-        run, face = self.inner.bind(cursor, draws), self.source
-        return run if isinstance(run, BatchEpochPlan) else Batches(run, face.batch_size, face.drop_last)
+        run = self.inner.bind(cursor, draws)
+        return run if isinstance(run, BatchEpochPlan) else Batches(run, self.batch_size, self.drop_last)
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
         if isinstance(self.inner, ExternalSampler):
             return super()._iterate(run)
         return CountedIterator(rows if isinstance(rows, list) else rows.tolist() for rows, _ in run.blocks())
+
+
+class TorchBatchSampler(BatchSampler):
+    """The plan of torch's batch sampler. It reads the attributes there, which programs may assign."""
+
+    sampler = property(operator.attrgetter("source.sampler"))
+    batch_size = property(operator.attrgetter("source.batch_size"))
+    drop_last = property(operator.attrgetter("source.drop_last"))
+    source: Any = None
+    """torch's batch sampler."""
+
+    def __init__(self, batches: torch.utils.data.BatchSampler) -> None:
+        EpochBatchSampler.__init__(self)
+        self.source = batches
+        self._read = None
 
 
 def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
@@ -155,19 +156,19 @@ def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
 
     >>> inner = torch.utils.data.SequentialSampler(range(3))
     >>> type(batch_plan_of(torch.utils.data.BatchSampler(inner, 2, False))).__name__
-    'BatchSampler'
+    'TorchBatchSampler'
     """
     # A user's subclass with its own __iter__ may yield other batches than the plan.
     if isinstance(batches, EpochBatchSampler) and type(batches).__iter__ is EpochBatchSampler.__iter__:
         return batches
     if type(batches) is torch.utils.data.BatchSampler:
-        return BatchSampler.of(batches)
+        return TorchBatchSampler(batches)
     return ExternalSampler(batches)
 
 
 def sampler_of(plan: EpochBatchSampler) -> Any:
     """Return the sampler inside a plan of batches, or the plan itself if it is a batch sampler."""
-    return plan.source.sampler if isinstance(plan, BatchSampler) else plan
+    return plan.sampler if isinstance(plan, BatchSampler) else plan
 
 
 def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:

@@ -250,7 +250,7 @@ class DrawingSampler(EpochSampler):
             epoch=cursor.epoch,
             rounds=rounds,
             entropy=entropy,
-            exhaust=draw.exhaust,
+            at_end=draw.exhaust,
         )
 
     def chosen(self, cursor: Cursor) -> None:

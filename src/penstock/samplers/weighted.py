@@ -130,7 +130,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             epoch=epoch,
             rounds=None,
             entropy=dict if draw is None else draw.state,
-            exhaust=None if draw is None else draw.key,
+            at_end=None if draw is None else draw.key,
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
