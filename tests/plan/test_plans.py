@@ -10,7 +10,6 @@ import itertools
 import json
 import pickle
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -251,25 +250,6 @@ def test_a_sample_has_its_position_on_any_number_of_ranks(make: Maker) -> None:
         assert {position: share[position] for position in both} == {position: alone[position] for position in both}
         compared += len(both)
     assert compared or make.name == "iterations, start", "which begins in another epoch"
-
-
-@these(SAMPLES, endless=(False,), local=(False,), chance=("", "global"))
-def test_a_job_is_all_ranks_together(make: Maker) -> None:
-    jobs, shares = [], []
-    for rank in range(WORLD):
-        torch.default_generator.manual_seed(11)
-        run = PlanReader(make(WORLD, rank).plan).start(advance=False)
-        shares.append({position: index for index, position in items(run)})
-        jobs.append(items(run.job()))
-    assert jobs[0] == jobs[1] == jobs[2]
-    together: dict[int, int] = {}
-    for share in shares:
-        together |= share
-    for index, position in jobs[0]:
-        assert together.get(position, index) == index
-    rounds = run.job().rounds
-    if rounds is not None:
-        assert set(Counter(index for index, _ in jobs[0]).values()) == {rounds}
 
 
 # A cursor says where its consumer is.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -315,15 +315,6 @@ class PartitionedOrder(EpochPlan):
     def rank_partition(self) -> RankPartition:
         """The partition of the epoch among the ranks."""
         return RankPartition(self.epoch, self.partition, base=self.partition.consumed)
-
-    def job(self) -> PartitionedOrder:
-        """Return the rest of the epoch of all ranks together: every sample once, without padding."""
-        consumed = self.partition.consumed
-        partition = Partition(self.partition.n, remainder="uneven", consumed=consumed)
-        rounds = None if consumed else self.rounds
-        return replace(
-            self, make=lambda: self.order, partition=partition, identity=lambda: self._identity, rounds=rounds
-        )
 
     def exhaust(self) -> None:
         """Record that the plan was read to its end."""

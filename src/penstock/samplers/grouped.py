@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -249,10 +250,14 @@ class _Formed(BatchEpochPlan):
 
     def __init__(self, sampler: GroupedBatchSampler, inside: EpochPlan, consumed: int) -> None:
         self._sampler, self._inside, self._consumed = sampler, inside, consumed
-        self._job = inside.job() if isinstance(inside, PartitionedOrder) else inside
+        self._job = copy.copy(inside)
         """The samples of all ranks."""
-        self.rounds: int | None = getattr(self._job, "rounds", None)
+        self.rounds: int | None = None
         """How often they have each sample, if equally often."""
+        if isinstance(self._job, PartitionedOrder):
+            n, begun = self._job.partition.n, self._job.partition.consumed
+            self._job.partition = Partition(n, remainder="uneven", consumed=begun)
+            self.rounds = None if begun else self._job.rounds
         self._identity = sampler._identity()
         self.seed, self.epoch = inside.seed, inside.epoch
 
