@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.order.pack_blocks import PackBlockOrder
+from penstock.order.packing import PackBlockOrder
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(0, 9), st.integers(0, 9))

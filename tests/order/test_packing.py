@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OrderError
-from penstock.order.pack_types import pack_types
-from penstock.order.packing import PackClasses, PackLayout, PackOrder
+from penstock.order.packing import PackClasses, PackLayout, PackOrder, pack_types
 from penstock.storage.class_index import ClassIndex
 
 

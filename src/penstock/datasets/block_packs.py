@@ -21,9 +21,16 @@ from penstock.datasets.packs import PackedDocuments, Packs, check_lengths, packs
 from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import Order
-from penstock.order.pack_blocks import PACK_BLOCK_ORDER, PackBlockOrder, different
-from penstock.order.pack_types import TypeTable
-from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
+from penstock.order.packing import (
+    PACK_BLOCK_ORDER,
+    PACK_ORDER,
+    PackBlockOrder,
+    PackClasses,
+    PackLayout,
+    PackOrder,
+    TypeTable,
+    different,
+)
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.exclusion import ExcludedRows
 from penstock.samplers.lengths import SampleLengths

@@ -3,9 +3,9 @@
     table      a row per block: packs, tokens, pieces, most, types, begin of its record, hash of its record
     records    of each block: packs of each type | sizes of the types | their lengths
 
-Computing the types of a block takes longer than all other work on it (`penstock.order.pack_types`), and the number of
-packs in an epoch is known only once the types of all blocks are known. So the types are computed once, and read from
-the file afterwards.
+Computing the types of a block (`penstock.order.packing.pack_types`) takes longer than all other work on it, and the
+number of packs in an epoch is known only once the types of all blocks are known. So the types are computed once, and
+read from the file afterwards.
 
 Memory: 56 bytes per block; writing the file needs memory for the types of one block. The file has about 4 bytes for
 each length in each type, about 300 KB for a block of 262,144 documents.
@@ -24,8 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import DataFileIOError
-from penstock.order.pack_types import TypeTable
-from penstock.order.packing import PackLayout
+from penstock.order.packing import PackLayout, TypeTable
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
 from penstock.storage import UNWRITABLE, file_lock, kept_path, write_kept

@@ -37,6 +37,7 @@ __all__ = [
     "Identity",
     "Order",
     "block_options",
+    "cached_permutation",
     "groups",
     "make_order",
 ]
@@ -157,7 +158,7 @@ class BlockShuffle(Bijection):
         windows = padded // (self.block_size * self.window)
         for number, inside in groups(windows):
             begin, end = self._window_bounds(number)
-            yield inside, begin, _window_order(end - begin, mix(self.key, 1, number))
+            yield inside, begin, cached_permutation(end - begin, mix(self.key, 1, number))
 
     def _window_bounds(self, number: int) -> tuple[int, int]:
         span = self.block_size * self.window
@@ -197,8 +198,8 @@ def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
 
 
 @lru_cache(maxsize=8)
-def _window_order(n: int, key: int) -> Permutation:
-    """Return the permutation of a window of n samples; the last ones are cached."""
+def cached_permutation(n: int, key: int) -> Permutation:
+    """Return a `Permutation`, for example of a window; the last ones are cached."""
     return Permutation(n, key)
 
 

@@ -3,7 +3,7 @@
 one document each       a row for each piece, padded to the capacity
 next-fit                shuffled pieces in a row, until the next one does not fit
 windows of 4,096        best-fit decreasing inside windows of 4,096 pieces
-PackedDataset           types of packs from the histogram of all lengths, see `penstock.order.pack_types`
+PackedDataset           types of packs from the histogram of all lengths, see `penstock.order.packing.pack_types`
 
 All ways cut documents longer than a pack into full pieces and a rest. `PackedDataset` is computed for all documents
 from the histogram. The other ways pack a sample of the documents.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.order.balance import split_by_cost
-from penstock.order.pack_types import pack_types
+from penstock.order.packing import pack_types
 from penstock.order.permutation import Indices
 from penstock.storage.mapped import MappedFiles, look_at
 
