@@ -141,11 +141,6 @@ class ClassBatchPlan(BatchEpochPlan):
         self._excluded = excluded
         self._sampler = sampler
 
-    @property
-    def total(self) -> int:
-        """Number of batches in the whole epoch over all ranks, without repeats."""
-        return len(self._batches)
-
     def __len__(self) -> int:
         return len(self.partition)
 
@@ -157,11 +152,11 @@ class ClassBatchPlan(BatchEpochPlan):
 
     def batch(self, number: int) -> Batch:
         """Return a batch, of any rank, by its number in the epoch."""
-        (found,) = self.numbered(np.array([range(self.total)[number]]))
+        (found,) = self.numbered(np.array([range(self.partition.n)[number]]))
         return found
 
     def numbered(self, numbers: Indices) -> list[Batch]:
-        """Return batches by their numbers in the epoch. Numbers of ``total`` or more repeat the first batches."""
+        """Return batches by their numbers in the epoch. Numbers after the last repeat the first batches."""
         rows, positions, counts = self.samples_of(numbers)
         cuts = np.cumsum(counts).tolist()
         indices = rows.tolist()
@@ -169,7 +164,7 @@ class ClassBatchPlan(BatchEpochPlan):
 
     def samples_of(self, numbers: Indices) -> tuple[Indices, Indices, Indices]:
         """Return the rows and positions of the samples in batches, batch after batch, and the sizes of the batches."""
-        laps, numbers = np.divmod(numbers, max(1, self.total))
+        laps, numbers = np.divmod(numbers, max(1, self.partition.n))
         slots, counts = self._batches.slots(self._order[numbers])
         places = self._shuffle[slots]
         if self._excluded.mark and len(slots):

@@ -129,6 +129,8 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             self.remainder = "drop" if self.drop_last else "pad"
         data = _data_of(sampler)
         self.groups = Groups(group_ids_of(group_ids, data=data))
+        self.group_ids = self.groups.ids
+        """The group of every sample, numbered from 0."""
         if data is not None and len(data) != len(self.groups):
             raise SamplerError(
                 f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
@@ -141,11 +143,6 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             self._excluded = self.groups.without(exclude, starts)
         elif exclude is not None:
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
-
-    @property
-    def group_ids(self) -> npt.NDArray[Any]:
-        """The group of every sample, numbered from 0."""
-        return self.groups.ids
 
     @property
     def repeated(self) -> list[int]:

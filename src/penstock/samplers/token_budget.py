@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sized
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -139,6 +138,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self.lengths = lengths_of(lengths, data=data_source)
         self.classes = min(most, max(1, len(self.lengths)))
         self._classes = classes_of(self.lengths, self.max_tokens, self.classes)
+        self.too_long = int(self._classes.samples[0])
+        """Number of samples longer than ``max_tokens``."""
         if longest == "error" and self._classes.misfit is not None:
             sample, length = self._classes.misfit
             raise SamplerError(
@@ -149,20 +150,17 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self._cuts = self._classes.batches(
             max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
         )
+        self.total = len(self._cuts)
+        """Number of batches of an epoch over all ranks, without repeats; the same in every epoch."""
+        ends = xxhash.xxh3_64_hexdigest(self._classes.longest.tobytes())
         self._samples = SampleClasses(
-            self.lengths, len(self._classes), of=self._classes.of, digest=self._digest, cache_dir=cache_dir
+            self.lengths,
+            len(self._classes),
+            of=self._classes.of,
+            digest=f"{self.lengths.digest}-{self.max_tokens}-{ends}",
+            cache_dir=cache_dir,
         )
         self._excluded = self._samples.without(exclude, self._cuts.starts)
-
-    @property
-    def total(self) -> int:
-        """Number of batches of an epoch over all ranks, without repeats; the same in every epoch."""
-        return len(self._cuts)
-
-    @property
-    def too_long(self) -> int:
-        """Number of samples longer than ``max_tokens``."""
-        return int(self._classes.samples[0])
 
     @property
     def key_seed(self) -> int:
@@ -179,8 +177,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         Raises:
             IndexError: the epoch has no such batch.
         """
-        job = self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
-        return job.batch(operator.index(number))[0]
+        return self._plan(epoch).batch(operator.index(number))[0]
 
     def batch_of(self, sample: int, *, epoch: int | None = None) -> int:
         """Return the number, in the job's epoch, of the batch with a sample; -1 if the sample is dropped or excluded.
@@ -190,8 +187,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         """
         if not 0 <= operator.index(sample) < len(self.lengths):
             raise IndexError(f"there is no sample {sample}: samples are numbered from 0 to {len(self.lengths) - 1}")
-        job = self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
-        return job.number_of(sample)
+        return self._plan(epoch).number_of(sample)
 
     # As a plan.
 
@@ -199,7 +195,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         rank, world_size = self._world.get()
         return self._plan(
-            cursor.epoch, Partition(self.total, world_size, rank, remainder=self.remainder, consumed=cursor.consumed)
+            cursor.epoch, world_size=world_size, rank=rank, remainder=self.remainder, consumed=cursor.consumed
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
@@ -209,16 +205,17 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         check_excluded(state, self._excluded.mark, of=of)
         return cursor
 
-    def _plan(self, epoch: int, partition: Partition) -> ClassBatchPlan:
+    def _plan(self, epoch: int | None, **share: Any) -> ClassBatchPlan:
+        """Return the batches of an epoch, by default the current one: all of them, or the share of a rank."""
         return ClassBatchPlan(
-            self._cuts, self._samples, partition, self._identity(), seed=self.seed, epoch=epoch, excluded=self._excluded
+            self._cuts,
+            self._samples,
+            Partition(self.total, **share),
+            self._identity(),
+            seed=self.seed,
+            epoch=self.epoch if epoch is None else epoch,
+            excluded=self._excluded,
         )
-
-    @cached_property
-    def _digest(self) -> str:
-        """The name of the class index: a hash of the lengths, the budget, and the ends of the classes."""
-        ends = xxhash.xxh3_64_hexdigest(self._classes.longest.tobytes())
-        return f"{self.lengths.digest}-{self.max_tokens}-{ends}"
 
     def _identity(self) -> State:
         return {
