@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from penstock.errors import StateError, escaped
 from penstock.plan.cursor import State, read_int, read_mapping
 from penstock.plan.stream import Stream, is_opened
+from penstock.plan.user_states import has_state
 
 __all__ = ["SourceStream", "check_pass", "drop", "keeps_position", "loads_stream"]
 
@@ -84,7 +85,7 @@ class SourceStream(Stream):
             return {"had": self.delivered, "cursor": self._items.cursor()}
         owners: dict[str, Any] = {"iterator": self._items, "dataset": self._source}
         for kind, owner in owners.items():
-            if _has_state(owner) and (state := owner.state_dict()) is not None:
+            if has_state(owner) and (state := owner.state_dict()) is not None:
                 return {"had": self.delivered, kind: copy.deepcopy(state)}
         return {"had": self.delivered}
 
@@ -103,7 +104,7 @@ class SourceStream(Stream):
                 source.load_state_dict(copy.deepcopy(cursor["dataset"]))
             items: Any = self._iterate(source)
             if "iterator" in cursor:
-                if not _has_state(items):
+                if not has_state(items):
                     raise StateError(_missing("iterator", name))
                 items.load_state_dict(copy.deepcopy(cursor["iterator"]))
             elif cursor["had"] and "dataset" not in cursor:
@@ -139,13 +140,13 @@ def check_pass(cursor: Any, source: Any, *, name: str, of: str) -> None:
     if is_opened(source):
         if had or held:
             source.check_cursor(read_mapping(cursor, "cursor", of=of))
-    elif "cursor" in held or ("dataset" in held and not _has_state(source)):
+    elif "cursor" in held or ("dataset" in held and not has_state(source)):
         raise StateError(_missing(held.pop(), name))
 
 
 def keeps_position(source: Any) -> bool:
     """Return whether a source holds its own position, so that it allows only one iteration at a time."""
-    return _has_state(source) and not is_opened(source)
+    return has_state(source) and not is_opened(source)
 
 
 def loads_stream(source: Any) -> bool:
@@ -165,10 +166,6 @@ def drop(items: Iterator[Any], count: int, name: str) -> None:
                 f"{name} had yielded {count} items when this state was taken, but now it has only {had}: it is another "
                 "source, or its data have changed"
             )
-
-
-def _has_state(item: Any) -> bool:
-    return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
 
 
 def _missing(held: str, name: str) -> str:
