@@ -57,7 +57,7 @@ def test_the_batches_are_those_of_the_loader_by_every_executor() -> None:
 
 def test_what_it_says_of_the_loader() -> None:
     probe = Probe(ps.DataLoader(Numbers(), batch_size=8, num_workers=3), batches=3)
-    assert (probe.stream, probe.pure, probe.threads, probe.releases_gil, probe.batch_size) == (
+    assert (probe.stream, probe.config.pure, probe.threads, probe.config.releases_gil, probe.batch_size) == (
         False,
         True,
         True,

@@ -194,7 +194,7 @@ class _Session:
         trials = []
         for setting in settings:
             limit = max(_SHORTEST, share * self.seconds)
-            trials.append(try_out(self.probe, setting, lambda: itertools.cycle(seen), limit, cached=True))
+            trials.append(try_out(self.probe, setting, itertools.cycle(seen), limit, cached=True))
             self._done(share)
         if all(trial.error for trial in trials):
             raise ConfigError(f"no executor can make batches of this loader: {trials[0].error}")
@@ -208,7 +208,7 @@ class _Session:
             counts = worker_counts(self.cores, waiting) if waiting > _WAITS else [self.cores]
             settings += [Setting(executor, count) for count in counts if count > setting.workers]
         limit = max(_SHORTEST, _NEW * self.seconds / len(settings))
-        return [try_out(self.probe, one, self._new, limit, cached=False) for one in settings]
+        return [try_out(self.probe, one, self._new(), limit, cached=False) for one in settings]
 
     def _new(self) -> Iterator[BatchRequest]:
         """Yield requests for new samples, then start over, with the files dropped from the page cache."""

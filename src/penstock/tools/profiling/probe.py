@@ -74,7 +74,6 @@ class Probe:
         requests: the first batches of the next iterator; empty for a stream.
         stream: whether only the dataset knows the order.
         config: the loader's settings, including the one that "auto" tries now.
-        pure, releases_gil: declarations of the dataset.
         threads: whether several threads may call the dataset: it is declared pure, or already used by threads.
     """
 
@@ -83,9 +82,8 @@ class Probe:
         self.config = loader.running_config
         self._pipeline = loader.pipeline
         self.stream = self._pipeline.stream
-        self.pure, self.releases_gil = self.config.pure, self.config.releases_gil
         in_threads = self.config.kind == "thread" or self.config.threads > 1
-        self.threads = not self.stream and (self.pure or in_threads)
+        self.threads = not self.stream and (self.config.pure or in_threads)
         self.requests = [] if self.stream else _requests(loader, batches, samples)
 
     @property
@@ -101,11 +99,10 @@ class Probe:
 
     def fetcher(self, config: LoaderConfig | None = None) -> Fetcher:
         """Return a new fetcher for the loader's batches, by default with the loader's own config."""
-        config = self.config if config is None else config
         with warnings.catch_warnings():
             # It would warn of global generators in threads, but their draws are discarded here.
             warnings.simplefilter("ignore")
-            return self._pipeline.fetcher(config)
+            return self._pipeline.fetcher(config or self.config)
 
     def run(self, executor: str, count: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
         """Yield batches of the requests, made by ``count`` workers of an executor ("inline", "process", ...).
@@ -157,7 +154,7 @@ class Probe:
 
     def executors(self) -> list[str]:
         """Return the executors with workers to try here, starting with the one that slows the training least."""
-        names = ["auto"] if self.releases_gil and PROCESSES else []
+        names = ["auto"] if self.config.releases_gil and PROCESSES else []
         names += ["process"] if PROCESSES else []
         return [*names, *(["thread"] if self.threads or not PROCESSES else [])]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 
+from penstock.loader.autotune import Throughput
 from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.tools.profiling.probe import Probe
 from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
@@ -20,7 +20,7 @@ _HARD = 3  # a measurement stops after this multiple of the planned time
 def try_out(
     probe: Probe,
     setting: Setting,
-    requests: Callable[[], Iterable[BatchRequest]],
+    requests: Iterable[BatchRequest],
     seconds: float,
     *,
     cached: bool,
@@ -28,63 +28,45 @@ def try_out(
     """Build batches at full speed for about ``seconds``, at most three times as long.
 
     Args:
-        requests: returns an endless series of batches to build; ignored for a stream.
+        requests: an endless series of batches to build; ignored for a stream.
         cached: whether the samples were read before; stored in the result.
 
     An error is stored in the result, because it shows that the setting cannot make these batches.
     """
-    found = _Measured()
+    found, first, skip, last = Throughput(max(1, setting.workers)), 0.0, -1, 0.0
     try:
-        while _pass(probe, setting, requests(), seconds, found):
-            pass
+        with closing(_epochs(probe, setting, requests)) as batches:
+            for number, at, metrics in batches:
+                if number == 1:
+                    # Workers deliver in bursts. Batches count after the first burst, unless epochs are too short.
+                    skip = found.workers if skip < 0 or found.batches else 0
+                    first, last = at, 0.0
+                if number > skip:
+                    found.batches += 1
+                    found.wait += at - last
+                    found.metrics.add(metrics)
+                last, full = at, number % found.workers == 0 and found.batches >= 2 * found.workers
+                if found.wait >= (seconds if full else _HARD * seconds):
+                    break
     except Exception as error:  # any error from the dataset, from starting processes or from pickling
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    samples, rate = found.work.samples, found.work.samples / found.seconds if found.seconds > 0 else 0.0
-    each = {name: spent / max(1, samples) for name, spent in found.work.by_stage().items()}
-    return Trial(setting, cached, rate, found.batches, found.first, each)
+    each = {name: spent / max(1, found.metrics.samples) for name, spent in found.metrics.by_stage().items()}
+    return Trial(setting, cached, found.rate, found.batches, first, each)
 
 
-@dataclass
-class _Measured:
-    """The batches that were measured so far, and the seconds to the first batch of the last pass."""
-
-    batches: int = 0
-    seconds: float = 0.0
-    first: float = 0.0
-    work: BatchMetrics = field(default_factory=BatchMetrics)
-
-
-def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], seconds: float, found: _Measured) -> bool:
-    """Measure one epoch; return whether another one is needed.
-
-    Batches arrive in bursts of one per worker. So they count after the first ones of all workers, in at least two full
-    rounds of all workers, unless time is up. If an epoch is too short for that, all of its batches count.
-    """
-    workers, number, early = max(1, setting.workers), 0, BatchMetrics()
-    began = last = time.perf_counter()
-    with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
-        for arrival in arrivals:
-            now, metrics = arrival.had, arrival.result.metrics
-            del arrival
-            number += 1
-            if number == 1:
-                found.first = now - began
-            if number <= workers:
-                early.add(metrics)
-            else:
-                found.batches += 1
-                found.seconds += now - last
-                found.work.add(metrics)
-                full = number % workers == 0 and found.batches >= 2 * workers
-                if found.seconds >= (seconds if full else _HARD * seconds):
-                    return False
-            last = now
-    if number <= workers:
-        found.batches += number
-        found.seconds += last - began
-        found.work.add(early)
-    return number > 0 and (found.seconds < seconds or found.batches < 2 * workers)
+def _epochs(
+    probe: Probe, setting: Setting, requests: Iterable[BatchRequest]
+) -> Generator[tuple[int, float, BatchMetrics], None, None]:
+    """Yield the batches of epoch after epoch: the number, from 1, and the seconds since its epoch began."""
+    number = 1
+    while number:
+        number, began = 0, time.perf_counter()
+        with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
+            for arrival in arrivals:
+                number, at, metrics = number + 1, arrival.had - began, arrival.result.metrics
+                del arrival
+                yield number, at, metrics
 
 
 def rehearse(
@@ -92,18 +74,13 @@ def rehearse(
 ) -> Rehearsal:
     """Consume batches like a training with steps of ``step`` seconds, for ``seconds`` and at least a few batches."""
     moments: list[Moment] = []
-    start = time.perf_counter()
+    few, start = 2 * max(1, setting.workers), time.perf_counter()
     with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
         for arrival in arrivals:
             moments.append(Moment(arrival.asked - start, arrival.had - start, arrival.ready))
-            passed = time.perf_counter() - start
-            if (
-                len(moments) == _MOMENTS
-                or passed >= _HARD * seconds
-                or (passed >= seconds and len(moments) > 2 * max(1, setting.workers))
-            ):
+            limit = seconds if len(moments) > few else _HARD * seconds
+            if len(moments) == _MOMENTS or time.perf_counter() - start >= limit:
                 break
             time.sleep(step)
             del arrival
-    settled = min(len(moments) // 2, 2 * max(1, setting.workers))
-    return Rehearsal(setting, step, cached, moments, settled)
+    return Rehearsal(setting, step, cached, moments, settled=min(len(moments) // 2, few))
