@@ -46,7 +46,7 @@ class ForeignSampler(PlanSampler[T, E]):
 
     def __init__(self, items: Iterable[Any]) -> None:
         super().__init__()
-        self.items = items
+        self.items: Any = items
         self._told = 0
         """The epoch last set, for a sampler that does not report its own."""
         self._moved_to: int | None = None
@@ -55,7 +55,7 @@ class ForeignSampler(PlanSampler[T, E]):
         """The epoch that the sampler reported when the bookmark was last read."""
 
     @property
-    def source(self) -> Iterable[Any]:
+    def source(self) -> Any:
         """The sampler that this plan reads."""
         return self.items
 
@@ -99,6 +99,7 @@ class ForeignSampler(PlanSampler[T, E]):
         # Only a cursor of a state names its plan. A sampler that does not report its epoch may have been set by the
         # user, which the state does not know: for a state, call set_epoch only if the epoch differs.
         self.tell(cursor.epoch, again=not cursor.plan)
+        super().chosen(cursor)
 
     def tell(self, epoch: int, *, again: bool = False) -> None:
         """Set the sampler's epoch, if it has epochs, unless it is already set (``again`` sets it once more)."""
@@ -177,7 +178,8 @@ class _Drawn(BatchEpochPlan):
     one_by_one = True
 
     def __init__(self, plan: ExternalSampler, cursor: Cursor) -> None:
-        self._plan, self._items, self._cursor = plan, plan.items, cursor
+        self._plan, self._cursor = plan, cursor
+        self._items: Iterable[Any] = plan.items
         # Without a face the sampler yields batches, and a cursor counts them.
         self._size = 1 if plan.face is None else plan.face.batch_size
         self._drop_last = plan.face is not None and plan.face.drop_last

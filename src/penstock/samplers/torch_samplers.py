@@ -28,41 +28,53 @@ from penstock.samplers.weighted import weights_digest
 __all__ = ["TORCH_PLANS"]
 
 
-class _Drawing(DrawingSampler):
-    """The plan of a torch sampler with a generator."""
+class _Ours(ForeignSampler[int, EpochPlan], EpochSampler):
+    """The plan of a torch sampler that has the order of one of ours."""
 
-    def __init__(self, sampler: Any) -> None:
-        super().__init__()
-        self._sampler = sampler
-
-    @property
-    def source(self) -> Any:
-        """torch's sampler."""
-        return self._sampler
-
-    @property
-    def generator(self) -> torch.Generator | None:  # type: ignore[override]
-        """The generator of torch's sampler."""
-        return cast("torch.Generator | None", self._sampler.generator)
-
-
-class TorchRandom(_Drawing):
-    """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
+    @abc.abstractmethod
+    def _ours(self) -> EpochSampler:
+        """Return our sampler with torch's attributes: programs assign them, and subclasses compute them."""
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
-        """Return the order of the cursor's epoch, from the cursor on. Each rank draws its own."""
-        run = self._ours().bind(cursor, draws)
-        run.per_rank = True
-        return run
+        """Return the order of the cursor's epoch, from the cursor on."""
+        return self._ours().bind(cursor, draws)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
         return self._ours().read(state)
 
+
+class _Drawing(ForeignSampler[int, EpochPlan], DrawingSampler):
+    """The plan of a torch sampler with a generator. Each rank draws its own order."""
+
+    @property
+    def generator(self) -> torch.Generator | None:  # type: ignore[override]
+        """The generator of torch's sampler."""
+        return cast("torch.Generator | None", self.items.generator)
+
+
+class TorchRandom(_Drawing, _Ours):
+    """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
+
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
+        """Return the order of the cursor's epoch, from the cursor on."""
+        run = super().bind(cursor, draws)
+        run.per_rank = True
+        return run
+
     def _ours(self) -> RandomSampler:
-        """Return our sampler with torch's attributes: programs assign them, and subclasses compute them."""
-        given = self._sampler
+        given = self.items
         return RandomSampler(given.data_source, given.replacement, given._num_samples, self.generator)
+
+
+class TorchDistributed(_Ours):
+    """The plan of ``torch.utils.data.DistributedSampler``. Its states are elastic: of any number of ranks."""
+
+    def _ours(self) -> DistributedSampler:
+        given = self.items
+        return DistributedSampler(
+            given.dataset, given.num_replicas, given.rank, bool(given.shuffle), given.seed, given.drop_last
+        )
 
 
 class TorchSequential(SequentialSampler):
@@ -87,25 +99,6 @@ class TorchSequential(SequentialSampler):
         return self._sampler
 
 
-class TorchDistributed(ForeignSampler[int, EpochPlan], EpochSampler):
-    """The plan of ``torch.utils.data.DistributedSampler``. Its states are elastic."""
-
-    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
-        """Return this rank's share of the rest of the cursor's epoch."""
-        return self._ours().bind(cursor, draws)
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state. The state may come from any number of ranks."""
-        return self._ours().read(state)
-
-    def _ours(self) -> DistributedSampler:
-        """Return our sampler with torch's attributes: programs assign them."""
-        given: Any = self.items
-        return DistributedSampler(
-            given.dataset, given.num_replicas, given.rank, bool(given.shuffle), given.seed, given.drop_last
-        )
-
-
 class _DrawnAtOnce(_Drawing):
     """The plan of a torch sampler that draws its whole order at the start, from its own or torch's global generator."""
 
@@ -113,9 +106,8 @@ class _DrawnAtOnce(_Drawing):
     _hashed: tuple[Any, int | None, str] | None = None
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
-        """Return the order of the cursor's epoch, from the cursor on. Each rank draws its own."""
-        count = self._count()
-        identity = self._identity()
+        """Return the order of the cursor's epoch, from the cursor on."""
+        count, identity = self._count(), self._identity()
         run = self._drawn(cursor, draws, lambda: identity, size=count, count=count, last=0, block=self._block)
         run.per_rank = True
         return run
@@ -148,14 +140,14 @@ class TorchSubset(_DrawnAtOnce):
     """The plan of ``torch.utils.data.SubsetRandomSampler``."""
 
     def _count(self) -> int:
-        return len(self._sampler.indices)
+        return len(self.items.indices)
 
     def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
-        indices = torch.as_tensor(self._sampler.indices)
+        indices = torch.as_tensor(self.items.indices)
         return indices[torch.randperm(len(indices), generator=generator)]
 
     def _identity(self) -> State:
-        indices = self._sampler.indices
+        indices = self.items.indices
         return {"order": "subset", "samples": len(indices), "indices": self._digest(indices, np.int64)}
 
 
@@ -163,14 +155,14 @@ class TorchWeighted(_DrawnAtOnce):
     """The plan of ``torch.utils.data.WeightedRandomSampler``."""
 
     def _count(self) -> int:
-        return int(self._sampler.num_samples)
+        return int(self.items.num_samples)
 
     def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
-        given = self._sampler
+        given = self.items
         return torch.multinomial(given.weights, given.num_samples, given.replacement, generator=generator).cpu()
 
     def _identity(self) -> State:
-        sampler = self._sampler
+        sampler = self.items
         return {
             "order": "torch weighted",
             "weights": self._digest(sampler.weights, np.float64),
