@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from gloo_support import die, start_ranks
+from gloo_support import start_ranks
 from shards_support import COUNTS, number, write_shards
 from store_server import Store
 
 import penstock as ps
-from penstock.errors import StorageUnavailableError
 from penstock.shards import arriving_source
 from penstock.shards.find_handles import build, write_indexes
 from penstock.shards.handles import LocalShard
@@ -64,16 +63,6 @@ def test_what_is_counted_is_told(tmp_path: Path) -> None:
         whole = {name: count["bytes"] for name, count in counts.items() if name.endswith(".tar")}
         size = (tmp_path / "store" / "data" / "s-0.tar").stat().st_size
         assert all(size <= read < 1.2 * size for read in whole.values()), whole
-
-
-def count_without_the_other(rank: int, url: str, folder: Path) -> int:
-    loader = make(url, folder / str(rank))
-    if rank:
-        die()
-    try:
-        return sum(1 for _ in loader)
-    except StorageUnavailableError:
-        return -1
 
 
 def stop_and_go_on(rank: int, url: str, folder: Path, steps: int, state: Any) -> tuple[list[int], Any]:

@@ -214,14 +214,6 @@ class Pair(NamedTuple):
     other: Any
 
 
-class Triple(NamedTuple):
-    """A sample of three parts."""
-
-    one: Any
-    other: Any
-    third: Any
-
-
 def _image(index: int) -> torch.Tensor:
     return torch.arange(index, index + 20 * 30 * 3).to(torch.uint8).view(20, 30, 3).permute(2, 0, 1)
 
