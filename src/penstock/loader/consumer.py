@@ -525,11 +525,9 @@ def _requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None) -> Ite
     for rows, positions in run.blocks():
         # The position to send to workers. It may still change for batches that are not planned yet.
         place = run.place if under is None else under.place
-        packed, keys = (
-            # Bytes are cheaper to make, and to send, than rows of arrays.
-            part if isinstance(part, list) else np.ascontiguousarray(part).view(f"V{part[0].nbytes}").ravel().tolist()
-            for part in (rows, mix_array(key, positions.view(np.uint64)))
-        )
+        # Bytes are cheaper to send than rows of arrays.
+        packed = rows if isinstance(rows, list) else map(np.ndarray.tobytes, rows)
+        keys = map(np.ndarray.tobytes, mix_array(key, positions.view(np.uint64)))
         yield map(BatchRequest, packed, keys, itertools.repeat(place))
 
 
