@@ -15,9 +15,8 @@ import torch.utils.data
 from penstock.distributed import LateWorld
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, Batches
-from penstock.plan.iteration import CountedIterator
 from penstock.plan.reader import Draws, OuterPlan
-from penstock.samplers.base import EpochBatchSampler, EpochSampler
+from penstock.samplers.base import CountedIterator, EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.identity import own_order

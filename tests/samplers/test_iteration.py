@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batches, EpochPlan
-from penstock.plan.iteration import CountedIterator, index_lists
+from penstock.samplers.base import CountedIterator, index_lists
 
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 50_000]))
 batch_sizes = st.one_of(st.integers(1, 300), st.sampled_from([1023, 1024, 1025, 32_768, 32_769, 50_000]))
