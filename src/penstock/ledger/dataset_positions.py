@@ -16,7 +16,7 @@ from penstock.datasets.packed import PackedDataset
 from penstock.datasets.packs import PackPlan
 from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.errors import ConfigError
-from penstock.ledger.positions import DataPositions, RowsAt, check_no_source, positions_of_order
+from penstock.ledger.positions import DataPositions, OrderPositions, RowsAt, check_no_source
 from penstock.order import Partition
 from penstock.order.mixture import WeightStage, counts_before
 from penstock.order.permutation import Indices
@@ -41,7 +41,7 @@ def positions_of_dataset(
         return _Mixed(dataset, epoch, changes)
     if isinstance(dataset, PackedDataset):
         return _Packed(dataset, epoch, partition)
-    return positions_of_order(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)), partition.n)
+    return OrderPositions(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)), partition.n)
 
 
 class _Packed:

@@ -42,6 +42,7 @@ class Layout(NamedTuple):
         samples: samples per epoch; batches, if the order is one of batches.
         ends: handling of the end of an epoch: index of the remainder rule, plus 3 if a last short batch is dropped.
         excluded: hash of the excluded rows.
+        parts: mini-epochs per epoch. States do not contain it.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Layout(NamedTuple):
     samples: int
     ends: int
     excluded: str | None = None
+    parts: int = 1
 
     @classmethod
     def of(cls, step: int, share: RankPartition) -> Self:
@@ -62,7 +64,7 @@ class Layout(NamedTuple):
         part = share.partition
         ends = REMAINDERS.index(part.remainder) + len(REMAINDERS) * share.drop_last
         place = share.epoch, share.mini_epoch, share.done, share.base, share.skip
-        return cls(step, *place, part.world_size, share.batch_size, part.n, ends, share.excluded)
+        return cls(step, *place, part.world_size, share.batch_size, part.n, ends, share.excluded, share.parts)
 
     @property
     def rule(self) -> tuple[Any, ...]:
@@ -79,16 +81,18 @@ class Layout(NamedTuple):
         """Whether a last short batch is dropped."""
         return self.ends >= len(REMAINDERS)
 
-    def start(self, parts: int) -> tuple[int, int, int]:
-        """Return epoch, mini-epoch and first position of the first step."""
-        first = self.partition(self.epoch, self.mini_epoch, parts).begin + self.skip * self.ranks
+    @property
+    def start(self) -> tuple[int, int, int]:
+        """Epoch, mini-epoch and first position of the first step."""
+        first = self.partition(self.epoch, self.mini_epoch).begin + self.skip * self.ranks
         return self.epoch, self.mini_epoch, first
 
-    def steps_per_epoch(self, parts: int) -> int:
-        """Return the number of steps in a whole epoch."""
-        return sum(_counts(self, parts, False))
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps in a whole epoch."""
+        return sum(_counts(self, False))
 
-    def partition(self, epoch: int, part: int, parts: int, rank: int = 0) -> Partition:
+    def partition(self, epoch: int, part: int, rank: int = 0) -> Partition:
         """Return the positions of a rank in a mini-epoch."""
         done, base = (self.done, self.base) if epoch == self.epoch else (0, 0)
         # A mini-epoch that was finished before the epoch was re-partitioned has no samples left.
@@ -96,7 +100,7 @@ class Layout(NamedTuple):
             self.samples,
             self.ranks,
             rank,
-            mini_epochs=max(1, parts - done),
+            mini_epochs=max(1, self.parts - done),
             mini_epoch=max(0, part - done),
             remainder=REMAINDERS[self.ends % len(REMAINDERS)],
             consumed=base if part >= done else self.samples,
@@ -106,26 +110,26 @@ class Layout(NamedTuple):
         """Return the number of samples of a mini-epoch that each rank received before this layout."""
         return self.skip if (epoch, part) == (self.epoch, self.mini_epoch) else 0
 
-    def stretches(self, epoch: int, parts: int) -> Iterator[Stretch]:
+    def stretches(self, epoch: int) -> Iterator[Stretch]:
         """Yield the mini-epochs of an epoch, from the start of this layout."""
-        counts, step = _counts(self, parts, epoch == self.epoch), self.step
+        counts, step = _counts(self, epoch == self.epoch), self.step
         if epoch > self.epoch:
-            step += sum(_counts(self, parts, True)) + (epoch - self.epoch - 1) * sum(counts)
+            step += sum(_counts(self, True)) + (epoch - self.epoch - 1) * sum(counts)
         for part, count in enumerate(counts):
-            yield Stretch(self, epoch, part, parts, step, count)
+            yield Stretch(self, epoch, part, step, count)
             step += count
 
 
 @lru_cache(maxsize=256)
-def _counts(layout: Layout, parts: int, first: bool) -> tuple[int, ...]:
+def _counts(layout: Layout, first: bool) -> tuple[int, ...]:
     """Return the number of batches in each mini-epoch, of the rank with the most.
 
     ``first`` selects the layout's first epoch; all others are alike.
     """
     epoch = layout.epoch if first else layout.epoch + 1
     counts = [0] * (layout.mini_epoch if first else 0)
-    for part in range(len(counts), parts):
-        left = max(0, len(layout.partition(epoch, part, parts)) - layout.begin(epoch, part))
+    for part in range(len(counts), layout.parts):
+        left = max(0, len(layout.partition(epoch, part)) - layout.begin(epoch, part))
         counts.append(left // layout.batch_size if layout.drop_last else -(-left // layout.batch_size))
     return tuple(counts)
 
@@ -136,7 +140,6 @@ class Stretch(NamedTuple):
     Attributes:
         layout: the layout.
         epoch, part: the mini-epoch.
-        parts: mini-epochs per epoch.
         first: the first step.
         steps: the number of steps.
     """
@@ -144,13 +147,12 @@ class Stretch(NamedTuple):
     layout: Layout
     epoch: int
     part: int
-    parts: int
     first: int
     steps: int
 
     def partition(self, rank: int = 0) -> Partition:
         """Return the positions of a rank in the whole mini-epoch."""
-        return self.layout.partition(self.epoch, self.part, self.parts, rank)
+        return self.layout.partition(self.epoch, self.part, rank)
 
     def positions(self, step: int, rank: int) -> Indices:
         """Return the positions of a rank's batch."""
@@ -202,14 +204,12 @@ class Layouts:
 
     Args:
         layouts: layouts of a state, oldest first.
-        parts: mini-epochs per epoch.
         next_step: the next step, if some steps consist of padding only. At the end of an epoch, the position does not
             tell how many of those were delivered.
     """
 
-    def __init__(self, layouts: Sequence[Layout] = (), parts: int = 1, next_step: int | None = None) -> None:
+    def __init__(self, layouts: Sequence[Layout] = (), next_step: int | None = None) -> None:
         self.layouts = tuple(layouts)
-        self.parts = parts
         self.next_step = next_step
 
     @classmethod
@@ -221,18 +221,18 @@ class Layouts:
         """
         entries = state.get("layouts", [])
         fine = isinstance(entries, list) and all(map(_is_layout, entries))
-        layouts = [Layout(*entry) for entry in entries] if fine else []
+        layouts = [Layout(*entry)._replace(parts=parts) for entry in entries] if fine else []
         fine = fine and all(a.step < b.step and a.epoch <= b.epoch for a, b in pairwise(layouts))
         if not fine or any(max(one.mini_epoch + 1, one.done) > parts for one in layouts):
             raise StateError(f"the state of this DataLoader is damaged: layouts is {entries!r}")
-        return cls(layouts, parts, read_int(state, "step", of="DataLoader") if "step" in state else None)
+        return cls(layouts, read_int(state, "step", of="DataLoader") if "step" in state else None)
 
     def state(self, delivered: int) -> State:
         """Return the entries for a state, after so many batches of the epoch plan that these layouts follow."""
         if not self.layouts:
             return {}
         step = {} if self.next_step is None else {"step": self.next_step + delivered}
-        return step | {"layouts": [list(one if one.excluded else one[:_NUMBERS]) for one in self.layouts]}
+        return step | {"layouts": [list(one[: _NUMBERS + (one.excluded is not None)]) for one in self.layouts]}
 
     def followed(self, share: RankPartition) -> Layouts:
         """Return these layouts, plus one for a bound plan if its distribution differs from the last one.
@@ -244,13 +244,13 @@ class Layouts:
         """
         layouts, partition = self._extended(share), share.partition
         is_padded = partition.padded >= partition.world_size
-        return Layouts(layouts, share.parts, Layouts(layouts, share.parts).step_of(share) if is_padded else None)
+        return Layouts(layouts, _last_stretch(layouts, share).step_of(share) if is_padded else None)
 
     def _extended(self, share: RankPartition) -> list[Layout]:
         now, layouts = Layout.of(0, share), list(self.layouts)
-        if not layouts or (share.epoch, share.mini_epoch, share.first) < layouts[-1].start(share.parts):
+        if not layouts or (share.epoch, share.mini_epoch, share.first) < layouts[-1].start:
             layouts = [now.whole]
-        stretch = Layouts(layouts, share.parts)._last_stretch(share)
+        stretch = _last_stretch(layouts, share)
         step = stretch.step_of(share)
         if self.next_step is not None and share.empty:
             step = min(max(stretch.first, self.next_step), step)
@@ -261,17 +261,14 @@ class Layouts:
         if kept := [layout for layout in layouts if layout.step < step]:
             # The last layout had no step.
             if len(kept) < len(layouts):
-                return Layouts(kept, share.parts, self.next_step)._extended(share)
+                return Layouts(kept, self.next_step)._extended(share)
         else:
             layouts = []
         return [*layouts, now._replace(step=step)][-_MOST:]
 
     def step_of(self, share: RankPartition) -> int:
         """Return the first step of a bound plan."""
-        return self._last_stretch(share).step_of(share)
-
-    def _last_stretch(self, share: RankPartition) -> Stretch:
-        return list(self.layouts[-1].stretches(share.epoch, self.parts))[share.mini_epoch]
+        return _last_stretch(self.layouts, share).step_of(share)
 
     def at(self, step: int) -> Stretch:
         """Return the stretch that contains a step.
@@ -285,12 +282,12 @@ class Layouts:
         if not found:
             raise ConfigError(f"{self._forgotten()}, got step {step}")
         layout = found[-1]
-        rest, whole = step - layout.step, sum(_counts(layout, self.parts, False))
-        head = sum(_counts(layout, self.parts, True))
+        rest, whole = step - layout.step, layout.steps_per_epoch
+        head = sum(_counts(layout, True))
         if rest >= head and not whole:
             raise ConfigError(f"an epoch of this job has no step, got step {step}")
         epoch = layout.epoch if rest < head else layout.epoch + 1 + (rest - head) // whole
-        for stretch in layout.stretches(epoch, self.parts):
+        for stretch in layout.stretches(epoch):
             if step < stretch.first + stretch.steps:
                 return stretch
         raise AssertionError(step)
@@ -306,7 +303,7 @@ class Layouts:
             raise ConfigError(f"{self._forgotten()}, got epoch {epoch}")
         ends = [layout.step for layout in self.layouts[1:]]
         for layout, end in zip(self.layouts, [*ends, None], strict=True):
-            for one in layout.stretches(epoch, self.parts) if epoch >= layout.epoch else ():
+            for one in layout.stretches(epoch) if epoch >= layout.epoch else ():
                 count = one.steps if end is None else min(one.steps, end - one.first)
                 if count > 0:
                     yield one._replace(steps=count)
@@ -316,6 +313,10 @@ class Layouts:
         return (
             f"a state stores the last {_MOST} layouts of a job, here from step {first.step} in epoch {first.epoch} on"
         )
+
+
+def _last_stretch(layouts: Sequence[Layout], share: RankPartition) -> Stretch:
+    return list(layouts[-1].stretches(share.epoch))[share.mini_epoch]
 
 
 def _is_layout(entry: Any) -> bool:

@@ -20,8 +20,9 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch
-from penstock.ledger.positions import DataPositions, positions_of_run
+from penstock.ledger.positions import BatchPositions, DataPositions, OrderPositions
 from penstock.order.permutation import Indices
+from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping, unpack
 from penstock.plan.epoch import RankPartition
 from penstock.plan.reader import Draws
@@ -126,14 +127,16 @@ class Ledger:
             state = consumer.state_dict()
         elif state is not None:
             state = unpack(state, of="DataLoader")
-        self._job, self._epoch, self._step = Layouts(), plan.epoch, 0
+        self._job, self._epoch = Layouts(), plan.epoch
+        self.step = 0
+        """The next step of the loader or of the state."""
         if state is not None:
             consumer.check(state)
             self._read(state)
         if not self._job.layouts:
             first = Layout.of(0, self._now).whole
             ranks = first.ranks if world_size is None else world_size
-            self._job = Layouts([first._replace(ranks=ranks)], self._now.parts)
+            self._job = Layouts([first._replace(ranks=ranks)])
         elif world_size is not None:
             raise ConfigError("the state says how many ranks the job had in each step: omit world_size=")
 
@@ -149,7 +152,7 @@ class Ledger:
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
         here = self._rank_partition(cursor)
         step = (self._job if self._job.layouts else self._job.followed(here)).step_of(here)
-        self._step = step if self._job.next_step is None else self._job.next_step
+        self.step = step if self._job.next_step is None else self._job.next_step
 
     @cached_property
     def _now(self) -> RankPartition:
@@ -175,11 +178,6 @@ class Ledger:
         """The layouts of the job's steps, oldest first."""
         return self._job.layouts
 
-    @property
-    def step(self) -> int:
-        """The next step of the loader or of the state."""
-        return self._step
-
     def layout(self, step: int) -> Layout:
         """Return the layout of a step."""
         return self._job.at(step).layout
@@ -197,7 +195,7 @@ class Ledger:
     @property
     def steps_per_epoch(self) -> int:
         """Steps per whole epoch in the last layout."""
-        return self.layouts[-1].steps_per_epoch(self._now.parts)
+        return self.layouts[-1].steps_per_epoch
 
     def _same_rows(self, stretch: Stretch) -> None:
         """Refuse a stretch in which the job had other rows, or another order, than the loader."""
@@ -224,7 +222,8 @@ class Ledger:
             from penstock.ledger.dataset_positions import positions_of_dataset
 
             return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
-        return positions_of_run(sampler_of(self._plan).bind(Cursor(epoch=stretch.epoch), Draws()))
+        run = sampler_of(self._plan).bind(Cursor(epoch=stretch.epoch), Draws())
+        return BatchPositions(run) if isinstance(run, ClassBatchPlan) else OrderPositions(run.order, run.partition.n)
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and its first position in the job's epoch."""

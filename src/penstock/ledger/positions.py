@@ -16,7 +16,7 @@ from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.share import EpochRows
 
-__all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_order", "positions_of_run"]
+__all__ = ["BatchPositions", "DataPositions", "OrderPositions", "RowsAt", "check_no_source"]
 
 _CHUNK = 1 << 16
 
@@ -53,48 +53,42 @@ class DataPositions(Protocol):
         """
 
 
-def positions_of_order(order: Any, samples: int) -> DataPositions:
-    """Return the positions of an order of rows, of which the epoch has the first ``samples``."""
-    return _Ordered(order, samples)
-
-
-def positions_of_run(run: Any) -> DataPositions:
-    """Return the positions of a sampler's epoch over unsplit data."""
-    return _Batches(run) if isinstance(run, ClassBatchPlan) else _Ordered(run.order, run.partition.n)
-
-
 def check_no_source(source: int | str) -> None:
     """Raise `ConfigError` if a source is given for data without sources."""
     if source != -1:
         raise ConfigError(f"source={source!r} is for a row of a mixture, and this dataset is none: omit it")
 
 
-class _Batches:
+class BatchPositions:
     """Batches by class, numbered in the epoch. The position of a sample is its slot."""
 
     def __init__(self, run: ClassBatchPlan) -> None:
         self._run = run
 
     def rows(self, positions: Indices) -> RowsAt:
+        """Return the rows of batches."""
         rows, slots, counts = self._run.samples_of(positions)
         return RowsAt(rows, np.repeat(np.arange(len(counts)), counts), slots, np.full(len(rows), -1))
 
     def find(self, row: int, source: int | str) -> list[int]:
+        """Return the numbers of the batches with a row."""
         check_no_source(source)
         return self._run.numbers_of(row)
 
 
-class _Ordered:
-    """An order of rows, of which the epoch has the first ones."""
+class OrderPositions:
+    """An order of rows, of which the epoch has the first ``samples``."""
 
     def __init__(self, order: Any, samples: int) -> None:
         self._order, self._samples = order, max(1, samples)
 
     def rows(self, positions: Indices) -> RowsAt:
+        """Return the row at each position."""
         rows = np.asarray(self._order[positions % self._samples])
         return RowsAt(rows, np.arange(len(rows)), positions, np.full(len(rows), -1))
 
     def find(self, row: int, source: int | str) -> list[int]:
+        """Return the positions of a row."""
         check_no_source(source)
         if isinstance(self._order, EpochRows):
             return self._order.positions_of(row)
