@@ -31,6 +31,7 @@ __all__ = [
     "Block",
     "EpochPlan",
     "ForwardEpoch",
+    "OneEpoch",
     "PartitionedOrder",
     "RankPartition",
     "length_of",
@@ -89,7 +90,7 @@ class RankPartition(NamedTuple):
         return self.skip >= len(self.partition)
 
 
-class _OneEpoch(abc.ABC):
+class OneEpoch(abc.ABC):
     """One epoch on one rank, starting at a cursor.
 
     Attributes:
@@ -136,12 +137,8 @@ class _OneEpoch(abc.ABC):
         return None
 
 
-class EpochPlan(_OneEpoch):
-    """The samples of one epoch on one rank, starting at a cursor.
-
-    Attributes:
-        seed, epoch: of the samples' generators (None leaves seeding to the reader), and the number of the epoch.
-    """
+class EpochPlan(OneEpoch):
+    """The samples of one epoch on one rank, starting at a cursor."""
 
     @abc.abstractmethod
     def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
@@ -150,7 +147,7 @@ class EpochPlan(_OneEpoch):
         """
 
 
-class ForwardEpoch(_OneEpoch):
+class ForwardEpoch(OneEpoch):
     """The samples of one epoch on one rank that become known while they are read: once, from a cursor on."""
 
     one_by_one = True
@@ -160,12 +157,8 @@ class ForwardEpoch(_OneEpoch):
         """Yield the indices and positions of ``size`` samples at a time, fewer at the end. Waits for data."""
 
 
-class BatchEpochPlan(_OneEpoch):
-    """The batches of one epoch on one rank, starting at a cursor.
-
-    Attributes:
-        seed, epoch: as in `EpochPlan`.
-    """
+class BatchEpochPlan(OneEpoch):
+    """The batches of one epoch on one rank, starting at a cursor."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Batch]:

@@ -14,33 +14,13 @@ import abc
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor, checked_epoch
+from penstock.plan.epoch import OneEpoch
 
 __all__ = ["Bookmark", "Draws", "OuterPlan", "Plan", "PlanReader"]
-
-
-class OneEpoch(Protocol):
-    """One epoch of a plan, or the rest of one."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch."""
-
-    @property
-    def start(self) -> Cursor:
-        """The start of the epoch."""
-
-    def after(self, count: int) -> Cursor:
-        """Return the start of the next epoch of a consumer that has received ``count`` units."""
-
-    def cursor(self, count: int) -> Cursor:
-        """Return the cursor of a consumer that has received ``count`` units."""
-
-    def exhaust(self) -> None:
-        """Record that the epoch is not read further."""
 
 
 E = TypeVar("E", bound=OneEpoch)

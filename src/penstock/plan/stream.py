@@ -259,7 +259,7 @@ def is_opened(dataset: Any) -> TypeGuard[ResumableDataset]:
     return isinstance(dataset, ResumableDataset) and not dataset.own_items
 
 
-class StreamPlan(Plan[StreamStart]):
+class StreamPlan(Plan[Any]):
     """The epochs of an iterable dataset of Penstock, in sequence."""
 
     def __init__(self, dataset: ResumableDataset) -> None:
