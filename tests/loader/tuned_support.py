@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock import DataLoader
 from penstock.loader.autotune import Autotuner, Throughput
+from penstock.loader.make import fetcher_of
 from penstock.loader.workers import Workers
 
 
@@ -37,5 +39,6 @@ class Script(Autotuner):
 
 def scripted(loader: DataLoader[Any], counts: list[int], each: list[int]) -> DataLoader[Any]:
     loader._tuner = Script(loader.executor, counts, each)
-    loader._workers = Workers(replace(loader._workers.config, num_workers=counts[0]), loader.pipeline.fetcher)
+    config = replace(loader._workers.config, num_workers=counts[0])
+    loader._workers = Workers(config, partial(fetcher_of, loader.consumer))
     return loader

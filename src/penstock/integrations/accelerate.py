@@ -160,7 +160,7 @@ def _kept(values: torch.Tensor, ends: list[_End]) -> torch.Tensor:
 
 def _share_of(loader: DataLoader[Any]) -> RankPartition | None:
     """Return the partition of a running loader's samples among the ranks; None if it cannot be computed."""
-    consumer = loader.pipeline.consumer
+    consumer = loader.consumer
     # An order of batches has no position for each sample, and a sampler over a share moves the padding.
     if consumer.plan is None or sampler_of(consumer.plan) is consumer.plan:
         return None
@@ -287,7 +287,7 @@ class PreparedLoader:
         if self._share is not None and self._share.partition.world_size == accelerator.num_processes:
             self._ends = _ends(self._share) if self._ends is None else self._ends
             return self._ends
-        if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.pipeline.consumer.plan is not None:
+        if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.consumer.plan is not None:
             had = torch.tensor(self.base_dataloader.stats()["samples"] - self._had, device=accelerator.device)
             data = self.base_dataloader.dataset
             order = own_order(data)
@@ -351,7 +351,7 @@ class _WithoutFirst:
     def __iter__(self) -> Iterator[Any]:
         loader: Any = super()
         loader.set_epoch(self.iteration)  # set here too: after another epoch, the pass would not be shortened
-        self.base_dataloader.pipeline.consumer.skip_from_start(self.skipped - self.skip_batches)
+        self.base_dataloader.consumer.skip_from_start(self.skipped - self.skip_batches)
         yield from loader.__iter__()
 
     def __len__(self) -> int:
@@ -369,7 +369,7 @@ def _without_first(prepared: Any, batches: int) -> Any:
     whole, skipped = prepared, batches
     if isinstance(prepared, _WithoutFirst):
         whole, skipped = prepared.whole, prepared.skipped + batches
-    dropped = not isinstance(whole, _data_loader.DataLoaderShard) or whole.base_dataloader.pipeline.stream
+    dropped = not isinstance(whole, _data_loader.DataLoaderShard) or whole.base_dataloader.consumer.plan is None
     rest: Any = object.__new__(_class_of(_WithoutFirst, type(whole)))
     rest.__dict__.update(whole.__dict__, whole=whole, skipped=skipped, skip_batches=skipped if dropped else 0)
     return rest
@@ -437,7 +437,7 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, splits_itse
             "DataLoaderConfiguration(dispatch_batches=False), or omit use_stateful_dataloader and skip the first steps "
             "with skip_first_batches"
         )
-    loader.pipeline.is_split = True
+    loader.consumer.is_split = True
     over: Any = object.__new__(_class_of(PreparedLoader, type(prepared)))
     over.__dict__.update(
         prepared.__dict__,

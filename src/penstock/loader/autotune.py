@@ -34,7 +34,7 @@ from penstock.samplers.identity import parts_of
 from penstock.wording import rate_text
 
 if TYPE_CHECKING:
-    from penstock.loader.pipeline import Pipeline
+    from penstock.loader.consumer import Consumer
     from penstock.loader.window import Window
 
 __all__ = ["ENOUGH", "Autotuner", "Throughput", "autotuner_of"]
@@ -263,13 +263,13 @@ class Autotuner:
         return {"executor": self._executor if workers else "inline", "workers": workers}
 
 
-def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
-    """Return an autotuner for a pipeline.
+def autotuner_of(consumer: Consumer, config: LoaderConfig) -> Autotuner:
+    """Return an autotuner for a loader.
 
     Raises:
         ConfigError: the batches would depend on the workers, or there are no workers to choose.
     """
-    consumer, name = pipeline.consumer, type(pipeline.dataset).__name__
+    name = type(consumer.dataset).__name__
     auto = "num_workers='auto'"
     if config.executor == "ray":
         raise ConfigError(f"{auto} counts workers on this machine: for executor='ray' pass a number")
@@ -279,7 +279,7 @@ def autotuner_of(pipeline: Pipeline, config: LoaderConfig) -> Autotuner:
             "so pass a number, or make the dataset map-style"
         )
     # Each worker has a separate copy of a user's object, so its state depends on the number of workers.
-    items = [("dataset", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
+    items = [("dataset", one) for one in (consumer.samples, *parts_of(consumer.samples))]
     items += [("sampler", one) for one in layers(consumer.plan.source) if not isinstance(one, PlanSampler)]
     for role, item in [*items, ("collate function", config.collate_fn)]:
         if has_state(item):

@@ -44,6 +44,7 @@ __all__ = [
     "check",
     "check_assigned",
     "check_dataset",
+    "declarations",
     "resolve_num_workers",
 ]
 
@@ -330,3 +331,11 @@ def check_dataset(dataset: Any, config: LoaderConfig) -> None:
         raise ConfigError(f"{name} has a state, and threads share one dataset: use executor='process', or one thread")
     if config.threads > 1:
         raise ConfigError(f"threads_per_worker has no effect on {name}: each worker has one iterator of it")
+
+
+def declarations(dataset: Any) -> dict[str, bool]:
+    """Return the declarations of a dataset as settings of a loader. A stream never runs in several threads."""
+    samples = dataset.samples if isinstance(dataset, StreamDataset) else dataset
+    pure = bool(getattr(samples, "pure", False))
+    threads = pure and bool(getattr(samples, "releases_gil", False)) and not isinstance(samples, IterableDataset)
+    return {"pure": pure, "releases_gil": threads}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,28 @@ from torch.utils.data import IterableDataset
 from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import SAMPLES, derive_key, mix, mix_array
+from penstock.loader.config import LoaderConfig
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
-from penstock.loader.user_state import UserStates
+from penstock.loader.user_state import Snapshot, UserStates, take_snapshot
 from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan, length_of
-from penstock.plan.reader import PlanReader
+from penstock.plan.reader import Plan, PlanReader
 from penstock.plan.share import ShareEpoch
-from penstock.plan.stream import StreamPlan, UserEpochs, is_opened
+from penstock.plan.stream import ResumableDataset, Stream, StreamPlan, UserEpochs, is_opened
+from penstock.plan.user_states import has_state
 from penstock.samplers.base import EpochBatchSampler
-from penstock.samplers.batch import RANKS, BatchSampler, has_rank, layers, rank_splitter, why_not_computable
+from penstock.samplers.batch import (
+    RANKS,
+    BatchSampler,
+    batch_plan_of,
+    has_rank,
+    layers,
+    rank_splitter,
+    why_not_computable,
+)
+from penstock.samplers.draws import DrawingSampler
+from penstock.samplers.external import ExternalSampler
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
 from penstock.sources.batched import StreamDataset
@@ -39,7 +52,7 @@ from penstock.sources.batched import StreamDataset
 if TYPE_CHECKING:
     from penstock.ledger.layouts import Layouts
 
-__all__ = ["Consumer", "base_seed_after"]
+__all__ = ["Consumer", "base_seed_after", "draws_as_it_is_read", "plan_of_batches"]
 
 
 # Distinguishes seeds of workers from keys of samples.
@@ -55,25 +68,28 @@ class Consumer:
         dataset: the loader's dataset.
         plan: plan of its batches; None for streams that only the dataset can order.
         sampler: the sampler of single indices, if any.
-        seed: the loader's own seed; None without one.
-        layout: the settings that a stream's batches depend on.
+        config: the loader's settings.
+        batched: whether samples are collated.
+
+    Attributes:
+        samples: the map-style dataset, also inside one of our iterable ones.
         states: states of users' objects, by worker.
+        is_split: whether a framework distributes finished batches to the ranks.
+        last: contains the Penstock stream that the last iterator read in this process.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        plan: EpochBatchSampler | None,
-        sampler: Any,
-        seed: int | None,
-        layout: State,
-        states: UserStates,
+        self, dataset: Any, plan: EpochBatchSampler | None, sampler: Any, config: LoaderConfig, *, batched: bool
     ) -> None:
         self.dataset = dataset
         self.plan = plan
-        self.states = states
-        self._seed = seed
-        self._layout = layout
+        self.batched = batched
+        self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
+        self.states = self._new_states(config)
+        self.is_split = False
+        self.last: list[Stream] = []
+        self._seed = config.seed
+        self._layout: State = {"batch_size": config.batch_size, "drop_last": config.drop_last}
         self._warned = False
         # Epoch of the last iterator that delivered batches, for that warning.
         self._epoch_delivered: int | None = None
@@ -82,7 +98,7 @@ class Consumer:
         nobody counts the epochs of a user's stream.
         """
         if plan is not None:
-            self._reader = PlanReader(plan, seed=seed)
+            self._reader = PlanReader(plan, seed=config.seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
         self._has_rank = plan is not None and has_rank(plan.source)
@@ -90,8 +106,6 @@ class Consumer:
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
         self._ahead: frozenset[int] = frozenset()
-        self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
-        """The map-style dataset, also inside one of our iterable ones."""
         self._own = own_order(self.samples)
         """The dataset's own order, which identifies its rows in states."""
         self._counts = why_not_computable(plan, self.samples) is None
@@ -103,7 +117,28 @@ class Consumer:
         """Reads the own order of a dataset on which a user's sampler operates."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None}
+        return {**self.__dict__, "_progress": None, "last": []}
+
+    def _new_states(self, config: LoaderConfig) -> UserStates:
+        stream = self.plan is None
+        shared = config.kind == "inline" or (config.kind == "thread" and not stream)
+        initial: Callable[[], Snapshot | None] | None = None
+        if not config.forks_workers:
+            objects = self.samples, config.collate_fn
+            if stream or isinstance(self.samples, ResumableDataset) or any(map(has_state, objects)):
+                initial = partial(take_snapshot, self.samples, None, config.collate_fn, first=True)
+        elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
+            # Such a dataset counts its epochs in shared memory.
+            initial = partial(take_snapshot, self.samples, None, None, first=True)
+        return UserStates(0 if shared else config.workers, stream=stream, initial=initial)
+
+    def change_workers(self, config: LoaderConfig) -> None:
+        """Move the states of users' objects to the workers of a config.
+
+        Raises:
+            LayoutError: a loaded state does not fit their number.
+        """
+        self.states = self._new_states(config).follow(self.states)
 
     def follow(self, other: Consumer) -> None:
         """Start where another consumer's next iterator would start. Used for a copy of its loader."""
@@ -112,6 +147,7 @@ class Consumer:
         if self._under is not None and other._under is not None:
             self._under = other._under.over(self._under.plan)
         self._base_seed, self._ahead, self._job = other._base_seed, other._ahead, other._job
+        self.states, self.is_split = self.states.follow(other.states), other.is_split
 
     @property
     def rank(self) -> int:
@@ -543,3 +579,37 @@ def _length(run: BatchEpochPlan) -> int:
         return len(run)
     except TypeError:
         return 0
+
+
+def plan_of_batches(loader: Any) -> EpochBatchSampler | None:
+    """Return the plan of a loader's batches; None for an iterable dataset that only the dataset can order.
+
+    Raises:
+        ConfigError: the batch sizes of the loader and of a dataset that makes batches, such as `MPDataset`, differ.
+    """
+    dataset = loader.dataset
+    if isinstance(dataset, StreamDataset):
+        size = dataset.batch_size
+        if loader.batch_size != size:
+            raise ConfigError(
+                f"the loader's batch_size is {loader.batch_size} and the dataset's is {size}: pass equal sizes, "
+                "because the dataset assigns whole batches to workers"
+            )
+        return BatchSampler(SequentialSampler(dataset.samples), size, loader.drop_last or dataset.drop_last)
+    if isinstance(dataset, IterableDataset):
+        return None
+    if loader.batch_sampler is None:
+        return BatchSampler(loader.sampler, 1, False)
+    return batch_plan_of(loader.batch_sampler)
+
+
+def draws_as_it_is_read(plan: Plan[Any] | None) -> bool:
+    """Return whether reading a plan of batches moves a generator that others may draw from.
+
+    A sampler with a generator does, and one of another library may. It must be read ahead exactly as far as torch does.
+    """
+    while (inner := getattr(plan, "inner", None)) is not None:
+        plan = inner
+    if isinstance(plan, ExternalSampler):
+        return not isinstance(plan.items, Sequence)
+    return isinstance(plan, DrawingSampler) and plan.generator is not None and not plan.at_once

@@ -22,6 +22,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -48,12 +49,13 @@ from penstock.loader.config import (
     check,
     check_assigned,
     check_dataset,
+    declarations,
     resolve_num_workers,
 )
-from penstock.loader.consumer import base_seed_after
+from penstock.loader.consumer import Consumer, base_seed_after, draws_as_it_is_read, plan_of_batches
 from penstock.loader.dataloader_iter import DataLoaderIter
+from penstock.loader.make import fetcher_of
 from penstock.loader.on_error import Failure, FailureLog, OnError
-from penstock.loader.pipeline import Pipeline, declarations, draws_as_it_is_read, plan_of_batches
 from penstock.loader.statistics import Statistics
 from penstock.loader.who_splits import (
     Splitter,
@@ -242,7 +244,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Create the pipeline and the workers that the arguments describe."""
+        """Create the consumer and the workers that the arguments describe."""
         config = self.config
         check_dataset(self.dataset, config)
         plan = plan_of_batches(self)
@@ -250,7 +252,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._log = None if config.policy is None else FailureLog(config.policy)
         self._statistics = Statistics()
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
-        self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
+        self.consumer = Consumer(self.dataset, plan, sampler, config, batched=self._auto_collation)
         self._workers = self._new_workers(config)
         self._iterators: weakref.WeakSet[DataLoaderIter] = weakref.WeakSet()
         self._starts = threading.RLock()
@@ -300,8 +302,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 self._tuner = None
             was, workers = self._workers, self._new_workers(config)
             if (workers.config.kind, workers.config.workers) != (was.config.kind, was.config.workers):
-                states = self.pipeline.user_states(workers.config, stream=self.pipeline.stream)
-                self.pipeline.consumer.states = states.follow(self.pipeline.consumer.states)
+                self.consumer.change_workers(workers.config)
             was.close()
             self._workers, self._config = workers, config
             self.check_worker_number_rationality()
@@ -313,9 +314,9 @@ class DataLoader(TorchDataLoader[T_co]):
             # Imported only for num_workers="auto".
             from penstock.loader.autotune import autotuner_of
 
-            self._tuner = autotuner_of(self.pipeline, config)
+            self._tuner = autotuner_of(self.consumer, config)
             config = replace(config, num_workers=self._tuner.workers)
-        return Workers(config, self.pipeline.fetcher)
+        return Workers(config, partial(fetcher_of, self.consumer))
 
     def follow_tuner(self, tuner: Autotuner, window: Window) -> None:
         """Use the number of workers that auto-tuning tries or has chosen, from the next batches of a window on."""
@@ -347,10 +348,7 @@ class DataLoader(TorchDataLoader[T_co]):
         other.__dict__.update(self.__getstate__())
         # The copy has its own workers and statistics.
         other._set_up()
-        other.pipeline.consumer.follow(self.pipeline.consumer)
-        consumer = other.pipeline.consumer
-        consumer.states = consumer.states.follow(self.pipeline.consumer.states)
-        other.pipeline.is_split = self.pipeline.is_split
+        other.consumer.follow(self.consumer)
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -373,7 +371,7 @@ class DataLoader(TorchDataLoader[T_co]):
             name = {"thread": "thread", "process": "process", "ray": "Ray worker"}[config.kind]
             threads = f" of {counted(config.threads, 'thread')}" if config.threads > 1 else ""
             makers = counted(config.workers, name) + threads
-        delivered = counted(self.pipeline.consumer.num_delivered, "batch")
+        delivered = counted(self.consumer.num_delivered, "batch")
         seed = "" if config.seed is None else f", seed {config.seed}"
         return (
             f"{type(self).__name__} of {_one_line(self.dataset)}\n"
@@ -386,13 +384,13 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def epoch(self) -> int:
         """The current epoch, or the next one if no iterator runs."""
-        return self.pipeline.consumer.epoch
+        return self.consumer.epoch
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch, wherever the consumer is in it."""
-        if self.pipeline.consumer.plan is None or isinstance(self.dataset, IterableDataset):
+        if self.consumer.plan is None or isinstance(self.dataset, IterableDataset):
             return super().__len__()
-        return len(self.pipeline.consumer.whole())
+        return len(self.consumer.whole())
 
     @property
     def splits(self) -> Splitter:
@@ -401,7 +399,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return "the dataset"
         if splits_by_rank(self, ranks=distributed.ranks()):
             return "the loader" if self._has_chosen_sampler else "a sampler"
-        return "a framework" if self.pipeline.is_split else "nobody"
+        return "a framework" if self.consumer.is_split else "nobody"
 
     def is_over(self, dataset: Any) -> bool:
         """Return whether this loader was created over a dataset. For ``shuffle=False`` it may read a copy of it."""
@@ -409,7 +407,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. If it is the epoch of a state just loaded, the position is kept."""
-        self.pipeline.consumer.set_epoch(epoch)
+        self.consumer.set_epoch(epoch)
 
     def skip(self, batches: int) -> None:
         """Leave out the next batches, such as those with a loss spike.
@@ -430,7 +428,7 @@ class DataLoader(TorchDataLoader[T_co]):
         >>> [batch.tolist() for batch in loader]
         [[6, 7], [8, 9]]
         """
-        self.pipeline.consumer.skip_batches(operator.index(batches))
+        self.consumer.skip_batches(operator.index(batches))
 
     def state_dict(self) -> State:
         """Return the consumer's position, as text under one key: a dict that any checkpoint can hold.
@@ -442,10 +440,10 @@ class DataLoader(TorchDataLoader[T_co]):
         With ``in_order=False``, while some batches were delivered ahead of earlier ones, the state is valid for this
         rank only.
         """
-        if not self.pipeline.consumer.seeded and not self.pipeline.consumer.running:
+        if not self.consumer.seeded and not self.consumer.running:
             # The next iter() would draw the same seed, so asking for a state changes nothing.
-            self.pipeline.consumer.base_seed(self._draw_base_seed)
-        return pack(self.pipeline.consumer.state_dict())
+            self.consumer.base_seed(self._draw_base_seed)
+        return pack(self.consumer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
         """Resume from a state at the next ``iter()``. A running iterator is detached.
@@ -466,11 +464,11 @@ class DataLoader(TorchDataLoader[T_co]):
         unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
         epoch = epoch_of_other_world(self.sampler, entries) if unseeded and own_order(self.dataset) is None else None
         if epoch is not None:
-            consumer = self.pipeline.consumer
+            consumer = self.consumer
             consumer.states = consumer.states.load(entries.get("workers"))
-            self.pipeline.consumer.set_epoch(epoch)
+            self.consumer.set_epoch(epoch)
         else:
-            self.pipeline.consumer.load_state_dict(entries, allow_growth=allow_growth)
+            self.consumer.load_state_dict(entries, allow_growth=allow_growth)
 
     # Iteration.
 
@@ -483,9 +481,9 @@ class DataLoader(TorchDataLoader[T_co]):
         """Start an epoch iterator."""
         if self._assigned:
             self._follow_settings()
-        workers, consumer = self._workers, self.pipeline.consumer
+        workers, consumer = self._workers, self.consumer
         config, states = workers.config, consumer.states
-        if config.split is None and not self.pipeline.is_split and (ranks := distributed.current().world_size) > 1:
+        if config.split is None and not self.consumer.is_split and (ranks := distributed.current().world_size) > 1:
             check_split(self, consumer.plan, ranks=ranks, chosen=self._has_chosen_sampler)
         # AssertionError is torch's type here and below.
         if config.kind == "inline" and self.timeout:

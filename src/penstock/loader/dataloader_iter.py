@@ -109,7 +109,7 @@ class DataLoaderIter:
     """
 
     def __init__(self, loader: DataLoader[Any], window: Window, progress: Progress, began: float) -> None:
-        config, consumer, tuner = loader._workers.config, loader.pipeline.consumer, loader._tuner
+        config, consumer, tuner = loader._workers.config, loader.consumer, loader._tuner
         statistics, log = loader._statistics, loader._log
         self.progress = progress
         self._loader = loader
@@ -206,7 +206,7 @@ class DataLoaderIter:
         progress, loader = self.progress, self._loader
         # Asked for the first batch, and after another start was chosen.
         asks = not progress.num_delivered or (progress.reader is not None and not progress.reader.attached)
-        if asks and not loader.pipeline.consumer.continues(progress):
+        if asks and not loader.consumer.continues(progress):
             # Another epoch was set, and nothing is delivered yet. Both iterators count as one pass.
             self._statistics.passes -= 1
             self._become(loader._begin())
@@ -317,7 +317,7 @@ class DataLoaderIter:
                 if self._bar is not None:
                     self._bar.close()
                 workers = self._loader._workers
-                self._loader.pipeline.consumer.finished(
+                self._loader.consumer.finished(
                     self.progress, fresh=lambda: workers.config.forks_workers and not workers.kept
                 )
             return

@@ -12,14 +12,15 @@ Nothing in it knows of threads, pipes and memory. Errors of user code become ans
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Subset, default_collate
 
 from penstock.errors import escaped
 from penstock.loader.collate import Arena, Collate, is_default, place, place_ahead, thread
@@ -40,7 +41,11 @@ from penstock.random import Scope, loading
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import account, collect
 
-__all__ = ["Fetch", "Fetcher", "Maker"]
+if TYPE_CHECKING:
+    from penstock.loader.config import LoaderConfig
+    from penstock.loader.consumer import Consumer
+
+__all__ = ["Fetch", "Fetcher", "Maker", "fetcher_of"]
 
 # The CPU time of a dataset is measured in one of this many quick calls, since the system call is slow on some machines.
 # After a call of at least _LONG seconds the next one is measured, too: auto-tuning sees only a few of those.
@@ -302,6 +307,53 @@ class Fetch:
 
 Fetcher = Fetch | StreamFetch
 """Makes the batches of one worker, from a map-style dataset or a stream."""
+
+
+def fetcher_of(consumer: Consumer, config: LoaderConfig) -> Fetcher:
+    """Return a fetcher for a config. torch's default collate function is replaced by ours, which has the same results.
+
+    Args:
+        consumer: has dataset and plan of the loader.
+        config: the loader's settings, or others for a measurement.
+    """
+    collate_fn = config.collate_fn
+    if consumer.batched and collate_fn is default_collate:
+        images = consumer.dataset
+        while isinstance(images, Subset):
+            images = images.dataset
+        # The dataset's images keep their strides.
+        channels_last = bool(getattr(images, "channels_last", False))
+        collate_fn = Collate(channels_last=channels_last, arrays=config.output == "numpy")
+    assert collate_fn is not None
+    if consumer.plan is None:
+        return StreamFetch(
+            consumer.dataset,
+            collate_fn,
+            batch_size=config.batch_size,
+            drop_last=config.drop_last,
+            generators={"inline": "trainer", "thread": "shared"}.get(config.kind, "worker"),
+            draws_base_seed=config.generator is None,
+            last=consumer.last,
+        )
+    # Any Ray worker may make any batch, even twice, so draws must not depend on the worker.
+    seeds = (consumer.seeded or config.kind == "ray") and not config.pure
+    if seeds and (config.kind == "thread" or config.threads > 1):
+        seeds = False
+        warnings.warn(
+            f"{type(consumer.samples).__name__} does not declare itself pure: in threads only penstock.generator() is "
+            "repeatable, while all threads share the global generators of Python, NumPy and torch. Draw from "
+            "penstock.generator() and set `pure = True` on the dataset, or use executor='process'",
+            stacklevel=7,
+        )
+    return Fetch(
+        consumer.samples,
+        collate_fn,
+        batched=consumer.batched,
+        seed_globals=seeds,
+        keeps_globals=config.kind == "inline",
+        on_error=config.policy,
+        owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
+    )
 
 
 class Maker:

@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset, SequentialSampler, default_collate
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.dataloader_iter import Progress
-from penstock.loader.make import Fetch, Fetcher
+from penstock.loader.make import Fetch, Fetcher, fetcher_of
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.user_state import preserved_generators
 from penstock.loader.window import Window
@@ -80,8 +80,7 @@ class Probe:
     def __init__(self, loader: DataLoader[Any], *, batches: int, samples: int = 1 << 20) -> None:
         self.loader = loader
         self.config = loader.running_config
-        self._pipeline = loader.pipeline
-        self.stream = self._pipeline.stream
+        self.stream = loader.consumer.plan is None
         in_threads = self.config.kind == "thread" or self.config.threads > 1
         self.threads = not self.stream and (self.config.pure or in_threads)
         self.requests = [] if self.stream else _requests(loader, batches, samples)
@@ -89,7 +88,7 @@ class Probe:
     @property
     def samples(self) -> Any:
         """The map-style dataset, also inside one of our iterable ones."""
-        return self._pipeline.samples
+        return self.loader.consumer.samples
 
     @property
     def batch_size(self) -> int:
@@ -102,7 +101,7 @@ class Probe:
         with warnings.catch_warnings():
             # It would warn of global generators in threads, but their draws are discarded here.
             warnings.simplefilter("ignore")
-            return self._pipeline.fetcher(config or self.config)
+            return fetcher_of(self.loader.consumer, config or self.config)
 
     def run(self, executor: str, count: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
         """Yield batches of the requests, made by ``count`` workers of an executor ("inline", "process", ...).
@@ -229,7 +228,7 @@ def preserved_loader_generators(loader: DataLoader[Any]) -> Iterator[None]:
 
 def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[BatchRequest]:
     """Return the first batches of the next iterator, without starting it."""
-    consumer = loader.pipeline.consumer
+    consumer = loader.consumer
     assert consumer.plan is not None
     # A preview does not change our plans. Asking them for a state could draw a seed.
     moved = [one for one in layers(consumer.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]
