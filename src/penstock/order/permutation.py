@@ -174,10 +174,6 @@ class Permutation(Bijection):
     def __reduce__(self) -> tuple[Any, ...]:
         return (Permutation, (self.n, self.key))
 
-    @overload
-    def __getitem__(self, index: int, inverse: bool = ...) -> int: ...
-    @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int], inverse: bool = ...) -> Indices: ...
     def __getitem__(self, index: Any, inverse: bool = False) -> Any:
         if isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray):
             i = operator.index(index)
