@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.order.balance import split_by_cost
+from penstock.order.packing import split_by_cost
 
 
 @given(st.integers(1, 8), st.integers(0, 6), st.data())

@@ -18,8 +18,7 @@ import xxhash
 from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, StateError
 from penstock.order import Order, Partition
-from penstock.order.balance import split_by_cost
-from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces, different
+from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces, different, split_by_cost
 from penstock.order.permutation import Bijection, Indices, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int

@@ -43,6 +43,7 @@ __all__ = [
     "TypeTable",
     "different",
     "pack_types",
+    "split_by_cost",
 ]
 
 PACK_ORDER = "packs-1"
@@ -439,3 +440,43 @@ def different(numbers: Indices) -> list[int]:
     Not by `numpy.unique`: its first call in a process imports ``numpy.ma``, which takes longer than computing a batch.
     """
     return sorted(set(numbers.tolist()))
+
+
+_SWAPS = 16  # at most, per rank
+_CLOSE = 0.002  # of the mean cost
+
+
+def split_by_cost(costs: Indices, ranks: int) -> Indices:
+    """Return the packs of each rank, the same number for each and with nearly equal costs: (ranks, packs / ranks).
+
+    Args:
+        costs: costs of the packs: int64 of shape (packs,); the number of packs is a multiple of ``ranks``.
+        ranks: number of ranks.
+
+    Packs are assigned in descending order of cost, to ranks in alternating direction. Then the rank with the highest
+    cost swaps one pack with another rank, always the pair that leaves the lowest maximum of the two. This repeats until
+    the highest cost is close to the mean, or no swap helps. Each swap takes O(packs * packs / ranks).
+
+    >>> split_by_cost(np.array([9, 5, 4, 8, 1, 3]), 2).tolist()
+    [[0, 2, 4], [3, 1, 5]]
+    """
+    rounds = np.argsort(-costs, kind="stable").reshape(-1, ranks)
+    rounds[1::2] = rounds[1::2, ::-1]
+    dealt = np.ascontiguousarray(rounds.T)
+    sums = costs[dealt].sum(axis=1)
+    # Swaps do not change the mean.
+    enough = (1 + _CLOSE) * sums.mean()
+    for _ in range(_SWAPS * ranks):
+        high = int(sums.argmax())
+        if sums[high] <= enough:
+            break
+        moved = costs[dealt[high]][:, None, None] - costs[dealt][None]
+        dearer = np.maximum(sums[high] - moved, sums[None, :, None] + moved)
+        dearer[:, high] = sums[high]
+        mine, rank, theirs = np.unravel_index(dearer.argmin(), dearer.shape)
+        if dearer[mine, rank, theirs] >= sums[high]:
+            break
+        dealt[high, mine], dealt[rank, theirs] = dealt[rank, theirs], dealt[high, mine]
+        sums[high] -= moved[mine, rank, theirs]
+        sums[rank] += moved[mine, rank, theirs]
+    return dealt

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.order.balance import split_by_cost
-from penstock.order.packing import pack_types
+from penstock.order.packing import pack_types, split_by_cost
 from penstock.order.permutation import Indices
 from penstock.storage.mapped import MappedFiles, look_at
 
