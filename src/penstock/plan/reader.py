@@ -202,7 +202,7 @@ class PlanReader(Generic[E]):
     @property
     def epoch(self) -> int:
         """The epoch of the current run, or else of the next one."""
-        return self.run.epoch if self.current and self.run is not None else self._upcoming().epoch
+        return self.run.epoch if self.current and self.run is not None else self.next_start().epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next run. After loading a state, its own epoch keeps the state's position.
@@ -232,7 +232,7 @@ class PlanReader(Generic[E]):
         self.plan.show(cursor, loaded=loaded, running=False)
         self._followed = self.plan.bookmark.version
 
-    def next_start(self, *, advance: bool, delivered: int = 0) -> Cursor:
+    def next_start(self, *, advance: bool = False, delivered: int = 0) -> Cursor:
         """Return where `start` would begin."""
         self.follow()
         if self._next is not None:
@@ -272,7 +272,7 @@ class PlanReader(Generic[E]):
         """
         if self.run is not run or (self.attached and self.plan.bookmark.version == self._followed) or self.current:
             return True
-        upcoming = self._upcoming()
+        upcoming = self.next_start()
         if not self.loaded and _is_in(upcoming, run.start):
             self._next = None
         elif not delivered:
@@ -286,37 +286,30 @@ class PlanReader(Generic[E]):
         assert self.run is not None
         if self._next is None:
             self._choose(self.run.after(delivered) if advance else self.run.start)
-            self.plan.show(self._upcoming(), loaded=False, running=False)
+            self.plan.show(self.next_start(), loaded=False, running=False)
         self.run, self._run_draws, self.attached = None, Draws(self._seed), False
 
     def peek(self) -> E:
         """Return the current run, or else the next one without beginning it."""
         if self.current and self.run is not None:
             return self.run
-        return self.plan.bind(self._upcoming(), self._draws)
+        return self.plan.bind(self.next_start(), self._draws)
 
     def preview(self) -> E:
         """Return a copy of the next run with a separate random draw, which does not affect the draw of the run."""
-        return self.plan.bind(self._upcoming(), Draws(self._seed))
+        return self.plan.bind(self.next_start(), Draws(self._seed))
 
     def whole(self) -> E:
         """Return the whole epoch of the current or next run, from its start."""
         if self.current and self.run is not None:
             return self.plan.bind(self.run.start, self._run_draws.again())
-        cursor = self._upcoming()
+        cursor = self.next_start()
         self.plan.bind(cursor, self._draws)  # makes the draw, which the start of the epoch does not hold
         return self.plan.bind(cursor.whole(), self._draws.again())
 
     def cursor(self, count: int) -> Cursor:
         """Return the cursor after ``count`` delivered units of the current run; else the start of the next run."""
         return self.peek().cursor(count if self.current else 0)
-
-    def _upcoming(self) -> Cursor:
-        self.follow()
-        if self._next is not None:
-            return self._next
-        assert self.run is not None
-        return self.run.start
 
     def follow(self) -> None:
         """Follow the plan's bookmark, if it was written."""
@@ -330,7 +323,7 @@ class PlanReader(Generic[E]):
         self._followed = mark.version
         keeps = self.loaded and self._next is not None and not mark.loaded
         # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
-        if keeps and (mark.by_itself or _is_in(mark.cursor, self._upcoming())):
+        if keeps and (mark.by_itself or _is_in(mark.cursor, self.next_start())):
             return
         if mark.by_itself and self.attached:
             self._next = mark.cursor

@@ -519,7 +519,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Record the position of a reader in `shown`, in shared memory for workers."""
         place, mark = self._place(cursor), self.bookmark
         self._shown.set(place.numbers)
-        self._loaded = loaded
+        self._loaded, mark.epoch = loaded, place.epoch
         if running and mark.loaded and isinstance(mark.cursor, ShareCursor) and mark.cursor.place == place:
             # A loaded state is used once.
             whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=place.changes)

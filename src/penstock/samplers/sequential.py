@@ -69,15 +69,6 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         else:
             self.data_source.load_state_dict(state)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that was begun or set last."""
-        return super().epoch if self.inner is None else int(self.data_source.epoch)
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self.set_epoch(epoch)
-
     # As a plan.
 
     @property
