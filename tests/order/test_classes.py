@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OrderError
-from penstock.order.class_batches import ClassBatches
-from penstock.order.classes import ClassShuffle, square_roots
+from penstock.order.classes import ClassBatches, ClassShuffle, square_roots
 
 SIZES = st.lists(st.integers(0, 40) | st.integers(0, 3), min_size=1, max_size=12)
 

@@ -1,4 +1,4 @@
-"""`ClassShuffle`: a permutation of samples within classes, such as samples of similar length.
+"""`ClassShuffle` and `ClassBatches`: samples shuffled within classes, such as similar lengths, and cut into batches.
 
 Samples are numbered class after class, and ``starts`` has the start of each class. Each class has its own keyed
 permutation, and no sample leaves its class::
@@ -10,8 +10,20 @@ permutation, and no sample leaves its class::
 A look-up is one Feistel network with the sizes and keys of each index's class (`penstock.order.permutation`), with
 cycle walking. So it costs the same for one class and for ten thousand.
 
-Promises: a bijection within each class; 50 bytes of memory per class; the same on every machine, frozen by golden
-vectors in the tests under `ORDER_VERSION`.
+A sample's number is its *place* in the class-sorted sequence. The same numbers are *slots* of batches. A batch is a
+range of slots, and all batches that begin in a class have the same size. In each epoch, a keyed permutation orders the
+batches, and a `ClassShuffle` assigns the samples of each class to its slots (`penstock.plan.class_plan`)::
+
+    classes     | 0         | 1         | 2         |      starts   0 5 10 15
+    sizes       | 2         | 3         | 4         |
+    fill        |0 0|1 1|2 2 2 ...                         a batch at the end of a class takes from the next
+    no fill     |0 0|1 1|2| |3 3 3|4 4| |5 5 5 5|6|        each class ends with its own partial batch
+
+    batch number in the epoch -> batch -> (class, ordinal) -> slots -> places -> samples
+
+Promises: a bijection within each class; each slot in exactly one batch, except in dropped batches; 50 bytes of memory
+per class, so finding any batch of any epoch, and the batch of any sample, always costs the same; the same on every
+machine, frozen by golden vectors in the tests under `ORDER_VERSION`.
 """
 
 from __future__ import annotations
@@ -23,7 +35,7 @@ from penstock.errors import OrderError
 from penstock.hashing import mix, mix_array
 from penstock.order.permutation import MAX_N, ROUNDS, Bijection, Indices, feistel
 
-__all__ = ["ClassShuffle", "class_of", "square_roots"]
+__all__ = ["ClassBatches", "ClassShuffle", "class_of", "square_roots"]
 
 _BLOCK = 32768  # indices processed at once, so that they stay in the cache
 
@@ -83,6 +95,91 @@ class ClassShuffle(Bijection):
                 left = left[local[left] >= sizes[left]]
             flat += begins
         return indices
+
+
+class ClassBatches:
+    """The cuts of a class-sorted sequence into batches.
+
+    Args:
+        starts: the start of each class, then the end of the last: int64 of shape (classes + 1,), not descending.
+        sizes: number of samples in a batch that begins in the class, 1 or more: int64 of shape (classes,).
+        fill: fill a batch at the end of a class with samples of the next classes, so that only the very last batch can
+            be partial. Otherwise each class may end with a partial batch.
+        drop_last: leave out partial batches.
+
+    Raises:
+        OrderError: a size is below 1, or there is not one size per class.
+
+    >>> batches = ClassBatches([0, 5, 10], [2, 3], fill=True)
+    >>> len(batches), batches.slots(np.arange(5))[1].tolist()
+    (5, [2, 2, 2, 3, 1])
+    >>> batches.batch_of(np.arange(10)).tolist()
+    [0, 0, 1, 1, 2, 2, 3, 3, 3, 4]
+    """
+
+    def __init__(
+        self, starts: npt.ArrayLike, sizes: npt.ArrayLike, *, fill: bool = False, drop_last: bool = False
+    ) -> None:
+        self.starts: Indices = np.asarray(starts, dtype=np.int64)
+        self.sizes: Indices = np.asarray(sizes, dtype=np.int64)
+        if len(self.sizes) != len(self.starts) - 1 or (self.sizes < 1).any():
+            raise OrderError("batches of classes need one size of 1 or more per class")
+        begins = self.starts[:-1].copy()
+        if fill:
+            end = 0
+            for number, (stop, size) in enumerate(zip(self.starts[1:].tolist(), self.sizes.tolist(), strict=True)):
+                begins[number] = begin = max(int(begins[number]), end)
+                end = max(begin, begin + -(-(stop - begin) // size) * size)
+        counts = np.maximum(0, -(-(self.starts[1:] - begins) // self.sizes))
+        ends = np.full_like(begins, self.starts[-1]) if fill else self.starts[1:]
+        if drop_last:
+            counts = np.minimum(counts, np.maximum(0, (ends - begins) // self.sizes))
+            ends = begins + counts * self.sizes
+            if fill:
+                ends = np.full_like(ends, ends[counts > 0].max(initial=self.starts[0]))
+        self._begins = begins
+        """The first slot of the first batch that begins in each class."""
+        self._ends = ends
+        """The slot after the last batch of each class; with ``fill``, after the last batch of all."""
+        self._first = np.concatenate([[0], np.cumsum(counts)])
+        """The number of the first batch that begins in each class, then the number of batches."""
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @property
+    def samples(self) -> Indices:
+        """Number of samples in the batches that begin in each class: int64 of shape (classes,)."""
+        counts = np.diff(self._first)
+        return np.where(counts > 0, np.minimum(counts * self.sizes, self._ends - self._begins), 0)
+
+    def slots(self, batches: Indices) -> tuple[Indices, Indices]:
+        """Return the slots of batches, one batch after the other, and the number of slots of each batch."""
+        classes = class_of(self._first, batches)
+        begins = self._begins[classes] + (batches - self._first[classes]) * self.sizes[classes]
+        counts = np.minimum(self.sizes[classes], self._ends[classes] - begins)
+        before = np.cumsum(counts) - counts
+        slots = np.repeat(begins - before, counts)
+        slots += np.arange(len(slots))
+        return slots, counts
+
+    def batch_of(self, slots: Indices) -> Indices:
+        """Return the batch of each slot: int64 of the same shape; -1 if the batch is dropped."""
+        classes = class_of(self.starts, slots)
+        # A slot before the first batch of its class is in the last batch of an earlier class.
+        inside = np.maximum(-1, (slots - self._begins[classes]) // self.sizes[classes])
+        return np.where(slots < self._ends[classes], self._first[classes] + inside, -1)
+
+    def fitting(self, places: Indices, counts: Indices) -> npt.NDArray[np.bool_]:
+        """Return which samples fit into their batches: the first ones, up to the smallest size of the batch's classes.
+
+        Args:
+            places: of the samples, one batch after the other.
+            counts: number of samples of each batch, 1 or more: int64 of shape (batches,).
+        """
+        begins = np.cumsum(counts) - counts
+        most = np.minimum.reduceat(self.sizes[class_of(self.starts, places)], begins)
+        return np.arange(len(places)) - np.repeat(begins, counts) < np.repeat(most, counts)
 
 
 def square_roots(numbers: Indices) -> Indices:

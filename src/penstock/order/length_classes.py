@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
-from penstock.order.class_batches import ClassBatches
+from penstock.order.classes import ClassBatches
 from penstock.order.permutation import Indices
 
 __all__ = ["LengthClasses", "Lengths", "classes_of"]

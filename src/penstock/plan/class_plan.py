@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from penstock.hashing import derive_key, mix
 from penstock.order import Partition
-from penstock.order.class_batches import ClassBatches
-from penstock.order.classes import ClassShuffle
+from penstock.order.classes import ClassBatches, ClassShuffle
 from penstock.order.permutation import Indices, Permutation
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, RankPartition

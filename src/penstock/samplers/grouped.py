@@ -17,7 +17,7 @@ import torch.distributed as dist
 from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
-from penstock.order.class_batches import ClassBatches
+from penstock.order.classes import ClassBatches
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, State
