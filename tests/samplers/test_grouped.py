@@ -31,7 +31,7 @@ from penstock.samplers import (
     SequentialSampler,
     WeightedRandomSampler,
 )
-from penstock.samplers.grouping import Groups, form_batches
+from penstock.samplers.grouped import Groups, form_batches
 
 
 class Given(EpochSampler):
