@@ -105,7 +105,7 @@ def keep_assignments(loader: Any, record: list[Assignment]) -> None:
     vars(loader)[_ASSIGNMENTS] = kept = []
     for args, function in record:
         name = args[0]
-        if isinstance(name, str) and name != "pipeline" and not name.startswith("_"):
+        if isinstance(name, str) and name != "consumer" and not name.startswith("_"):
             kept.append((args, function))
 
 

@@ -105,7 +105,7 @@ class Ledger:
     def __init__(
         self, loader: DataLoader[Any], *, state: Mapping[str, Any] | None = None, world_size: int | None = None
     ) -> None:
-        consumer = getattr(getattr(loader, "pipeline", None), "consumer", None)
+        consumer = getattr(loader, "consumer", None)
         if consumer is None:
             raise ConfigError(
                 f"Ledger takes a penstock.DataLoader, got {type(loader).__module__}.{type(loader).__name__}: batches "
