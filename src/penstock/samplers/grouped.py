@@ -378,10 +378,8 @@ class Groups(SampleClasses):
 
     def count_in(self, chunks: Iterable[npt.NDArray[Any]]) -> Indices:
         """Return how often each group occurs in chunks of groups: int64 of shape (count,)."""
-        total = np.zeros(self.count, dtype=np.int64)
-        for chunk in chunks:
-            total += np.bincount(chunk, minlength=self.count)
-        return total
+        none = np.zeros(self.count, np.int64)
+        return sum((np.bincount(chunk, minlength=self.count) for chunk in chunks), none)
 
 
 def form_batches(

@@ -57,7 +57,11 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
             ``"drop"`` with ``drop_last``, else ``"pad"``.
         world_size, rank, process_group, mesh: as for `DistributedSampler`.
         cache_dir: folder of the class index, by default in the user's cache folder.
-        exclude: samples to leave out, such as damaged ones found during a run; at most 100,000. See below.
+        exclude: samples to leave out, such as damaged ones found during a run; at most 100,000. Another sample of the
+            same class replaces each, drawn from (seed, epoch, sample). If a whole class is excluded, the sample comes
+            from the next shorter class that has any left. If no shorter sample is left, the batch has samples of the
+            shortest remaining class, as many as the budget allows. All other samples keep their positions, so older
+            states still load. To load a state saved with excluded samples, exclude at least the same ones.
 
     Raises:
         SamplerError: lengths are not integers, negative, above the budget, or not one for each sample; or an argument
@@ -67,23 +71,14 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         ConfigError, IndexError: a sample to exclude does not exist, or all samples are excluded.
         DataFileError, DataFileIOError: a file of lengths cannot be read, or ``cache_dir`` cannot be written.
 
-    Samples are sorted into classes of equal token mass. Each epoch permutes the samples of every class, cuts them into
-    batches, and permutes the batches of all classes. So the batches of an epoch are a function of (lengths, seed,
-    epoch): each sample is in exactly one, and batch g of the job goes to rank ``g % world_size``. `batch` and
-    `batch_of` compute any batch, and the batch of any sample. The state is the number of batches that the job has
-    consumed. A resume on any number of ranks begins there at once.
+    Each epoch permutes the samples of every class, cuts them into batches, and permutes the batches of all classes. So
+    the batches of an epoch are a function of (lengths, seed, epoch): each sample is in exactly one, and batch g of the
+    job goes to rank ``g % world_size``. `batch` and `batch_of` compute any batch, and the batch of any sample. The
+    state is the number of batches that the job has consumed. A resume on any number of ranks begins there at once.
 
     Memory: O(classes) in each process, and one file of 4 bytes per sample that all processes map. It is written at the
     first batch, in about 0.1 s per million samples, and stays in the cache folder. Fewer than 65,536 samples need no
     file. Construction takes one pass over the lengths.
-
-    **Excluded samples.** Another sample of the same class replaces each, drawn from (seed, epoch, sample). If a whole
-    class is excluded, the sample comes from the next shorter class that has any left. If no shorter sample is left,
-    the batch has samples of the shortest remaining class, as many as the budget allows. All other samples keep their
-    positions, so older states still load. To load a state saved with excluded samples, exclude at least the same ones.
-
-    Other libraries build such batches from a list of all samples (fairseq's ``batch_by_size``) or from a stream
-    (tf.data's ``bucket_by_sequence_length``).
 
     >>> lengths = np.array([5, 90, 7, 30, 100, 33, 6, 95])
     >>> batches = TokenBudgetBatchSampler(lengths, 100, seed=1)

@@ -154,7 +154,7 @@ def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
 
 def weights_digest(weights: Weights) -> str:
     """Return the xxh3 of the weights, which identifies them in states."""
-    return f"{xxhash.xxh3_64_intdigest(np.ascontiguousarray(weights).view(np.uint8).data):016x}"
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(weights).view(np.uint8).data)
 
 
 def _check_weights(weights: Weights, count: int, replacement: bool) -> None:
