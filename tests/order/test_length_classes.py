@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import OrderError
 from penstock.order import length_classes
-from penstock.order.length_classes import classes_of
+from penstock.order.length_classes import LengthClasses
 
 LENGTHS = st.lists(st.integers(0, 30) | st.integers(0, 1 << 40), max_size=60)
 
@@ -18,7 +18,7 @@ LENGTHS = st.lists(st.integers(0, 30) | st.integers(0, 1 << 40), max_size=60)
 @given(LENGTHS, st.integers(1, 100) | st.integers(1, 1 << 41), st.integers(1, 20))
 def test_a_class_has_what_its_ends_say(lengths: list[int], limit: int, count: int) -> None:
     array = np.array(lengths, dtype=np.int64)
-    classes = classes_of(array, limit, count)
+    classes = LengthClasses(array, limit, count)
     numbers = classes.of(array)
     assert len(classes) <= count + 1
     assert (np.diff(classes.longest[1:]) < 0).all(), "from the longest to the shortest"
@@ -46,7 +46,7 @@ def test_classes_pad_less_than_those_of_equal_size_or_tokens(kind: str) -> None:
         "uniform": lambda: rng.uniform(1, 8_000, 50_000),
     }
     lengths = np.sort(np.clip(drawn[kind](), 1, 8_000).astype(np.uint16))
-    classes = classes_of(lengths, 65_536, 64)
+    classes = LengthClasses(lengths, 65_536, 64)
     assert len(classes) == 64 + 1
     assert classes.tokens.sum() == lengths.sum(dtype=np.int64), "bins are exact where lengths are below 16,384"
     padded = int((classes.longest * classes.samples)[1:].sum())
@@ -58,24 +58,26 @@ def test_classes_pad_less_than_those_of_equal_size_or_tokens(kind: str) -> None:
 
 
 def test_there_are_no_more_classes_than_lengths() -> None:
-    assert len(classes_of(np.full(100, 10), 100, 256)) == 1 + 1
-    assert len(classes_of(np.array([1, 7, 2, 7]), 100, 256)) == 1 + 3
-    assert len(classes_of(np.arange(0), 100, 256)) == 1 + 1
+    assert len(LengthClasses(np.full(100, 10), 100, 256)) == 1 + 1
+    assert len(LengthClasses(np.array([1, 7, 2, 7]), 100, 256)) == 1 + 3
+    assert len(LengthClasses(np.arange(0), 100, 256)) == 1 + 1
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(1).integers(0, 500, 1_000)
-    whole = classes_of(lengths, 400, 9)
+    whole = LengthClasses(lengths, 400, 9)
     monkeypatch.setattr(length_classes, "_CHUNK", 70)
-    for found, expected in zip(classes_of(lengths, 400, 9), whole, strict=True):
-        assert np.array_equal(found, expected)  # type: ignore[arg-type]
+    found = LengthClasses(lengths, 400, 9)
+    assert found.misfit == whole.misfit
+    for name in ("longest", "samples", "tokens"):
+        assert np.array_equal(getattr(found, name), getattr(whole, name))
 
 
 def test_bad_lengths_are_named() -> None:
     with pytest.raises(OrderError, match="sample 1 has length -2"):
-        classes_of(np.array([1, -2]), 10, 4)
+        LengthClasses(np.array([1, -2]), 10, 4)
     with pytest.raises(OrderError, match="lengths must be integers, one per sample, got float64"):
-        classes_of(np.array([1.5]), 10, 4)
+        LengthClasses(np.array([1.5]), 10, 4)
     for limit, count in ((0, 1), (1, 0)):
         with pytest.raises(OrderError, match="a count and a limit of 1 or more"):
-            classes_of(np.array([1]), limit, count)
+            LengthClasses(np.array([1]), limit, count)

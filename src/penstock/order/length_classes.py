@@ -13,7 +13,7 @@ above the limit.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from penstock.errors import OrderError
 from penstock.order.classes import ClassBatches
 from penstock.order.permutation import Indices
 
-__all__ = ["LengthClasses", "Lengths", "classes_of"]
+__all__ = ["LengthClasses", "Lengths"]
 
 _CHUNK = 1 << 18
 _SHORT = 1 << 16
@@ -41,25 +41,43 @@ class Lengths(Protocol):
     def __getitem__(self, part: slice, /) -> npt.NDArray[Any]: ...
 
 
-class LengthClasses(NamedTuple):
-    """Classes of lengths.
+class LengthClasses:
+    """At most ``count`` classes with little padding, and class 0 for lengths above the limit.
 
-    Attributes:
-        longest: the upper end of each class, descending: int64 of shape (classes,). For class 0, the misfits, it is the
-            longest length, or the limit if no sample is too long.
-        samples: number of samples of each class: int64 of shape (classes,).
-        tokens: the sum of lengths of each class, to the precision of the bins: int64 of shape (classes,).
-        misfit: row and length of the first sample above the limit; None if no sample is too long.
-        limit: the longest length that is not a misfit.
-        table: the class of each bin of lengths up to the limit: small integers.
+    Args:
+        lengths: of all samples; a length of 0 counts as 1.
+        limit: the longest length that is not a misfit, 1 or more.
+        count: the largest number of classes, 1 or more.
+
+    Raises:
+        OrderError: a count or limit is below 1, a length is negative, or lengths are not integers.
+
+    >>> classes = LengthClasses(np.array([3, 9, 4, 10, 3, 50]), 10, 2)
+    >>> classes.longest.tolist(), classes.of(np.array([3, 9, 50])).tolist(), classes.misfit
+    ([50, 10, 4], [2, 1, 0], (5, 50))
     """
 
-    longest: Indices
-    samples: Indices
-    tokens: Indices
-    misfit: tuple[int, int] | None
-    limit: int
-    table: npt.NDArray[Any]
+    def __init__(self, lengths: Lengths, limit: int, count: int) -> None:
+        if count < 1 or limit < 1:
+            raise OrderError(f"classes of lengths need a count and a limit of 1 or more, got {count} and {limit}")
+        self.limit = limit
+        bins = int(_bins(np.array([limit]))[0]) + 1
+        ends = np.minimum(_upper_ends(bins), limit)
+        samples, (too_long, their_tokens, longest), misfit = _histogram(lengths, limit, bins)
+        self.misfit: tuple[int, int] | None = misfit
+        """Row and length of the first sample above the limit; None if no sample is too long."""
+        cuts = _cuts(samples, ends, count)
+        self.longest: Indices = np.concatenate([[longest or limit], ends[cuts][::-1]])
+        """The upper end of each class, descending. For class 0, the misfits, it is the longest length, or the limit if
+        no sample is too long.
+        """
+        self.samples: Indices = np.concatenate([[too_long], _sums(samples, cuts)])
+        """Number of samples of each class."""
+        self.tokens: Indices = np.concatenate([[their_tokens], _sums(samples * ends, cuts)])
+        """The sum of lengths of each class, to the precision of the bins."""
+        numbers = np.maximum(1, len(cuts) - np.searchsorted(cuts, np.arange(bins)))
+        self._table = numbers.astype(np.min_scalar_type(len(cuts)))
+        """The class of each bin of lengths up to the limit."""
 
     def __len__(self) -> int:
         return len(self.longest)
@@ -84,41 +102,8 @@ class LengthClasses(NamedTuple):
 
     def of(self, lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the class of each length: small integers of the same shape."""
-        bins = np.minimum(_bins(lengths), len(self.table) - 1)
-        return np.where(lengths > self.limit, self.table.dtype.type(0), self.table[bins])
-
-
-def classes_of(lengths: Lengths, limit: int, count: int) -> LengthClasses:
-    """Return at most ``count`` classes with little padding, and class 0 for lengths above the limit.
-
-    Args:
-        lengths: of all samples; a length of 0 counts as 1.
-        limit: the longest length that is not a misfit, 1 or more.
-        count: the largest number of classes, 1 or more.
-
-    Raises:
-        OrderError: a count or limit is below 1, a length is negative, or lengths are not integers.
-
-    >>> classes = classes_of(np.array([3, 9, 4, 10, 3, 50]), 10, 2)
-    >>> classes.longest.tolist(), classes.of(np.array([3, 9, 50])).tolist(), classes.misfit
-    ([50, 10, 4], [2, 1, 0], (5, 50))
-    """
-    if count < 1 or limit < 1:
-        raise OrderError(f"classes of lengths need a count and a limit of 1 or more, got {count} and {limit}")
-    bins = int(_bins(np.array([limit]))[0]) + 1
-    ends = np.minimum(_upper_ends(bins), limit)
-    samples, (too_long, their_tokens, longest), first = _histogram(lengths, limit, bins)
-    cuts = _cuts(samples, ends, count)
-    numbers = np.maximum(1, len(cuts) - np.searchsorted(cuts, np.arange(bins)))
-    classes = len(cuts) + 1
-    return LengthClasses(
-        longest=np.concatenate([[longest or limit], ends[cuts][::-1]]),
-        samples=np.concatenate([[too_long], _sums(samples, cuts)]),
-        tokens=np.concatenate([[their_tokens], _sums(samples * ends, cuts)]),
-        misfit=first,
-        limit=limit,
-        table=numbers.astype(np.min_scalar_type(classes - 1)),
-    )
+        bins = np.minimum(_bins(lengths), len(self._table) - 1)
+        return np.where(lengths > self.limit, self._table.dtype.type(0), self._table[bins])
 
 
 def _cuts(samples: Indices, ends: Indices, count: int) -> Indices:

@@ -15,7 +15,7 @@ from penstock import distributed
 from penstock.errors import PartitionError, SamplerError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Partition
-from penstock.order.length_classes import classes_of
+from penstock.order.length_classes import LengthClasses
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.exclusion import check_excluded
@@ -132,7 +132,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         )
         self.lengths = lengths_of(lengths, data=data_source)
         self.classes = min(most, max(1, len(self.lengths)))
-        self._classes = classes_of(self.lengths, self.max_tokens, self.classes)
+        self._classes = LengthClasses(self.lengths, self.max_tokens, self.classes)
         self.too_long = int(self._classes.samples[0])
         """Number of samples longer than ``max_tokens``."""
         if longest == "error" and self._classes.misfit is not None:

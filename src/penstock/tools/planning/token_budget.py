@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.order import Partition
-from penstock.order.length_classes import classes_of
+from penstock.order.length_classes import LengthClasses
 from penstock.storage.mapped import MappedFiles, look_at
 
 __all__ = ["TokenBatches", "token_batches"]
@@ -60,7 +60,7 @@ def token_batches(
         raise ConfigError(f"max_tokens must be 1 or more, got {max_tokens}")
     if len(file.shape) != 1:
         raise ConfigError(f"{file.path} must have one integer for each sample, got shape {file.shape}")
-    found = classes_of(MappedFiles([file]).array(0), max_tokens, classes)
+    found = LengthClasses(MappedFiles([file]).array(0), max_tokens, classes)
     cut = found.batches(drop_too_long=True)
     tokens = int(found.tokens[1:].sum())
     # As if each batch had a sample of the greatest length of its class.
