@@ -140,7 +140,7 @@ class GlobalPacks(Packs):
     def _compute_packs(self) -> None:
         classes = PackClasses(self.capacity, _distinct_from(self.capacity, self.lengths))
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
-        self._samples = SampleClasses(self.lengths, classes.count, of=classes.of, digest=digest)
+        self._samples = SampleClasses(self.lengths, classes.count, digest, classes.of)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
         self._excluded: ExcludedRows | None = None

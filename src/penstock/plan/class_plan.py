@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -33,46 +34,38 @@ _LARGEST_BLOCK = 64
 """Batches computed at once."""
 
 
+@dataclass(eq=False)
 class SampleClasses:
     """The class of each sample. Maps places in the class-sorted sequence to samples, and back.
 
     Args:
-        values: the class of each sample, or a value from which ``of`` computes it: an array, or an object that returns
-            arrays for slices and for arrays of rows.
+        values: the class of each sample, or a value from which ``classify`` computes it: an array, or an object that
+            returns arrays for slices and for arrays of rows.
         count: number of classes.
-        of: returns the classes of an array of values.
         digest: a hash that identifies the classes, see `ClassIndex.open`.
+        classify: returns the classes of an array of values.
         cache_dir: folder of the index.
 
     The index is opened at the first use. Each copy, in this process or another, opens it by itself.
     """
 
-    def __init__(
-        self,
-        values: Any,
-        count: int,
-        *,
-        of: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray,
-        digest: str,
-        cache_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self._values = values
-        self.count = count
-        self._of = of
-        self.digest = digest
-        self._cache_dir = cache_dir
+    values: Any
+    count: int
+    digest: str
+    classify: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray
+    cache_dir: str | os.PathLike[str] | None = None
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
     def __getitem__(self, part: Any) -> npt.NDArray[Any]:
         """Return the classes of a slice or an array of samples."""
-        return self._of(self._values[part])
+        return self.classify(self.values[part])
 
     @cached_property
     def index(self) -> ClassIndex:
         """All rows sorted by class, in a mapped file that is written at the first use."""
-        return ClassIndex.open(self, self.count, cache_dir=self._cache_dir, digest=self.digest)
+        return ClassIndex.open(self, self.count, cache_dir=self.cache_dir, digest=self.digest)
 
     def rows(self, places: Indices) -> Indices:
         """Return the samples at places of the index: int64 of the same shape."""
@@ -102,6 +95,7 @@ class SampleClasses:
         return {name: value for name, value in self.__dict__.items() if name != "index"}
 
 
+@dataclass(eq=False, kw_only=True)
 class ClassBatchPlan(BatchEpochPlan):
     """The batches of one epoch on one rank.
 
@@ -116,29 +110,19 @@ class ClassBatchPlan(BatchEpochPlan):
         sampler: the cursor of the inner plan, if there is one.
     """
 
-    def __init__(
-        self,
-        batches: ClassBatches,
-        samples: SampleClasses,
-        partition: Partition,
-        identity: State,
-        *,
-        seed: int,
-        epoch: int,
-        excluded: ExcludedRows,
-        sampler: Cursor | None = None,
-    ) -> None:
-        key = derive_key(seed, epoch, "class batches")
-        self._batches = batches
-        self._order = Permutation(len(batches), mix(key, 0))
-        self._shuffle = ClassShuffle(batches.starts, mix(key, 1))
-        self._samples = samples
-        self.partition = partition
-        self._identity = identity
-        self.seed: int = seed
-        self.epoch = epoch
-        self._excluded = excluded
-        self._sampler = sampler
+    batches: ClassBatches
+    samples: SampleClasses
+    partition: Partition
+    identity: State
+    seed: int
+    epoch: int
+    excluded: ExcludedRows
+    sampler: Cursor | None = None
+
+    def __post_init__(self) -> None:
+        key = derive_key(self.seed, self.epoch, "class batches")
+        self._order = Permutation(len(self.batches), mix(key, 0))
+        self._shuffle = ClassShuffle(self.batches.starts, mix(key, 1))
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -164,47 +148,47 @@ class ClassBatchPlan(BatchEpochPlan):
     def samples_of(self, numbers: Indices) -> tuple[Indices, Indices, Indices]:
         """Return the rows and positions of the samples in batches, batch after batch, and the sizes of the batches."""
         laps, numbers = np.divmod(numbers, max(1, self.partition.n))
-        slots, counts = self._batches.slots(self._order[numbers])
+        slots, counts = self.batches.slots(self._order[numbers])
         places = self._shuffle[slots]
-        if self._excluded.mark and len(slots):
-            places = self._excluded.replace(places, self.seed, self.epoch)
+        if self.excluded.mark and len(slots):
+            places = self.excluded.replace(places, self.seed, self.epoch)
             # If no sample of that length is left, longer ones replace it, and fewer of them fit.
-            fitting = self._batches.fitting(places, counts)
+            fitting = self.batches.fitting(places, counts)
             batches = np.repeat(np.arange(len(counts)), counts)[fitting]
             slots, places, counts = slots[fitting], places[fitting], np.bincount(batches, minlength=len(counts))
         # Repeated batches have other positions, so their samples get other random numbers.
-        positions = slots + np.repeat(laps * len(self._samples), counts)
-        return self._samples.rows(places), positions, counts
+        positions = slots + np.repeat(laps * len(self.samples), counts)
+        return self.samples.rows(places), positions, counts
 
     def number_of(self, row: int) -> int:
         """Return the epoch's number of the batch with a sample; -1 if it is in no batch, or excluded."""
-        place = self._samples.places(np.array([row]))
-        if self._excluded.holds(place)[0]:
+        place = self.samples.places(np.array([row]))
+        if self.excluded.holds(place)[0]:
             return -1
         return next(iter(self._numbers_at(place)), -1)
 
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
-        (place,) = self._samples.places(np.array([row])).tolist()
-        numbers = self._numbers_at(np.array(self._excluded.places_of(place, self.seed, self.epoch), np.int64))
+        (place,) = self.samples.places(np.array([row])).tolist()
+        numbers = self._numbers_at(np.array(self.excluded.places_of(place, self.seed, self.epoch), np.int64))
         return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
 
     def _numbers_at(self, places: Indices) -> list[int]:
         """Return the numbers of the batches at places, ascending."""
         # Samples that are in no batch of any epoch have places before the first class of the plan.
-        places = places[places >= self._batches.starts[0]]
-        batches = self._batches.batch_of(self._shuffle.inverse[places])
+        places = places[places >= self.batches.starts[0]]
+        batches = self.batches.batch_of(self._shuffle.inverse[places])
         numbers: list[int] = np.unique(self._order.inverse[batches[batches >= 0]]).tolist()
         return numbers
 
     @property
     def rank_partition(self) -> RankPartition:
         """The partition of the batches among the ranks."""
-        excluded = self._excluded.mark[1] if self._excluded.mark else None
+        excluded = self.excluded.mark[1] if self.excluded.mark else None
         return RankPartition(self.epoch, self.partition, base=self.partition.consumed, excluded=excluded)
 
     def cursor(self, count: int) -> Cursor:
         consumed = self.partition.consumed_after(count)
-        mark = self._excluded.mark
-        plan = {**self._identity, "excluded": list(mark)} if mark else self._identity
-        return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=plan, sampler=self._sampler)
+        mark = self.excluded.mark
+        plan = {**self.identity, "excluded": list(mark)} if mark else self.identity
+        return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=plan, sampler=self.sampler)

@@ -218,14 +218,14 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
         return ClassBatchPlan(
-            self._cuts,
-            self.groups,
-            Partition(len(self._cuts), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
-            self._identity(),
+            batches=self._cuts,
+            samples=self.groups,
+            partition=Partition(len(self._cuts), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
+            identity=self._identity(),
             seed=inside.seed or 0,
             epoch=inside.epoch,
-            sampler=inner,
             excluded=self._excluded,
+            sampler=inner,
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:

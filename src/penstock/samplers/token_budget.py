@@ -151,7 +151,7 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self._samples = SampleClasses(
             self.lengths,
             len(self._classes),
-            of=self._classes.of,
+            classify=self._classes.of,
             digest=f"{self.lengths.digest}-{self.max_tokens}-{ends}",
             cache_dir=cache_dir,
         )
@@ -203,10 +203,10 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
     def _plan(self, epoch: int | None, **share: Any) -> ClassBatchPlan:
         """Return the batches of an epoch, by default the current one: all of them, or the share of a rank."""
         return ClassBatchPlan(
-            self._cuts,
-            self._samples,
-            Partition(self.total, **share),
-            self._identity(),
+            batches=self._cuts,
+            samples=self._samples,
+            partition=Partition(self.total, **share),
+            identity=self._identity(),
             seed=self.seed,
             epoch=self.epoch if epoch is None else epoch,
             excluded=self._excluded,
