@@ -37,7 +37,7 @@ from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
-from penstock.samplers.lengths import check_sizes
+from penstock.samplers.lengths import check_integers, check_sizes
 from penstock.samplers.orders import flag, positive
 from penstock.samplers.random import RandomSampler
 from penstock.wording import kind_text
@@ -341,13 +341,7 @@ class Groups(SampleClasses):
 
     def __init__(self, ids: npt.ArrayLike) -> None:
         array = np.asarray(ids)
-        if array.size == 0:
-            array = array.astype(np.uint8)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise SamplerError(
-                f"group_ids must be a one-dimensional array of integers, one per sample, got {array.dtype} of shape "
-                f"{array.shape}"
-            )
+        check_integers("group_ids", array.dtype, array.shape)
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
         if low < 0 or high >= 1 << 16:
             known, array = np.unique(array, return_inverse=True)

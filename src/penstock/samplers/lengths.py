@@ -21,7 +21,7 @@ from penstock.storage.mapped import MappedFiles, look_at
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
 
-__all__ = ["SampleLengths", "check_sizes", "lengths_of"]
+__all__ = ["SampleLengths", "check_integers", "check_sizes", "lengths_of"]
 
 
 class SampleLengths:
@@ -63,19 +63,26 @@ def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
     """
     if isinstance(source, str | os.PathLike):
         file = look_at(source, None)
-        _check(file.dtype, file.shape, file.path)
+        check_integers(file.path, np.dtype(file.dtype), file.shape)
         lengths = SampleLengths(file.shape[0], partial(_in_file, MappedFiles([file])))
     elif hasattr(source, "widths") and hasattr(source, "heights"):
         check_sizes(source, data)
         lengths = SampleLengths(len(source.widths), partial(_areas, source))
     else:
         array = np.asarray(source)
-        array = array.astype(np.int64) if not array.size else array
-        _check(array.dtype.str, array.shape, "lengths")
+        check_integers("lengths", array.dtype, array.shape)
         lengths = SampleLengths(len(array), array.__getitem__)
     if data is not None and len(data) != len(lengths):
         raise SamplerError(f"there are {len(lengths)} lengths for a dataset of {len(data)} samples: pass one for each")
     return lengths
+
+
+def check_integers(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raise a SamplerError unless an array with this name has one dimension, and integers unless it is empty."""
+    if len(shape) != 1 or (shape[0] and dtype.kind not in "iu"):
+        raise SamplerError(
+            f"{name} must be a one-dimensional array of integers, one per sample, got {dtype} of shape {shape}"
+        )
 
 
 def check_sizes(sizes: Any, data: Any) -> None:
@@ -94,11 +101,3 @@ def _in_file(files: MappedFiles, part: Any) -> Any:
 
 def _areas(sizes: Sizes, part: Any) -> Any:
     return sizes.widths[part].astype(np.int64) * sizes.heights[part]
-
-
-def _check(dtype: str, shape: tuple[int, ...], name: str) -> None:
-    kind = np.dtype(dtype)
-    if len(shape) != 1 or kind.kind not in "iu":
-        raise SamplerError(
-            f"{name} must be a one-dimensional array of integers, one per sample, got {kind} of shape {shape}"
-        )
