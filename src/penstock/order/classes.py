@@ -170,17 +170,6 @@ class ClassBatches:
         inside = np.maximum(-1, (slots - self._begins[classes]) // self.sizes[classes])
         return np.where(slots < self._ends[classes], self._first[classes] + inside, -1)
 
-    def fitting(self, places: Indices, counts: Indices) -> npt.NDArray[np.bool_]:
-        """Return which samples fit into their batches: the first ones, up to the smallest size of the batch's classes.
-
-        Args:
-            places: of the samples, one batch after the other.
-            counts: number of samples of each batch, 1 or more: int64 of shape (batches,).
-        """
-        begins = np.cumsum(counts) - counts
-        most = np.minimum.reduceat(self.sizes[class_of(self.starts, places)], begins)
-        return np.arange(len(places)) - np.repeat(begins, counts) < np.repeat(most, counts)
-
 
 def square_roots(numbers: Indices) -> Indices:
     """Return the integer square roots of numbers up to 2**62, exactly."""

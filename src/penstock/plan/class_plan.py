@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from penstock.hashing import derive_key, mix
 from penstock.order import Partition
-from penstock.order.classes import ClassBatches, ClassShuffle
+from penstock.order.classes import ClassBatches, ClassShuffle, class_of
 from penstock.order.permutation import Indices, Permutation
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, RankPartition
@@ -152,10 +152,12 @@ class ClassBatchPlan(BatchEpochPlan):
         places = self._shuffle[slots]
         if self.excluded.mark and len(slots):
             places = self.excluded.replace(places, self.seed, self.epoch)
-            # If no sample of that length is left, longer ones replace it, and fewer of them fit.
-            fitting = self.batches.fitting(places, counts)
-            batches = np.repeat(np.arange(len(counts)), counts)[fitting]
-            slots, places, counts = slots[fitting], places[fitting], np.bincount(batches, minlength=len(counts))
+            # If no sample of that length is left, longer ones replace it, and only the first of them fit.
+            begins = np.cumsum(counts) - counts
+            sizes = self.batches.sizes[class_of(self.batches.starts, places)]
+            most = np.minimum(counts, np.minimum.reduceat(sizes, begins))
+            fitting = np.arange(len(places)) - np.repeat(begins, counts) < np.repeat(most, counts)
+            slots, places, counts = slots[fitting], places[fitting], most
         # Repeated batches have other positions, so their samples get other random numbers.
         positions = slots + np.repeat(laps * len(self.samples), counts)
         return self.samples.rows(places), positions, counts
