@@ -83,7 +83,7 @@ def test_batches_are_those_of_a_loop(
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, kinds, n)
     stream = rng.integers(0, n, count)
-    chunks = [(stream[a : a + cut], np.arange(a, min(a + cut, count))) for a in range(0, count, cut)]
+    chunks = [np.stack([stream, np.arange(count)])[:, a : a + cut] for a in range(0, count, cut)]
     blocks = list(form_batches(chunks, Groups(ids), size, order, drop_partial=drop))
     batches = [batch for indices, _ in blocks for batch in indices.tolist()]
     assert batches == by_hand(stream.tolist(), ids, size, drop, order)

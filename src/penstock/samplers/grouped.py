@@ -309,12 +309,12 @@ class _Formed(BatchEpochPlan):
         chunks = self._chunks(max(_CHUNK, sampler.groups.count * size))
         return form_batches(chunks, sampler.groups, size, sampler.order, drop_partial=sampler.drop_last)
 
-    def _chunks(self, largest: int) -> Iterator[tuple[Indices, Indices]]:
-        """Yield the indices and positions of all ranks in chunks, which grow up to a size."""
+    def _chunks(self, largest: int) -> Iterator[Indices]:
+        """Yield the indices and positions of all ranks in chunks of shape (2, size), which grow up to a size."""
         begin, size = 0, _FIRST_CHUNK
         while begin < len(self._job):
             stop = min(begin + size, len(self._job))
-            yield self._job.block(begin, stop)
+            yield np.stack(self._job.block(begin, stop))
             begin, size = stop, min(size * 4, largest)
 
     def exhaust(self) -> None:
@@ -377,14 +377,14 @@ class Groups(SampleClasses):
 
 
 def form_batches(
-    chunks: Iterable[Sequence[Indices]], groups: Groups, batch_size: int, order: str, *, drop_partial: bool
+    chunks: Iterable[Indices], groups: Groups, batch_size: int, order: str, *, drop_partial: bool
 ) -> Iterator[tuple[Indices, Indices]]:
     """Yield blocks of batches of one size: int64 arrays (indices, positions) of shape (batches, samples).
 
     Blocks are in the order of the batch numbers. A partial batch is a block of its own.
 
     Args:
-        chunks: indices and positions of the stream, one part after the other.
+        chunks: the stream in parts: indices and positions, int64 of shape (2, samples).
         groups: of all samples.
         batch_size: number of samples in a full batch.
         order: ``"completion"``: full batches in the order of their last members, then partial batches in the same
