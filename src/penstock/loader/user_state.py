@@ -365,9 +365,8 @@ class UserStates:
             LayoutError: the number of workers differs, and the positions depend on it.
             StateError: the state is damaged.
         """
-        new = copy.copy(self)
-        new.resumes, new.resumed, new._between = True, {}, False
-        new.next, new.base_seed, new._workers = 0, None, None
+        new = UserStates(self.num_workers, stream=self.stream, initial=self._initial)
+        new.resumes, new._between = True, False
         if state is None:
             return new
         of = "loader's workers"

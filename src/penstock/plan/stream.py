@@ -42,10 +42,6 @@ class Stream(Iterator[Any]):
     """An iterator with a position."""
 
     @abstractmethod
-    def __next__(self) -> Any:
-        """Return the next item."""
-
-    @abstractmethod
     def cursor(self) -> Any:
         """Return the position after the last item, as JSON. Later items do not change the returned object.
 
