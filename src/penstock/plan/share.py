@@ -43,9 +43,6 @@ __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "ShareCursor", "S
 _KEPT_VIEWS = 4
 """Views in the cache: one for each of several loaders."""
 
-_READS = ("__getitem__", "__getitems__")
-"""Methods with which torch's ``Subset`` and ``StackDataset``, and subclasses, take an index inside for a row."""
-
 
 class MiniEpoch(NamedTuple):
     """A mini-epoch (sub-epoch) of an epoch, and a position in it.
@@ -404,7 +401,8 @@ class SharePlan(Plan[ShareEpoch]):
         fixed = self.keeps_rows and (self.remainder != "pad" or self.world.world_size == 1)
         frame = None if fixed else sys._getframe(1)
         while frame is not None:
-            if frame.f_code.co_name in _READS and isinstance(frame.f_locals.get("self"), Subset | StackDataset):
+            reads = frame.f_code.co_name in ("__getitem__", "__getitems__")
+            if reads and isinstance(frame.f_locals.get("self"), Subset | StackDataset):
                 raise ConfigError(
                     "torch's Subset, random_split and StackDataset take an index for a row, but an index of this "
                     "dataset is a position in its own order, which is another row in another epoch: parts would share "
@@ -498,11 +496,7 @@ class SharePlan(Plan[ShareEpoch]):
             PartitionError: the mini-epoch is outside its range.
         """
         place = self.shown
-        if not 0 <= mini_epoch < self.mini_epochs:
-            raise PartitionError(
-                f"mini_epoch {mini_epoch} is outside the epoch's {self.mini_epochs}: "
-                f"mini-epochs go from 0 to {self.mini_epochs - 1}"
-            )
+        Partition(0, mini_epochs=self.mini_epochs, mini_epoch=mini_epoch)  # raises if it is outside its range
         if self._loaded and mini_epoch == place.mini_epoch:
             return
         # A mini-epoch before a resume exists only in the partition of the whole epoch.
