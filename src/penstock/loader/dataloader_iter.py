@@ -124,6 +124,7 @@ class DataLoaderIter:
         self._statistics = statistics
         self._log = log
         self._rank = 0
+        self._tuner = tuner
         # The length of an iterable dataset, if the program asked for it: torch warns if there are more batches.
         self._claimed_length: int | None = loader._IterableDataset_len_called if consumer.plan is None else None
         self._finish: Callable[[Any], Any] | None = None
@@ -203,13 +204,13 @@ class DataLoaderIter:
             raise StopIteration if self._over else WorkerError(CLOSED)
         if self._in_hand:
             raise WorkerError(INTERRUPTED)
-        progress, loader = self.progress, self._loader
+        progress = self.progress
         # Asked for the first batch, and after another start was chosen.
         asks = not progress.num_delivered or (progress.reader is not None and not progress.reader.attached)
-        if asks and not loader.consumer.continues(progress):
+        if asks and not self._loader.consumer.continues(progress):
             # Another epoch was set, and nothing is delivered yet. Both iterators count as one pass.
             self._statistics.passes -= 1
-            self._become(loader._begin())
+            self._become(self._loader._begin())
         if self._held is not None:
             held, self._held = self._held, None
             return self._deliver(held)
@@ -249,9 +250,9 @@ class DataLoaderIter:
         if copies is not None:
             ready, depth = copies.ready, depth and depth + 1
         self._statistics.delivered(result, size_of(result.batch), now - start, ready, depth)
-        tuner = loader._tuner
+        tuner = self._tuner
         if tuner is not None and tuner.add(window, result, start, now):
-            loader.follow_tuner(tuner, window)
+            self._loader.follow_tuner(tuner, window)
         if self._log is not None or self._claimed_length is not None:
             try:
                 self._report(result)
