@@ -1,6 +1,6 @@
 """Random numbers for samplers: functions of a key and a position, and draws from torch's generators.
 
-* `scale` turns 64-bit hashes into numbers below n; `Uniform` is a sequence of such numbers.
+* `Hashed` is a sequence of numbers from 64-bit hashes; `scale` turns these into numbers below n.
 * `Rounds` is a sequence of indices that is made in blocks.
 * `Draw` has torch's rules: how its samplers draw the indices of an epoch from one seed of the global generator, or from
   a generator, in a form that a state can hold. Samplers that follow these rules are a `DrawingSampler`.
@@ -27,7 +27,7 @@ from penstock.plan.epoch import PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 
-__all__ = ["Draw", "DrawingSampler", "Rounds", "Uniform", "scale"]
+__all__ = ["Draw", "DrawingSampler", "Hashed", "Rounds", "scale"]
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -49,22 +49,20 @@ def scale(hashes: npt.NDArray[np.uint64], n: int) -> Indices:
     return cast(Indices, product.astype(np.int64))
 
 
-class Uniform:
-    """``count`` numbers below n, with repetition; each is a function of the key and its position.
+class Hashed:
+    """``count`` numbers with repetition, each a function of a key and its position. O(1) memory.
 
-    Indexed like an `Order`, but not a bijection. O(1) memory.
+    Indexed like an `Order`, but not a bijection. ``number`` returns the numbers for an array of hashes.
     """
 
-    def __init__(self, n: int, count: int, key: int) -> None:
-        self.n = n
-        self.count = count
-        self.key = key
+    def __init__(self, count: int, key: int, number: Callable[[npt.NDArray[np.uint64]], Indices]) -> None:
+        self._count, self._key, self._number = count, key, number
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        drawn = scale(mix_array(self.key, normalise(index, self.count).view(np.uint64)), self.n)
+        drawn = self._number(mix_array(self._key, normalise(index, self._count).view(np.uint64)))
         return int(drawn) if drawn.ndim == 0 else drawn
 
 

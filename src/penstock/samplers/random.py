@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
-from penstock.samplers.draws import DrawingSampler, Rounds, Uniform
+from penstock.samplers.draws import DrawingSampler, Hashed, Rounds, scale
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import order_kind, positive
 
@@ -129,7 +129,12 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         rounds = None if replacement or count % n else count // n
         identity = partial(self._identity, n, count, replacement, self.seed)
         if self._kind != "torch":
-            make = partial(self._order, n, count, replacement, self.seed or 0, epoch)
+            seed = self.seed or 0
+            make: Callable[[], Any] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
+            if replacement:
+                make = partial(Hashed, count, derive_key(seed, epoch, "replacement"), partial(scale, n=n))
+            elif count > n:
+                make = partial(Rounds, n, count, partial(self._round, n, seed, epoch))
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
 
         def block(generator: torch.Generator, number: int) -> torch.Tensor:
@@ -152,16 +157,11 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             return self._read_drawn(state, identity, most)
         return Cursor.read(state, of="RandomSampler", plan=identity, most=most)
 
-    def _order(self, n: int, count: int, replacement: bool, seed: int, epoch: int) -> Order:
-        if replacement:
-            return cast(Order, Uniform(n, count, derive_key(seed, epoch, "replacement")))
-
-        def permutation(number: int) -> Order:
-            # The first one is the epoch's own.
-            key, at = (derive_key(seed, epoch, f"round {number}"), 0) if number else (seed, epoch)
-            return make_order(self._kind, n, seed=key, epoch=at, **self._block)
-
-        return permutation(0) if count <= n else cast(Order, Rounds(n, count, permutation))
+    def _round(self, n: int, seed: int, epoch: int, number: int) -> Order:
+        # The first permutation is the epoch's own.
+        if number:
+            seed, epoch = derive_key(seed, epoch, f"round {number}"), 0
+        return make_order(self._kind, n, seed=seed, epoch=epoch, **self._block)
 
 
 class RandomSamplerOfShare(RandomSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc,override]

@@ -19,14 +19,14 @@ import xxhash
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key, mix_array
 from penstock.order import ORDER_VERSION, Order, Partition
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
-from penstock.samplers.draws import DrawingSampler, scale
+from penstock.samplers.draws import DrawingSampler, Hashed, scale
 from penstock.samplers.orders import flag, positive
 
-__all__ = ["AliasTable", "WeightedOrder", "WeightedRandomSampler", "build_table", "weights_digest"]
+__all__ = ["AliasTable", "WeightedRandomSampler", "build_table", "weights_digest"]
 
 Weights = npt.NDArray[np.float64]
 
@@ -119,7 +119,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         def order() -> Order:
             key = derive_key(seed or 0, epoch, "weighted") if draw is None else derive_key(draw.key(), 0, "weighted")
             if self.replacement:
-                return cast(Order, WeightedOrder(self._table, self.num_samples, key))
+                return cast(Order, Hashed(self.num_samples, key, self._table.draw))
             return cast(Order, _without_replacement(self._values, self.num_samples, key))
 
         return PartitionedOrder(
@@ -184,6 +184,16 @@ class AliasTable(NamedTuple):
     keep: Weights
     alias: Indices
 
+    def draw(self, hashes: npt.NDArray[np.uint64]) -> Indices:
+        """Return the items drawn with an array of hashes, which it overwrites."""
+        # The upper half of hash * n is the column, the lower half the point within it, in steps of n / 2**64.
+        n = len(self.keep)
+        columns = scale(hashes, n)
+        hashes *= np.uint64(n)
+        within = hashes.astype(np.float64)
+        within *= 2.0**-64
+        return np.where(within < self.keep[columns], columns, self.alias[columns])
+
 
 def build_table(weights: Weights) -> AliasTable:
     """Return the alias table of valid float64 weights.
@@ -221,23 +231,3 @@ def build_table(weights: Weights) -> AliasTable:
         keep[:] = 1  # all weights are equal, up to rounding
     np.clip(keep, 0, 1, out=keep)
     return AliasTable(keep, alias)
-
-
-class WeightedOrder:
-    """``count`` weighted draws with replacement, each a function of the key and its position. Indexed like an order."""
-
-    def __init__(self, table: AliasTable, count: int, key: int) -> None:
-        self._table, self._count, self._key = table, count, key
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: npt.NDArray[np.int64]) -> Indices:
-        hashes = mix_array(self._key, normalise(index, self._count).view(np.uint64))
-        # The upper half of hash * n is the column, the lower half the point within it, in steps of n / 2**64.
-        n = len(self._table.keep)
-        columns = scale(hashes, n)
-        hashes *= np.uint64(n)
-        within = hashes.astype(np.float64)
-        within *= 2.0**-64
-        return np.where(within < self._table.keep[columns], columns, self._table.alias[columns])
