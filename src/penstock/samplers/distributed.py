@@ -12,13 +12,13 @@ import torch.utils.data
 from penstock import distributed
 from penstock.errors import PartitionError
 from penstock.hashing import checked_seed
-from penstock.order import ORDER_VERSION, Partition
+from penstock.order import Partition
 from penstock.order.shuffle import block_options
-from penstock.plan.cursor import Cursor, State
+from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
-from penstock.samplers.base import EpochSampler
-from penstock.samplers.identity import data_identity, holds_a_share
+from penstock.samplers.base import EpochSampler, RankMixin
+from penstock.samplers.identity import holds_a_share, order_identity
 from penstock.samplers.orders import epoch_order, order_kind
 from penstock.wording import kind_text
 
@@ -33,7 +33,7 @@ else:
     _Torch = torch.utils.data.DistributedSampler
 
 
-class DistributedSampler(EpochSampler, _Torch):
+class DistributedSampler(RankMixin, EpochSampler, _Torch):
     """The indices of one rank, with the signature and semantics of ``torch.utils.data.DistributedSampler``.
 
     Args:
@@ -114,12 +114,7 @@ class DistributedSampler(EpochSampler, _Torch):
     @property
     def num_replicas(self) -> int:
         """World size. Reading it fixes rank and world size."""
-        return self._world.get().world_size
-
-    @property
-    def rank(self) -> int:
-        """This rank's number. Reading it fixes rank and world size."""
-        return self._world.get().rank
+        return self.world_size
 
     @property
     def num_samples(self) -> int:
@@ -129,9 +124,8 @@ class DistributedSampler(EpochSampler, _Torch):
     @property
     def total_size(self) -> int:
         """Number of samples of all ranks in a whole epoch, with padding."""
-        n = len(self.dataset)
         whole = self._partition(0)
-        return n + whole.padded - whole.dropped
+        return whole.n + whole.padded - whole.dropped
 
     @property
     def key_seed(self) -> int | None:
@@ -140,25 +134,17 @@ class DistributedSampler(EpochSampler, _Torch):
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return this rank's share of the rest of the cursor's epoch."""
-        n, epoch = len(self.dataset), cursor.epoch
-        make = partial(epoch_order, self._kind, self._block, n, self.seed, epoch)
-        partition = self._partition(cursor.consumed)
-        return PartitionedOrder(make, partition, partial(self._identity, n, self.seed), seed=self.key_seed, epoch=epoch)
+        partition, epoch = self._partition(cursor.consumed), cursor.epoch
+        make = partial(epoch_order, self._kind, self._block, partition.n, self.seed, epoch)
+        identity = partial(order_identity, self._kind, self._block, self.dataset, partition.n, self.seed)
+        return PartitionedOrder(make, partition, identity, seed=self.key_seed, epoch=epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
         n = len(self.dataset)
-        return Cursor.read(state, of="DistributedSampler", plan=self._identity(n, self.seed), most=n)
+        plan = order_identity(self._kind, self._block, self.dataset, n, self.seed)
+        return Cursor.read(state, of="DistributedSampler", plan=plan, most=n)
 
     def _partition(self, consumed: int) -> Partition:
         rank, world_size = self._world.get()
         return Partition(len(self.dataset), world_size, rank, remainder=self.remainder, consumed=consumed)
-
-    def _identity(self, n: int, seed: int) -> State:
-        return {
-            "order_version": ORDER_VERSION,
-            "shuffle": self._kind,
-            **self._block,
-            **data_identity(self.dataset, n),
-            "seed": seed,
-        }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import xxhash
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from penstock.order import ORDER_VERSION
 from penstock.plan.cursor import State
 from penstock.plan.share import SharePlan
 
@@ -17,6 +18,7 @@ __all__ = [
     "fingerprint_identity",
     "fingerprint_of",
     "holds_a_share",
+    "order_identity",
     "own_order",
     "parts_of",
     "shares_in",
@@ -55,6 +57,18 @@ def data_identity(data: Any, samples: int) -> State:
     return identity
 
 
+def order_identity(shuffle: str, block: Mapping[str, int], data: Any, samples: int, seed: int | None = None) -> State:
+    """Return the entries of a state about an order and its data: what they have in common for all samplers.
+
+    Args:
+        shuffle, block: name of the order, and the sizes of the block shuffle.
+        data, samples: see `data_identity`.
+        seed: of the order; None if the entries have none.
+    """
+    identity = {"order_version": ORDER_VERSION, "shuffle": shuffle, **block, **data_identity(data, samples)}
+    return identity if seed is None else {**identity, "seed": seed}
+
+
 def _part_identity(part: Any) -> State:
     """Return the identity of a dataset inside another; for a share, all that determines a rank's rows."""
     plan = own_order(part)
@@ -84,15 +98,11 @@ def parts_of(data: Any) -> Iterator[Any]:
     if isinstance(data, Subset):
         yield from parts_of(data.dataset)
     elif isinstance(data, ConcatDataset | StackDataset):
-        for one in _inside(data):
+        inner: Any = data.datasets
+        for one in inner.values() if isinstance(inner, Mapping) else inner:
             yield from parts_of(one)
     else:
         yield data
-
-
-def _inside(data: Any) -> Iterable[Any]:
-    inner: Any = data.datasets
-    return inner.values() if isinstance(inner, Mapping) else inner
 
 
 def shares_in(data: Any) -> Iterator[Any]:

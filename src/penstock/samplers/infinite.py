@@ -20,7 +20,7 @@ from penstock.plan.epoch import EpochPlan
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.draws import Rounds
-from penstock.samplers.identity import data_identity, holds_a_share
+from penstock.samplers.identity import holds_a_share, order_identity
 from penstock.samplers.orders import epoch_order, order_kind
 from penstock.wording import kind_text
 
@@ -108,14 +108,8 @@ class InfiniteSampler(RankMixin, EpochSampler):
         return cursor
 
     def _identity(self) -> State:
-        return {
-            "order_version": ORDER_VERSION,
-            "order": "infinite",
-            "shuffle": self._kind,
-            **self._block,
-            **data_identity(self.dataset, len(self.dataset)),
-            "seed": self.seed,
-        }
+        identity = order_identity(self._kind, self._block, self.dataset, len(self.dataset), self.seed)
+        return {"order_version": ORDER_VERSION, "order": "infinite", **identity}
 
 
 class _Endless(EpochPlan):

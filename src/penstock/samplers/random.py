@@ -10,13 +10,13 @@ import torch
 
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key
-from penstock.order import ORDER_VERSION, Order, Partition, make_order
+from penstock.order import Order, Partition, make_order
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, Hashed, Rounds, scale
-from penstock.samplers.identity import data_identity
+from penstock.samplers.identity import order_identity
 from penstock.samplers.orders import order_kind, positive
 
 __all__ = ["RandomSampler", "RandomSamplerOfShare"]
@@ -106,14 +106,9 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             kind = "randint" if kind == "torch" else "replacement"
         elif kind == "torch":
             kind = "randperm"
-        return {
-            "order_version": ORDER_VERSION,
-            # For example ``global``, ``global[:25]``, ``randint[:5]``.
-            "shuffle": f"{kind}[:{count}]" if replacement or count != n else kind,
-            **self._block,
-            **data_identity(self.data_source, n),
-            **({} if self._kind == "torch" else {"seed": seed}),
-        }
+        # For example ``global``, ``global[:25]``, ``randint[:5]``.
+        name = f"{kind}[:{count}]" if replacement or count != n else kind
+        return order_identity(name, self._block, self.data_source, n, seed)
 
     @property
     def key_seed(self) -> int | None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch.utils.data
 
-from penstock.order import ORDER_VERSION, Partition, make_order
-from penstock.plan.cursor import Cursor, State
+from penstock.order import Partition, make_order
+from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.samplers.base import EpochSampler
-from penstock.samplers.identity import data_identity, own_order
+from penstock.samplers.identity import order_identity, own_order
 
 __all__ = ["SequentialSampler", "SequentialSamplerOfShare"]
 
@@ -88,7 +88,7 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
             return run
         n = len(self.data_source)
         partition = Partition(n, remainder="uneven", consumed=cursor.consumed)
-        make, identity = partial(make_order, "none", n), partial(self._identity, n)
+        make, identity = partial(make_order, "none", n), partial(order_identity, "none", {}, self.data_source, n)
         return PartitionedOrder(make, partition, identity, seed=None, epoch=cursor.epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
@@ -96,10 +96,8 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         if self.inner is not None:
             return self.inner.read(state)
         n = len(self.data_source)
-        return Cursor.read(state, of="SequentialSampler", plan=self._identity(n), most=n)
-
-    def _identity(self, n: int) -> State:
-        return {"order_version": ORDER_VERSION, "shuffle": "none", **data_identity(self.data_source, n)}
+        identity = order_identity("none", {}, self.data_source, n)
+        return Cursor.read(state, of="SequentialSampler", plan=identity, most=n)
 
 
 class SequentialSamplerOfShare(SequentialSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc]
