@@ -151,6 +151,17 @@ class Failing(Numbers):
         return super().__getitem__(index)
 
 
+class Picky(Numbers):
+    """Cannot be unpickled on a node once it is marked as broken."""
+
+    broken = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "broken" in state:
+            raise RuntimeError("no such table on this node")
+        vars(self).update(state)
+
+
 class Shares(IterableDataset[Any]):
     """Each worker its share, as torch's documentation has it."""
 

@@ -21,6 +21,7 @@ from ray_support import (
     Deadly,
     Failing,
     Numbers,
+    Picky,
     Shares,
     TwoArguments,
     add_node,
@@ -30,7 +31,7 @@ from ray_support import (
 )
 
 from penstock import DataLoader, RayOptions
-from penstock.errors import WorkerError
+from penstock.errors import ClusterError, WorkerError
 
 
 def make(data: Any, workers: int = 2, **how: Any) -> DataLoader[Any]:
@@ -157,6 +158,16 @@ def test_a_batch_that_ends_three_workers_is_named(cluster: Any) -> None:
         with pytest.raises(WorkerError, match=r"was lost \(.*while it made .*batch \d, samples"):
             list(loader)
         assert loader.stats()["lost_workers"] == 3
+
+
+def test_a_data_set_that_nodes_cannot_load_is_an_error(cluster: Any) -> None:
+    data = Picky(40)
+    with make(data, 1) as loader:
+        assert rows(loader) == truth(Numbers(40))
+        data.broken = True
+        with pytest.raises(ClusterError, match=r"(?s)3 workers in a row could not be started .* no such table"):
+            list(loader)
+    assert eventually(lambda: not alive())
 
 
 def test_a_worker_that_does_not_answer_is_given_up(cluster: Any) -> None:

@@ -132,6 +132,8 @@ class Worker:
         self._wanted = 0
 
     def _use(self, setup: bytes, base_seed: int) -> None:
+        # If the new one cannot be had, nothing may go on with the old one.
+        vars(self).pop("_maker", None)
         fetcher, init = pickle.loads(setup)
         seed_worker(base_seed, self._number)
         process_worker(self._number, self._total, base_seed + self._number, fetcher.dataset)
