@@ -109,7 +109,12 @@ def test_several_processes_for_one_batch_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
-    [("hedge", False, "deadline"), ("min_workers", 1, "num_workers"), ("max_workers", 4, "num_workers")],
+    [
+        ("hedge", False, "deadline"),
+        ("min_workers", 1, "num_workers"),
+        ("max_workers", 4, "num_workers"),
+        ("threads_per_worker", 2, "threads_per_worker"),
+    ],
 )
 def test_a_dropped_option_of_ray_names_what_replaces_it(name: str, value: Any, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"takes no {name}=: .*pass {instead}="):

@@ -406,7 +406,6 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("needs num_workers", num_workers=0)
     refused("multiprocessing_context", multiprocessing_context="fork")
     refused("always replaces lost workers", on_worker_death="restart")
-    refused("differs from that of RayOptions", ray_options=RayOptions(threads_per_worker=3), threads_per_worker=2)
     refused("cannot be pickled", Numbers(8), collate_fn=threading.Lock().acquire)
     with pytest.raises(ConfigError, match="ray_options is for"):
         DataLoader(Numbers(8), ray_options=RayOptions())

@@ -167,8 +167,6 @@ class LoaderConfig:
     @cached_property
     def threads(self) -> int:
         """Number of threads in each process or actor."""
-        if self.kind == "ray" and self.ray_options is not None:
-            return self.ray_options.threads(self.threads_per_worker)
         if self.kind in ("inline", "thread"):
             return 1
         return self.num_workers if self.single_process else self.threads_per_worker

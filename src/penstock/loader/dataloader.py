@@ -110,7 +110,7 @@ class DataLoader(TorchDataLoader[T_co]):
             and ``releases_gil``; otherwise processes.
         prefetch_factor: as in torch. None is 2; with processes and Ray up to 16 for small batches that take almost no
             work, or while a batch is late.
-        threads_per_worker: threads in each worker process. They share the process's copy of the dataset, and the
+        threads_per_worker: threads in each worker, a process or on Ray. They share its copy of the dataset, and the
             samples of each batch.
         seed: fixes the order and each sample's `penstock.generator`: both are functions of (seed, epoch, position), in
             every executor. If the dataset does not declare itself ``pure``, inline and process workers also seed the

@@ -145,7 +145,7 @@ class Statistics:
         return {
             "executor": config.kind,
             "workers": config.num_workers,
-            "threads_per_worker": config.threads if config.kind == "ray" else config.threads_per_worker,
+            "threads_per_worker": config.threads_per_worker,
             "processes": config.workers if config.forks_workers else 0,
             "persistent_workers": config.persistent_workers,
             "cores": cores(),

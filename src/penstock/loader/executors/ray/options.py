@@ -27,7 +27,6 @@ class RayOptions:
             or ``"auto"`` uses the cluster that the program is connected to, or else the one that runs on this machine.
             An existing connection is used; it is an error if it leads to a cluster other than this address.
         num_cpus: CPUs that each worker reserves; 0 for workers that only wait.
-        threads_per_worker: threads in each worker, which share one copy of the dataset; None: the loader's.
         memory: bytes that each worker reserves; None: not counted.
         resources: custom resources that each worker reserves.
         label_selector: labels that a node must have, as in ``{"role": "loader"}``, for example to avoid GPU nodes.
@@ -49,7 +48,6 @@ class RayOptions:
     address: str | None = None
     _: KW_ONLY
     num_cpus: float = 1
-    threads_per_worker: int | None = None
     memory: int | None = None
     resources: Mapping[str, float] | None = None
     label_selector: Mapping[str, str] | None = None
@@ -61,22 +59,22 @@ class RayOptions:
     hedge: InitVar[None] = None
     min_workers: InitVar[None] = None
     max_workers: InitVar[None] = None
+    threads_per_worker: InitVar[None] = None
 
-    def __post_init__(self, hedge: None, min_workers: None, max_workers: None) -> None:
-        if hedge is not None:
-            raise ConfigError("RayOptions takes no hedge=: pass deadline=, after which another worker makes a batch")
-        for name, value in (("min_workers", min_workers), ("max_workers", max_workers)):
+    def __post_init__(self, hedge: None, min_workers: None, max_workers: None, threads_per_worker: None) -> None:
+        constant = "num_workers= to the DataLoader, a constant number"
+        for name, value, instead in (
+            ("hedge", hedge, "deadline=, after which another worker makes a batch"),
+            ("min_workers", min_workers, constant),
+            ("max_workers", max_workers, constant),
+            ("threads_per_worker", threads_per_worker, "threads_per_worker= to the DataLoader"),
+        ):
             if value is not None:
-                raise ConfigError(
-                    f"RayOptions takes no {name}=: the number of workers is constant, "
-                    "so pass num_workers= to the DataLoader"
-                )
+                raise ConfigError(f"RayOptions takes no {name}=: pass {instead}")
         if self.address not in (None, "auto", "local") and not (isinstance(self.address, str) and ":" in self.address):
             raise ConfigError(f"address must be 'host:port', 'auto', 'local' or None, got {self.address!r}")
-        for name in ("threads_per_worker", "memory"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} must be an integer of 1 or more, or None, got {value!r}")
+        if self.memory is not None and (not isinstance(self.memory, int) or self.memory < 1):
+            raise ConfigError(f"memory must be an integer of 1 or more, or None, got {self.memory!r}")
         if not isinstance(self.num_cpus, int | float) or not 0 <= self.num_cpus < math.inf:
             raise ConfigError(f"num_cpus must be a number of 0 or more, got {self.num_cpus!r}")
         for name, value in (("deadline", self.deadline), ("start_timeout", self.start_timeout)):
@@ -93,21 +91,6 @@ class RayOptions:
             raise ConfigError(f"scheduling is 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.scheduling!r}")
         if not isinstance(self.name, str):
             raise ConfigError(f"name must be a str, got {self.name!r}")
-
-    def threads(self, threads_per_worker: int) -> int:
-        """Return the threads of each worker.
-
-        Raises:
-            ConfigError: the loader's setting differs.
-        """
-        if self.threads_per_worker is None:
-            return threads_per_worker
-        if threads_per_worker not in (1, self.threads_per_worker):
-            raise ConfigError(
-                f"threads_per_worker={threads_per_worker} of the loader differs from that of RayOptions, "
-                f"{self.threads_per_worker}: pass one of them"
-            )
-        return self.threads_per_worker
 
     def of_actors(self) -> dict[str, Any]:
         """Return the options as Ray's arguments for an actor."""
