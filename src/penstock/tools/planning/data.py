@@ -169,7 +169,7 @@ class _Run:
         self._length: int = dataset.plan.samples
         if isinstance(dataset, Mixture):
             rows = dataset.plan.source
-            self._stages: WeightStages = rows.stages_with(dataset.plan.changes)
+            self._stages: WeightStages = rows.stages_with(dataset.plan.shown.changes)
             self._names, self._sizes, self._parts = rows.names, rows.sizes, dataset.sources
             marks = rows.excluded_marks()
         else:

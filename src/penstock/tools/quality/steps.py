@@ -147,7 +147,7 @@ def _sources(dataset: Any) -> list[_Source]:
 def _worst(mixture: Mixture, epochs: int, ranks: int, window: int) -> ShareQuality | None:
     """Return the largest deviation of a rank's share in all epochs."""
     rows, length = mixture.plan.source, mixture.plan.samples
-    stages = rows.stages_with(mixture.plan.changes)
+    stages = rows.stages_with(mixture.plan.shown.changes)
     weights = np.array([stage.weights for stage in stages], np.float64)
     weights /= weights.sum(axis=1, keepdims=True)
     found = []
