@@ -153,7 +153,7 @@ class Autotuner:
             return False
         if (free := available_memory()) is not None:
             # How many workers like these fit into half of this rank's share.
-            pids = [process.pid for process in window.processes or ()]
+            pids = [process.pid for process in window.executor.processes or ()]
             used = (private_memory(pids[0]) * len(pids) if pids else 0) + window.depth * size_of(result.batch)
             self.memory_for = self.workers + int(free / self._ranks / 2 / (max(1, used) / self.workers))
         self.note(self._now)

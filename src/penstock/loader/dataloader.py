@@ -510,7 +510,7 @@ class DataLoader(TorchDataLoader[T_co]):
             # Workers need the epoch only for streams.
             epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
             window = workers.window(consumer.requests(progress), epoch, states.resumed.get, states.next)
-            if workers.kept and window.processes is not None:
+            if workers.kept and window.executor.processes is not None:
                 self._iterator = workers  # type: ignore[assignment]
             iterator = DataLoaderIter(self, window, progress, began)
             self._iterators.add(iterator)

@@ -170,7 +170,7 @@ class DataLoaderIter:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in WORKER_NAMES and (processes := self._batches.processes) is not None:
+        if name in WORKER_NAMES and (processes := self._batches.executor.processes) is not None:
             return processes if name == "_workers" else partial(self._end_workers, SHUTDOWN_TIMEOUT_S)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

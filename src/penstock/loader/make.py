@@ -150,8 +150,6 @@ class Fetch:
         """Return a snapshot of the user's dataset and collate function; None if neither has a state."""
         return take_snapshot(self.dataset, None, self.collate_fn, self._generators) if self.has_states else None
 
-    state_after_error = state_dict
-
     def load_state_dict(self, state: WorkerState) -> None:
         """Resume from a state."""
         states = state.states
@@ -426,7 +424,9 @@ class Maker:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)
         except self._catches as error:
             try:
-                return BatchResult(None, metrics, number, worker, self.fetcher.state_after_error(), "local", error, run)
+                # A resumed stream makes a failed batch again, which fails again.
+                state = None if self._stream else self.fetcher.state_dict()
+                return BatchResult(None, metrics, number, worker, state, error=error, run=run)
             except Exception as another:
                 return BatchResult(None, metrics, number, worker, error=another, run=run)
         finally:

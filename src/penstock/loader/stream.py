@@ -244,9 +244,6 @@ class StreamFetch:
         self._wait = sum(map(len, (snapshot or {}).values())) // _AMORTISE
         return snapshot
 
-    def state_after_error(self) -> None:
-        """Return None: a resume requests a failed batch again, which fails again."""
-
     def load_state_dict(self, state: WorkerState) -> None:
         """Resume from a state at the next `begin`."""
         self._resume = state

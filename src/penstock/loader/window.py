@@ -227,11 +227,6 @@ class Window:
             if inline is None:
                 self._start_all(lambda worker: None)
 
-    @property
-    def processes(self) -> list[Any] | None:
-        """The worker processes; None if this machine runs none."""
-        return self.executor.processes
-
     def close(self) -> None:
         """Stop making batches. Idempotent."""
         with self.executor.lock:
@@ -341,7 +336,7 @@ class Window:
         text = f"{_TIMED_OUT} {self._flow.config.timeout} seconds"
         for pending in self._open.values():
             if pending.result is None:
-                worker, processes = pending.worker, self.processes
+                worker, processes = pending.worker, self.executor.processes
                 pid = f" (pid {processes[worker].pid})" if processes is not None and worker < len(processes) else ""
                 where = self._whereabouts(worker)
                 if where is None:
