@@ -11,7 +11,7 @@ Lightning calls ``type(loader)`` again, with a sampler for the rank, and gets th
     for args, function in assignments(loader): function(new, *args)          the first one is `take_place`
 
 Lightning first checks ``isinstance(loader.sampler, DistributedSampler)`` and does not touch such a loader. Therefore
-our samplers of a share belong to that class, see `penstock.samplers.shares`.
+our samplers of a share belong to that class, see `penstock.samplers.sequential`.
 """
 
 from __future__ import annotations
