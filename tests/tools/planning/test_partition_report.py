@@ -162,7 +162,7 @@ def test_a_wrong_order_and_a_wrong_partition_are_found(monkeypatch: pytest.Monke
         def __init__(self, *arguments: int, **options: object) -> None:
             super().__init__(*arguments, **options)  # type: ignore[arg-type]
             if self.rank == 3:
-                self._length -= 1
+                self.length -= 1
 
     monkeypatch.setattr(partition_report, "Partition", Short)
     check = check_dealing(Job(samples=10_000, sample_bytes=1, ranks=7))
