@@ -13,6 +13,7 @@ Invariant: a state counts only batches that the consumer has received, not one t
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -77,17 +78,16 @@ class StreamCopier:
 
     def copy(self, batch: Any) -> Any:
         """See `DeviceCopier`. When this returns, pinned memory holds a copy and the slot of the ring is free."""
-        if self._stream is None:
-            return map_batch(lambda part: part.to(self._device) if _is_movable(part) else part, batch)
-        with self._module.stream(self._stream):
+        with nullcontext() if self._stream is None else self._module.stream(self._stream):
             return map_batch(self._move, batch)
 
     def _move(self, part: Any) -> Any:
         if not _is_movable(part):
             return part
-        # torch keeps the pinned memory until the copy is done.
-        pinned = part.pin_memory() if getattr(part, "device", _CPU) == _CPU else part
-        return pinned.to(self._device, non_blocking=True)
+        if self._stream is not None and getattr(part, "device", _CPU) == _CPU:
+            # torch keeps the pinned memory until the copy is done.
+            part = part.pin_memory()
+        return part.to(self._device, non_blocking=self._stream is not None)
 
     def record(self) -> Any:
         """See `DeviceCopier`."""

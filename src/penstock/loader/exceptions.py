@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from torch._utils import KeyErrorMessage
+
 __all__ = ["RemoteError", "describe", "rebuild"]
 
 
@@ -44,13 +46,6 @@ def describe(error: BaseException, where: str, dumps: Callable[[object], bytes] 
     return RemoteError(kind, type(error).__name__, text, notes, where)
 
 
-class _Text(str):
-    """A message that KeyError prints without quotes and with real line breaks."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def rebuild(remote: RemoteError) -> BaseException:
     """Return the exception with its own type if it can be created from a message, otherwise as a RuntimeError.
 
@@ -59,9 +54,10 @@ def rebuild(remote: RemoteError) -> BaseException:
     """
     message = f"Caught {remote.name} {remote.where}.\nOriginal {remote.text}"
     error: object = None
-    # It may take other arguments, or not be importable here; the text contains everything.
+    # It may take other arguments, or not be importable here; the text contains everything. KeyError prints this kind of
+    # text without quotes and with real line breaks.
     with suppress(Exception):
-        error = pickle.loads(remote.kind)(_Text(message))
+        error = pickle.loads(remote.kind)(KeyErrorMessage(message))
     if not isinstance(error, BaseException):
         error = RuntimeError(message)
     try:

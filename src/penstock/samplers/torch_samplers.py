@@ -107,14 +107,14 @@ class _DrawnAtOnce(_Drawing):
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
-        count, identity = self._count(), self._identity()
+        count, identity = len(self.items), self._identity()
         run = self._drawn(cursor, draws, lambda: identity, size=count, count=count, last=0, block=self._block)
         run.per_rank = True
         return run
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state."""
-        return self._read_drawn(state, self._identity(), self._count())
+        return self._read_drawn(state, self._identity(), len(self.items))
 
     def _digest(self, data: Any, dtype: type[np.generic]) -> str:
         """Return a hash of the indices or weights; cached for the same object until a tensor is changed."""
@@ -123,10 +123,6 @@ class _DrawnAtOnce(_Drawing):
             values = np.asarray(data.cpu() if isinstance(data, torch.Tensor) else data, dtype)
             self._hashed = data, version, weights_digest(values)
         return self._hashed[2]
-
-    @abc.abstractmethod
-    def _count(self) -> int:
-        """Return the number of indices."""
 
     @abc.abstractmethod
     def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
@@ -139,9 +135,6 @@ class _DrawnAtOnce(_Drawing):
 class TorchSubset(_DrawnAtOnce):
     """The plan of ``torch.utils.data.SubsetRandomSampler``."""
 
-    def _count(self) -> int:
-        return len(self.items.indices)
-
     def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
         indices = torch.as_tensor(self.items.indices)
         return indices[torch.randperm(len(indices), generator=generator)]
@@ -153,9 +146,6 @@ class TorchSubset(_DrawnAtOnce):
 
 class TorchWeighted(_DrawnAtOnce):
     """The plan of ``torch.utils.data.WeightedRandomSampler``."""
-
-    def _count(self) -> int:
-        return int(self.items.num_samples)
 
     def _block(self, generator: torch.Generator, number: int) -> torch.Tensor:
         given = self.items
