@@ -114,6 +114,17 @@ def test_random_resumed_leaves_the_generator_where_torch_would(options: dict[str
     assert list(resumed) == list(theirs)
 
 
+def test_an_epoch_of_data_that_grew_before_it_began_is_torchs() -> None:
+    torch.manual_seed(5)
+    expected = list(TorchRandomSampler(range(50), True, 40))
+    torch.manual_seed(5)
+    data = list(range(5))
+    sampler = RandomSampler(data, True, 40)
+    sampler.state_dict()
+    data.extend(range(5, 50))
+    assert list(sampler) == expected
+
+
 @pytest.mark.parametrize("place", [0, 1, 36, 37])
 def test_random_left_early_leaves_the_generator_where_torch_would(place: int) -> None:
     generators = [torch.Generator().manual_seed(5) for _ in range(2)]

@@ -141,8 +141,11 @@ class Draw:
             block: draws the block with a number from a generator. Blocks are drawn one after another.
         """
         if self._order is None or self._order[0] != (size, count):
-            self._last, self._block, self._front, self._again = last, block, -1, None
+            self._front, self._again = -1, None
             self._order = (size, count), Rounds(size, count, self._read)
+        if self._front < 0:
+            # The data may have changed since the last call.
+            self._last, self._block = last, block
         return self._order[1]
 
     def exhaust(self) -> None:
