@@ -3,7 +3,7 @@
     begin(start) -> its node, and a snapshot -> make, make, ...
                                                   `-> lost or silent: `Lost`, and another one is started
 
-A worker that has not begun yet is not waited for: others make its batches, unless it matters who makes them. Ray
+A worker that has not started yet is not waited for: others make its batches, unless it matters who makes them. Ray
 neither restarts nor retries these actors. The consumer waits in one ``ray.wait``.
 
 Without ``persistent_workers``, an epoch iterator starts with the current dataset, as in torch: a changed dataset is
@@ -88,7 +88,7 @@ class Call:
     Attributes:
         requests: the batches; or a `Start` alone.
         number: the number of the worker that they were submitted to.
-        worker: the worker that makes them: another one, while that one has not begun.
+        worker: the worker that makes them: another one, while that one has not started.
         sent: when it was sent.
     """
 
@@ -217,7 +217,7 @@ class RayExecutor(Executor):
         waiting, self._backlog = self._backlog, []
         for number, requests in waiting:
             worker = self._actors[number]
-            if worker.run != self._run and not self._turns:
+            if not worker.node and not self._turns:
                 ready = (other for other in self._actors if other.run == self._run)
                 worker = min(ready, key=self._load, default=worker)
             if worker.run != self._run:
