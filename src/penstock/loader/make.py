@@ -103,7 +103,7 @@ class Fetch:
         return Seeding(always=self.has_states, keeps=self._keeps_globals) if self.seed_globals else None
 
     @cached_property
-    def _seeds(self) -> list[Callable[[int], None]]:
+    def _seeds(self) -> list[Callable[[int], object]]:
         """Functions to call with the key of each sample."""
         return [] if self._seeding is None else self._seeding.seeds
 

@@ -58,7 +58,7 @@ class Seeding:
         # In the first batch: the last key, and the number of checks.
         self._key: int | None = None
         self._checks = 0
-        self.seeds: list[Callable[[int], None]]
+        self.seeds: list[Callable[[int], object]]
         self.seeds = [self._learn] if self._learns else [generator.seed for generator in self._generators]
 
     def start(self, key: int) -> None:
@@ -113,6 +113,8 @@ class Seeding:
 class _Generator:
     """A global generator of the process. It *moves* when code draws from it, seeds it or sets its state."""
 
+    seed: Callable[[int], object]
+    """Seeds it from a sample's key."""
     # They return and set its state.
     _get: Callable[[], Any]
     _set: Callable[[Any], object]
@@ -121,9 +123,6 @@ class _Generator:
     _look_at_twin: Callable[[], Any]
     _saved: Any = None
     _in_step: bool = False
-
-    def seed(self, key: int) -> None:
-        """Seed the generator from a sample's key."""
 
     def rest(self, key: int) -> None:
         """Prepare for a batch with this first key, whose samples are not expected to draw."""
@@ -153,13 +152,10 @@ class _Python(_Generator):
     """The functions of `random`."""
 
     def __init__(self) -> None:
-        self._get, self._set = random.getstate, random.setstate
+        self.seed, self._get, self._set = random.seed, random.getstate, random.setstate
         self._twin = random.Random(_REST)
         self._start = self._twin.getstate()
         self.look, self._look_at_twin = partial(random.getrandbits, 64), partial(self._twin.getrandbits, 64)
-
-    def seed(self, key: int) -> None:
-        random.seed(key)
 
     def _seed_twin(self) -> None:
         random.setstate(self._start)
@@ -174,11 +170,9 @@ class _NumPy(_Generator):
     """
 
     def __init__(self) -> None:
+        self.seed = lambda key: np.random.seed(key & 0xFFFFFFFF)
         self._own = np.random.MT19937()
         self.look, self._look_at_twin = np.random.random_sample, np.random.RandomState(_REST).random_sample
-
-    def seed(self, key: int) -> None:
-        np.random.seed(key & 0xFFFFFFFF)
 
     def _seed_twin(self) -> None:
         np.random.seed(_REST)
@@ -204,14 +198,12 @@ class _Torch(_Generator):
     """torch's CPU generator. Its state is read and set as fast as it is seeded."""
 
     def __init__(self) -> None:
-        self._get, self._set = torch.default_generator.get_state, torch.default_generator.set_state
-
-    def seed(self, key: int) -> None:
+        generator = torch.default_generator
         # A hundred times cheaper than `torch.manual_seed`.
-        torch.default_generator.manual_seed(key)
+        self.seed, self._get, self._set = generator.manual_seed, generator.get_state, generator.set_state
 
     def rest(self, key: int) -> None:
-        torch.default_generator.manual_seed(key)
+        self.seed(key)
         self._rested = self.look()
 
     def moved(self) -> bool:
