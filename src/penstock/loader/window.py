@@ -382,7 +382,7 @@ class Window:
         workers = self.executor.workers
         most, group = self._flow.ahead() if self.depth else (1, 1)
         self.depth = self.depth and most
-        group = max(1, min(group, most // (2 * workers))) if self._requests is not None else 1
+        group = max(1, min(group, most // (2 * workers))) if group > 1 and self._requests is not None else 1
         # If workers take turns, each gets a group of its own batches, from several rounds.
         together = group * workers if self._policy.turns and group > 1 else group
         while len(self._open) < most and self._requests is not None:
@@ -390,7 +390,7 @@ class Window:
                 # Wait until a whole group fits.
                 break
             shares: dict[int, list[BatchRequest]] = {}
-            worker, left = self._choose(most), together
+            worker, left = self._choose(most) if self.depth else 0, together
             while worker is not None and left and self._requests is not None:
                 try:
                     request = next(self._requests, None)
