@@ -152,7 +152,7 @@ class PickledOnce(Faulty):
     pure = True
 
     def __init__(self) -> None:
-        super().__init__(40, set())
+        super().__init__(400, set())
         self.times = 0
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -165,7 +165,7 @@ class PickledOnce(Faulty):
 def test_workers_that_cannot_be_started_do_not_end_the_epoch() -> None:
     loader = scripted(DataLoader(PickledOnce(), 2, num_workers="auto", multiprocessing_context="spawn"), [1, 2], [2])
     with loader:
-        assert len(list(loader)) == 20
+        assert len(list(loader)) == 200
         assert isinstance(loader._tuner, Script)
         assert [type(error) for error in loader._tuner.failed] == [StopIteration]
         assert loader.num_workers == loader.stats()["workers"] == 1
