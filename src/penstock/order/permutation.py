@@ -189,11 +189,12 @@ class Permutation(Bijection):
         indices = normalise(index, self.n)
         if self.n <= TABLE_LIMIT:
             return _tables(self.n, self.key)[inverse][indices].astype(np.int64)
-        walk = partial(feistel, a=self._a, b=self._b, keys=self._keys, inverse=inverse)
         if not inverse and self.n <= _ROUND_TABLES_LIMIT:
             self._until_tables -= indices.size
-            if self._until_tables <= 0:
-                walk = partial(feistel_by_table, b=self._b, tables=self._round_tables)
+        if not inverse and self._until_tables <= 0:
+            walk = self._walk_by_table
+        else:
+            walk = partial(feistel, a=self._a, b=self._b, keys=self._keys, inverse=inverse)
         flat = indices.reshape(-1).view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
             flat[begin : begin + _BLOCK] = walk(flat[begin : begin + _BLOCK])
@@ -204,8 +205,8 @@ class Permutation(Bijection):
         return indices
 
     @cached_property
-    def _round_tables(self) -> RoundTables:
-        return round_tables(self._a, self._b, self._keys)
+    def _walk_by_table(self) -> partial[Any]:
+        return partial(feistel_by_table, b=self._b, tables=round_tables(self._a, self._b, self._keys))
 
 
 def feistel(i: Any, a: Any, b: Any, keys: Any, inverse: bool = False) -> Any:
