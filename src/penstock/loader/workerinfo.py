@@ -70,33 +70,27 @@ def expected() -> bool:
     )
 
 
-def _install() -> None:
+def enter(info: Any) -> None:
+    """Set the worker info of this thread, permanently. None removes it."""
     global _installed
-    with _installing:
-        if _installed:
-            return
-        if not expected():
+    if not _installed:
+        with _installing:
+            known = _installed or expected()
+            if known and not _installed:
+                vars(_torch_worker)["_penstock"] = _penstock
+                # Windows has threads but no forks.
+                if hasattr(os, "register_at_fork"):
+                    # A fork from a worker thread contains only that thread, which is not our worker any more.
+                    os.register_at_fork(after_in_child=partial(setattr, _penstock, "info", None))
+                _torch_worker.get_worker_info.__code__ = _answer.__code__
             _installed = True
+        if not known:
             warnings.warn(
                 f"torch {torch.__version__} implements get_worker_info() in a way unknown to Penstock: it returns None "
                 "in threads. Use executor='process' if your dataset needs it",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-            return
-        vars(_torch_worker)["_penstock"] = _penstock
-        # Windows has threads but no forks.
-        if hasattr(os, "register_at_fork"):
-            # A fork from a worker thread contains only that thread, which is not our worker any more.
-            os.register_at_fork(after_in_child=partial(setattr, _penstock, "info", None))
-        _torch_worker.get_worker_info.__code__ = _answer.__code__
-        _installed = True
-
-
-def enter(info: Any) -> None:
-    """Set the worker info of this thread, permanently. None removes it."""
-    if not _installed:
-        _install()
     _penstock.info = info
 
 
