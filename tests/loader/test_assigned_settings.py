@@ -98,7 +98,7 @@ def test_number_of_workers() -> None:
 def test_a_prefetch_factor_is_somebodys_choice() -> None:
     with ps.DataLoader(Numbers(), 4, num_workers=2) as loader:
         assert (loader.prefetch_factor, loader.config.prefetch_factor) == (2, None)
-        assert (loader.config.depth, loader.config.small_batch_depth) == (4, 32)
+        assert (loader.config.depth, loader.config.small_batch_depth) == (4, 64)
         loader.prefetch_factor = 5
         assert rows(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert (loader.config.depth, loader.config.small_batch_depth) == (10, 10)
