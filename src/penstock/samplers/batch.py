@@ -76,7 +76,7 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         sampler = self.sampler
         if self._read is None or self._read[0] is not sampler:
             plan = plan_of(sampler)
-            self._read = sampler, ExternalSampler(sampler, self) if plan is None else plan
+            self._read = sampler, ExternalSampler(sampler, self.source) if plan is None else plan
         return self._read[1]
 
     def set_epoch(self, epoch: int) -> None:
