@@ -244,7 +244,7 @@ class DrawingSampler(EpochSampler):
             return draw.state()
 
         return PartitionedOrder(
-            lambda: cast(Order, order),
+            lambda: cast(Order, order if count > size else order.block(0)),
             Partition(count, remainder="uneven", consumed=cursor.consumed),
             identity,
             seed=None,
