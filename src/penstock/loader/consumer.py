@@ -38,7 +38,6 @@ from penstock.samplers.batch import (
     RANKS,
     BatchSampler,
     batch_plan_of,
-    has_rank,
     layers,
     rank_splitter,
     why_not_computable,
@@ -101,7 +100,6 @@ class Consumer:
             self._reader = PlanReader(plan, seed=config.seed)
         elif is_opened(dataset):
             self._reader = PlanReader(StreamPlan(dataset))
-        self._has_rank = plan is not None and has_rank(plan.source)
         self._progress: Progress | None = None
         # Base seed of the next iterator: loaded, or drawn for a state.
         self._base_seed: int | None = None
@@ -153,7 +151,7 @@ class Consumer:
     def rank(self) -> int:
         """The rank whose share this is. Dataset or sampler may define another one than the process's."""
         rank = getattr(self.samples, "rank", None)
-        if not isinstance(rank, int) and self._has_rank and self.plan is not None:
+        if not isinstance(rank, int) and self.plan is not None:
             # A sampler without a world size has a rank, too.
             splitter = rank_splitter(self.plan.source, ranks=2)
             found = (getattr(splitter, name, None) for name in RANKS)
