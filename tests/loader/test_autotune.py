@@ -114,10 +114,10 @@ def test_no_more_workers_than_there_is_memory_for() -> None:
     assert search(tuner, machine) == [1, 2, 4, 5]
 
 
-def test_no_more_workers_than_half_the_batches_of_an_epoch() -> None:
+def test_no_more_workers_than_batches_in_an_epoch() -> None:
     machine = Machine(cores=16, work=1.0, computing=1.0, train=1e-6)
     tuner = tuner_of(machine)
-    tuner.length = 8
+    tuner.length = 4
     assert search(tuner, machine) == [1, 2, 4]
 
 
@@ -225,7 +225,7 @@ def spend(tuner: Autotuner, count: int, *, wait: float, train: float, now: float
 def measuring(workers: int) -> Autotuner:
     tuner = Autotuner("process", inline=False, cores=8)
     tuner._now = Throughput(workers)
-    tuner._skip = 2
+    tuner._began, tuner._skip = 0.0, 2
     return tuner
 
 
@@ -267,10 +267,16 @@ def test_the_first_step_of_the_training_does_not_count() -> None:
     assert tuner._now.waiting == 1
 
 
+class Epoch:
+    """Stands for the window of an epoch iterator."""
+
+
 def test_short_epochs_add_up() -> None:
     tuner, now = measuring(2), 0.0
-    for number in range(8):
-        tuner._skip, tuner._last = 2, now
-        count, now = spend(tuner, 3, wait=0.1, train=0.0, now=now)
-        assert tuner._now.batches == number + 1
-        assert count == 3
+    for epochs in range(1, 4):
+        epoch: Any = Epoch()
+        tuner.begin(epoch, now, 2)
+        # Its workers take 0.3 s to start, which is neither waiting nor training.
+        _, now = spend(tuner, 2, wait=0.1, train=0.0, now=now + 0.3)
+        assert tuner._now.batches == 2 * epochs
+        assert tuner._now.seconds == pytest.approx(0.2 * epochs)

@@ -133,6 +133,7 @@ class Autotuner:
         self._window: weakref.ref[Window] | None = None
         self._now = Throughput(1)
         self._skip = 0  # number of batches that do not count
+        self._began: float | None = None  # time of the start of an iterator, until its first batch
         self._last = 0.0  # time of the last delivery
         self._tried: list[Throughput] = []
 
@@ -142,8 +143,9 @@ class Autotuner:
         """Measure an epoch iterator, which began at a time. Older ones are not measured any more."""
         self.length = length
         self._window = weakref.ref(window)
-        # The start of the workers, and the first step of the training, which may compile a model, do not count.
-        self._last, self._skip = now, 2
+        self._began = self._last = now
+        # The first steps of the training, which may compile a model, do not count, unless the epoch is short.
+        self._skip = 2 if length is None else min(2, length // 4)
 
     def add(self, window: Window, result: BatchResult, asked: float, had: float) -> bool:
         """Add a batch, with the times of its request and delivery. Return whether another number should be used."""
@@ -163,13 +165,15 @@ class Autotuner:
 
     def _measure(self, metrics: BatchMetrics, asked: float, had: float, depth: int) -> bool:
         """Count a batch, and return whether the measurement is enough. After a pause ``depth`` batches are ready."""
-        now, train, last = self._now, asked - self._last, self._last
+        now, train = self._now, asked - self._last
         self._last = had
+        if self._began is not None:
+            # The start of the workers is no step of the training.
+            self._start, train, self._began = self._start or had - self._began, 0.0, None
         if now.batches and train > max(_PAUSE, _LONGER * now.train / now.batches):
             self._skip, train = depth + now.workers, 0.0
         if self._skip:
             self._skip -= 1
-            self._start = self._start or had - last
             return False
         now.batches += 1
         now.wait += had - asked
@@ -210,8 +214,7 @@ class Autotuner:
         computes = telling and found.metrics.cpu >= _COMPUTES * found.metrics.fetch
         limit = self._cores if computes else self._most
         limit = limit if self.memory_for is None else min(limit, self.memory_for)
-        # An epoch must be long enough to measure a number.
-        return limit if self.length is None else min(limit, max(2, self.length // 2))
+        return limit if self.length is None else min(limit, max(2, self.length))
 
     def _choose(self) -> None:
         good = [one for one in self._tried if not one.error]

@@ -377,8 +377,8 @@ class WorkerProcess:
         with _forks:
             theirs, self._requests = context.Pipe(duplex=False)
             self._answers, results = context.Pipe(duplex=False)
+            self.channel = Channel(self._answers.fileno(), self._requests.fileno())
             _open.add(self)  # before the fork, which must close its copies
-        self.channel = Channel(self._answers.fileno(), self._requests.fileno())
         started.append(self)
         try:
             for connection in (self._requests, self._answers):
