@@ -491,3 +491,14 @@ def test_workers_that_are_chosen_while_it_runs() -> None:
     with ps.DataLoader(Numbers(), 1, seed=1, num_workers="auto", device=copier) as loader:
         assert [batch["index"].tolist() for batch in loader] == [[number] for number in range(26)]
     assert copier.copies == 26
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without one")
+def test_a_device_that_is_missing_moves_nothing() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    loader = ps.DataLoader(Numbers(), 2, shuffle=True, num_workers=1, persistent_workers=True, device="cuda")
+    with pytest.raises(ConfigError):
+        iter(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert loader._workers.executor is None

@@ -223,3 +223,51 @@ def test_a_resume_leaves_torchs_global_generator_where_it_stands() -> None:
     before = torch.get_rng_state()
     assert [batch.tolist() for batch in resumed] == rest
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_without_a_batch_draws_what_torch_draws() -> None:
+    """The epochs of another loader after it have torch's order."""
+
+    def orders(loader: Any) -> Any:
+        torch.manual_seed(0)
+        training = loader(range(6), 2, shuffle=True, collate_fn=list)
+        validation = loader(range(2), 4, shuffle=True, drop_last=True)
+        return [[list(training), list(validation)] for _ in range(3)]
+
+    assert orders(DataLoader) == orders(TorchDataLoader)
+
+
+def test_an_epoch_set_before_the_first_batch_draws_again() -> None:
+    torch.manual_seed(0)
+    loader = DataLoader(range(7), 5, shuffle=True, collate_fn=list)
+    batches = iter(loader)
+    loader.set_epoch(1)
+    found = list(batches), torch.rand(())
+    torch.manual_seed(0)
+    expected: Any = TorchDataLoader(range(7), 5, shuffle=True, collate_fn=list)  # type: ignore[arg-type]
+    iter(expected).__next__()
+    assert found == (list(expected), torch.rand(()))
+
+
+def test_a_length_leaves_the_epoch_as_it_is() -> None:
+    torch.manual_seed(0)
+    sampler = RandomSampler(list(range(7)))
+    loader = DataLoader(range(50), 3, sampler=sampler, collate_fn=list)
+    batches = iter(loader)
+    sampler.replacement = True
+    assert len(loader) == 3
+    first, state = next(batches), loader.state_dict()
+    rest = list(batches)
+    assert sorted(itertools.chain(first, *rest)) == list(range(7))
+    resumed = DataLoader(range(50), 3, sampler=RandomSampler(list(range(7))), collate_fn=list)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+
+
+def test_a_seed_that_torchs_order_ignores_is_not_in_its_state() -> None:
+    sampler = RandomSampler(range(7))
+    states = [DataLoader(range(7), sampler=sampler).state_dict()]
+    sampler.seed = 7
+    loader = DataLoader(range(7), sampler=sampler)
+    loader.load_state_dict(states[0])
+    assert len(list(loader)) == 7

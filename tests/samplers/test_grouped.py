@@ -443,3 +443,24 @@ def test_a_state_of_the_batches_begins_the_sampler_at_the_start_of_its_epoch() -
     batches.load_state_dict(first.state_dict())
     assert resumed.epoch == 3
     assert list(resumed) == whole
+
+
+def test_batches_by_class_are_as_was_assigned() -> None:
+    inner = RandomSampler(range(12), shuffle="global", seed=2)
+
+    def make(size: int, drop_last: bool = False) -> GroupedBatchSampler:
+        classes = [int(i % 5 == 0) for i in range(12)]
+        return GroupedBatchSampler(inner, classes, size, order="class", drop_last=drop_last, world_size=1)
+
+    assigned = make(3)
+    assigned.batch_size, assigned.drop_last = 2, True
+    assert len(assigned) == 3 // 2 + 9 // 2
+    assert list(assigned) == list(make(2, drop_last=True))
+
+
+def test_batches_by_class_over_an_order_without_a_seed_have_none() -> None:
+    inner = DistributedSampler(range(12), 1, 0, shuffle="global", seed=2)
+    sampler = GroupedBatchSampler(inner, [i % 2 for i in range(12)], 3, order="class")
+    assert bound(sampler).seed == 2
+    inner.shuffle = True
+    assert bound(sampler).seed is None

@@ -490,6 +490,12 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
         if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
             raise AssertionError(f"prefetch_factor={config.prefetch_factor} prefetches no batch: pass 1 or more")
+        copier: DeviceCopier | None = None
+        if config.device is not None and config.to_device:
+            # Imported only for device=.
+            from penstock.loader.device import copier_of
+
+            copier = copier_of(config.device)
         # Nothing has moved yet when the workers start, which may fail.
         kept, began = workers.kept and not states.resumes, time.perf_counter()
         base_seed = consumer.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
@@ -512,7 +518,7 @@ class DataLoader(TorchDataLoader[T_co]):
             window = workers.window(consumer.requests(progress), epoch, states.resumed.get, states.next)
             if workers.kept and window.executor.processes is not None:
                 self._iterator = workers  # type: ignore[assignment]
-            iterator = DataLoaderIter(self, window, progress, began)
+            iterator = DataLoaderIter(self, window, progress, copier, began)
             self._iterators.add(iterator)
             return iterator
 

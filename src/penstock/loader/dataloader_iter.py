@@ -23,7 +23,7 @@ from penstock.plan.epoch import BatchEpochPlan
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
     from penstock.loader.dataloader import DataLoader
-    from penstock.loader.device import CopiesAhead
+    from penstock.loader.device import CopiesAhead, DeviceCopier
     from penstock.plan.reader import PlanReader
 
 __all__ = ["WORKER_NAMES", "DataLoaderIter", "Progress"]
@@ -105,21 +105,24 @@ class DataLoaderIter:
         loader: the loader.
         window: the batches.
         progress: records every delivered or failed batch; the next call continues after it.
+        copier: copies batches to a device; None leaves them where they are.
         began: time before the workers were started.
     """
 
-    def __init__(self, loader: DataLoader[Any], window: Window, progress: Progress, began: float) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], window: Window, progress: Progress, copier: DeviceCopier | None, began: float
+    ) -> None:
         config, consumer, tuner = loader._workers.config, loader.consumer, loader._tuner
         statistics, log = loader._statistics, loader._log
         self.progress = progress
         self._loader = loader
         self._batches = window
         self._copies: CopiesAhead | None = None
-        if config.device is not None and config.to_device:
+        if copier is not None:
             # Imported only for device=.
-            from penstock.loader.device import CopiesAhead, copier_of
+            from penstock.loader.device import CopiesAhead
 
-            self._copies = CopiesAhead(window, copier_of(config.device), statistics)
+            self._copies = CopiesAhead(window, copier, statistics)
         self._states = consumer.states
         self._statistics = statistics
         self._log = log

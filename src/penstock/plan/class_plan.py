@@ -104,7 +104,7 @@ class ClassBatchPlan(BatchEpochPlan):
         samples: maps places of that sequence to samples.
         partition: the numbers of this rank's batches.
         identity: entries that a state must match, see `Cursor.plan`.
-        seed: seed of the order, and of the samples' generators.
+        seed: seed of the order (None is 0), and of the samples' generators.
         epoch: the number of the epoch. Every pair of seed and epoch yields an unrelated order.
         excluded: places of the excluded samples, and their replacements.
         sampler: the cursor of the inner plan, if there is one.
@@ -114,13 +114,13 @@ class ClassBatchPlan(BatchEpochPlan):
     samples: SampleClasses
     partition: Partition
     identity: State
-    seed: int
+    seed: int | None
     epoch: int
     excluded: ExcludedRows
     sampler: Cursor | None = None
 
     def __post_init__(self) -> None:
-        key = derive_key(self.seed, self.epoch, "class batches")
+        key = derive_key(self.seed or 0, self.epoch, "class batches")
         self._order = Permutation(len(self.batches), mix(key, 0))
         self._shuffle = ClassShuffle(self.batches.starts, mix(key, 1))
 
@@ -151,7 +151,7 @@ class ClassBatchPlan(BatchEpochPlan):
         slots, counts = self.batches.slots(self._order[numbers])
         places = self._shuffle[slots]
         if self.excluded.mark and len(slots):
-            places = self.excluded.replace(places, self.seed, self.epoch)
+            places = self.excluded.replace(places, self.seed or 0, self.epoch)
             # If no sample of that length is left, longer ones replace it, and only the first of them fit.
             begins = np.cumsum(counts) - counts
             sizes = self.batches.sizes[class_of(self.batches.starts, places)]
@@ -172,7 +172,7 @@ class ClassBatchPlan(BatchEpochPlan):
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
         (place,) = self.samples.places(np.array([row])).tolist()
-        numbers = self._numbers_at(np.array(self.excluded.places_of(place, self.seed, self.epoch), np.int64))
+        numbers = self._numbers_at(np.array(self.excluded.places_of(place, self.seed or 0, self.epoch), np.int64))
         return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
 
     def _numbers_at(self, places: Indices) -> list[int]:

@@ -12,6 +12,8 @@ import base64
 import binascii
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -98,6 +100,23 @@ class Rounds:
         return self._held[1]
 
 
+@dataclass(eq=False)
+class _Blocks:
+    """The blocks of an epoch of some data, which are drawn from a generator one after another.
+
+    Attributes:
+        draw: draws the block with a number.
+        last: number of the last block that torch draws.
+        front: the last block that was drawn from the generator.
+        again: for earlier ones, a copy of the generator, and the last block drawn from it.
+    """
+
+    draw: Block
+    last: int
+    front: int = -1
+    again: tuple[torch.Generator, int] | None = None
+
+
 class Draw:
     """The random draw of one epoch, made at its first use and only once.
 
@@ -120,10 +139,8 @@ class Draw:
         if generator is not None and entropy and (entropy["begun"] or generator is torch.default_generator):
             self._start = _decode_generator(entropy["generator"])
         self._generator: torch.Generator | None = None
-        # The last block that was drawn from the generator; for earlier ones, a copy and the last block drawn from it.
-        self._front = -1
-        self._again: tuple[torch.Generator, int] | None = None
-        self._order: tuple[Any, Rounds] | None = None
+        self._moves: _Blocks | None = None  # the blocks that move the generator: those of which the first was drawn
+        self._order: tuple[Any, _Blocks, Rounds] | None = None
 
     def key(self) -> int:
         """Return one 64-bit number for the whole epoch."""
@@ -132,29 +149,33 @@ class Draw:
             self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
         return self._drawn
 
-    def order(self, size: int, count: int, last: int, block: Block) -> Rounds:
-        """Return the indices of the epoch. All calls with the same numbers return the same ones.
+    def order(self, size: int, count: int, last: int, block: Block) -> tuple[Rounds, Callable[[], None]]:
+        """Return the indices of the epoch, and a function that draws them to the end.
+
+        All calls with the same numbers return the same indices, once one of them was read. Until then the data of the
+        last call count.
 
         Args:
             size, count: see `Rounds`.
             last: number of the last block that torch draws, perhaps one of which no index is read.
             block: draws the block with a number from a generator. Blocks are drawn one after another.
         """
-        if self._order is None or self._order[0] != (size, count):
-            self._front, self._again = -1, None
-            self._order = (size, count), Rounds(size, count, self._read)
-        if self._front < 0:
-            # The data may have changed since the last call.
-            self._last, self._block = last, block
-        return self._order[1]
+        numbers = size, count, last
+        if self._order is None or self._order[0] != numbers or self._order[1].front < 0:
+            made = _Blocks(block, last)
+            self._order = numbers, made, Rounds(size, count, partial(self._read, made))
+        return self._order[2], partial(self._exhaust, self._order[1])
 
-    def exhaust(self) -> None:
-        """Draw the order to the end, so that the generator has the state in which torch would leave it."""
-        if self._given is not None:
-            generator = self._begin()
-            while self._front < self._last:
-                self._front += 1
-                self._block(generator, self._front)
+    def _exhaust(self, blocks: _Blocks) -> None:
+        """Draw blocks to the end, so that the generator has the state in which torch would leave it."""
+        if self._given is None:
+            self.key()
+            return
+        generator = self._begin()
+        self._moves = self._moves or blocks
+        while self._moves is blocks and blocks.front < blocks.last:
+            blocks.front += 1
+            blocks.draw(generator, blocks.front)
 
     def state(self) -> State:
         """Return the entries of a state with which another process begins the same epoch."""
@@ -177,21 +198,22 @@ class Draw:
             self._generator, self._start = generator, generator.get_state()
         return self._generator
 
-    def _read(self, number: int) -> Indices:
-        generator, at = self._begin(), self._front
-        ahead = number > at
+    def _read(self, blocks: _Blocks, number: int) -> Indices:
+        generator, at = self._begin(), blocks.front
+        self._moves = self._moves or blocks
+        ahead = number > at and self._moves is blocks
         if not ahead:
-            if self._again is None or self._again[1] >= number:
-                self._again = torch.Generator(), -1
-                self._again[0].set_state(cast(torch.Tensor, self._start))
-            generator, at = self._again
+            if blocks.again is None or blocks.again[1] >= number:
+                blocks.again = torch.Generator(), -1
+                blocks.again[0].set_state(cast(torch.Tensor, self._start))
+            generator, at = blocks.again
         while at < number:
             at += 1
-            values = self._block(generator, at)
+            values = blocks.draw(generator, at)
         if ahead:
-            self._front = number
+            blocks.front = number
         else:
-            self._again = generator, number
+            blocks.again = generator, number
         return cast(Indices, values.numpy())
 
 
@@ -235,7 +257,7 @@ class DrawingSampler(EpochSampler):
     ) -> PartitionedOrder:
         """Return the rest of an epoch that torch draws in blocks, see `Draw.order` and `PartitionedOrder`."""
         draw = self._draw(cursor, draws)
-        order = draw.order(size, count, last, block)
+        order, exhaust = draw.order(size, count, last, block)
 
         def entropy() -> State:
             # Other code may draw from the global generator in between, so taking a state fixes the draw of the epoch.
@@ -251,7 +273,7 @@ class DrawingSampler(EpochSampler):
             epoch=cursor.epoch,
             rounds=rounds,
             entropy=entropy,
-            at_end=draw.exhaust,
+            at_end=exhaust,
         )
 
     def chosen(self, cursor: Cursor) -> None:

@@ -146,12 +146,15 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             )
         self._counted: tuple[Cursor, Indices] | None = None
         if order == "class":
-            starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
-            sizes = np.full(self.groups.count, self.batch_size)
-            self._cuts = ClassBatches(starts, sizes, drop_last=self.drop_last)
-            self._excluded = self.groups.without(exclude, starts)
+            self._excluded = self.groups.without(exclude, self._cuts.starts)
         elif exclude is not None:
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
+
+    @property
+    def _cuts(self) -> ClassBatches:
+        """The batches of order="class", with the batch size that the sampler has now."""
+        starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
+        return ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
 
     @property
     def repeated(self) -> list[int]:
@@ -217,12 +220,13 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
+        batches = self._cuts
         return ClassBatchPlan(
-            batches=self._cuts,
+            batches=batches,
             samples=self.groups,
-            partition=Partition(len(self._cuts), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
+            partition=Partition(len(batches), world_size, rank, remainder=self.remainder, consumed=cursor.consumed),
             identity=self._identity(),
-            seed=inside.seed or 0,
+            seed=inside.seed,
             epoch=inside.epoch,
             excluded=self._excluded,
             sampler=inner,

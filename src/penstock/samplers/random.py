@@ -108,6 +108,8 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             kind = "randperm"
         # For example ``global``, ``global[:25]``, ``randint[:5]``.
         name = f"{kind}[:{count}]" if replacement or count != n else kind
+        # A seed has no influence on torch's order.
+        seed = None if self._kind == "torch" else seed
         return order_identity(name, self._block, self.data_source, n, seed)
 
     @property
