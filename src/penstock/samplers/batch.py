@@ -94,9 +94,7 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
         run = self.inner.bind(cursor, draws)
-        # Programs may have assigned another size.
-        size = positive("batch_size", self.batch_size)
-        return run if isinstance(run, BatchEpochPlan) else Batches(run, size, self.drop_last)
+        return run if isinstance(run, BatchEpochPlan) else Batches(run, self.batch_size, self.drop_last)
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
         if isinstance(self.inner, ExternalSampler):
