@@ -341,7 +341,7 @@ class Dying(Executor):
     tells_begin = False
 
     def __init__(self) -> None:
-        super().__init__(2)
+        self.workers, self.lock, self.pid = 2, threading.RLock(), os.getpid()
         self.sizes: list[int] = []
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:

@@ -283,7 +283,7 @@ class _Scripted(Executor):
     tells_begin = False
 
     def __init__(self, workers: int = 1, answer: Callable[[BatchRequest, int], list[Event]] = lambda *_: []) -> None:
-        super().__init__(workers)
+        self.workers, self.lock, self.pid = workers, threading.RLock(), os.getpid()
         self.answer, self.events, self.asked, self.waits = answer, list[Event](), list[int](), 0
 
     def submit(self, requests: Any, worker: int) -> None:

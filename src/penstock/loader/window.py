@@ -13,6 +13,7 @@ inconsistent.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -165,8 +166,8 @@ class Window:
         if self._over and self._why is None:
             raise StopIteration
         executor = self.executor
-        usual = executor.run == self._run and not executor.closed and not executor.forked and self._why is None
-        if not usual and (error := self._why_not()) is not None:
+        usual = executor.run == self._run and not executor.closed and self._why is None
+        if not (usual and executor.pid == os.getpid()) and (error := self._why_not()) is not None:
             raise error
         try:
             if self._following is not None and not self._open:
@@ -228,7 +229,9 @@ class Window:
                 self._start_all(lambda worker: None)
 
     def close(self) -> None:
-        """Stop making batches. Idempotent."""
+        """Stop making batches. Idempotent. Does nothing in a fork, where another thread may hold the lock forever."""
+        if self.executor.pid != os.getpid():
+            return
         with self.executor.lock:
             if self._over:
                 return
@@ -237,7 +240,7 @@ class Window:
             self._open.clear()
             self._ready = 0
             executor, policy = self.executor, self._policy
-            if executor.run == self._run and not executor.forked and not (policy.persistent and policy.stream):
+            if executor.run == self._run and not (policy.persistent and policy.stream):
                 executor.run = 0
             if not policy.persistent:
                 executor.close(SHUTDOWN_TIMEOUT_S)
@@ -274,7 +277,7 @@ class Window:
         executor = self.executor
         run, ended = executor.run, executor.closed and not self._policy.persistent
         # At the end of the program, nobody closes an executor, but no run is wanted.
-        if executor.forked or ended or (not run and not executor.closed):
+        if executor.pid != os.getpid() or ended or (not run and not executor.closed):
             return WorkerError(
                 "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
             )

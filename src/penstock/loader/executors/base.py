@@ -12,9 +12,7 @@ The window numbers and orders batches, and handles time-outs and lost workers. `
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -72,8 +70,9 @@ class Executor(ABC):
 
     Attributes:
         workers: number of workers.
+        lock: see above.
+        pid: the process whose workers these are. The copy in a forked process has none.
         run: the number of the run whose requests are wanted; 0 for none. Workers drop other requests.
-        forked: whether this is the copy in a forked process, which has no workers.
         closed: whether the workers were told to end, so that `submit` and `wait` must not be called any more.
         waiting: whether it is only waiting, so that an interruption does no harm.
         tells_begin: whether each worker reports `Began` for each run.
@@ -81,19 +80,15 @@ class Executor(ABC):
         max_bytes: bytes that batches in flight may have; None if only memory limits them.
     """
 
+    workers: int
+    lock: threading.RLock
+    pid: int
     run = 0
-    forked = False
     closed = False
     waiting = False
     tells_begin = True
     processes: list[Any] | None = None
     max_bytes: int | None = None
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.lock = threading.RLock()
-        self.pid = os.getpid()
-        _executors.add(self)
 
     @abstractmethod
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
@@ -123,16 +118,3 @@ class Executor(ABC):
         For messages: None if it is not known.
         """
         return None
-
-
-_executors: weakref.WeakSet[Executor] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    """Mark copies in a forked process, and renew their locks, which a thread of the parent may hold forever."""
-    for executor in _executors:
-        executor.forked, executor.lock = True, threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

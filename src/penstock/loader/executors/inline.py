@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
 
 from penstock.loader.executors.base import Began, Event, Executor, Start
@@ -21,7 +23,7 @@ class InlineExecutor(Executor):
     """
 
     def __init__(self, fetcher: Fetcher) -> None:
-        super().__init__(1)
+        self.workers, self.lock, self.pid = 1, threading.RLock(), os.getpid()
         self._maker = Maker(fetcher, catches=BaseException)
         self._events: list[Event] = []
 

@@ -14,6 +14,7 @@ In the thread executor all threads share one dataset, and each is a worker: ``ge
 from __future__ import annotations
 
 import copy
+import os
 import queue
 import threading
 import time
@@ -189,7 +190,7 @@ class ThreadExecutor(Executor):
     """
 
     def __init__(self, fetcher: Fetcher, threads: int, init: Callable[[int], object] | None, seed: int) -> None:
-        super().__init__(threads)
+        self.workers, self.lock, self.pid = threads, threading.RLock(), os.getpid()
         self._run = 0
         self._start: Start | None = None
         self._boards = memoryview(array("Q", [0] * 2 * _MOST))

@@ -66,7 +66,7 @@ class ProcessExecutor(Executor):
     """
 
     def __init__(self, fetcher: Fetcher, config: LoaderConfig, context: Any, base_seed: int, rings: list[Ring]) -> None:
-        super().__init__(0)
+        self.workers, self.lock, self.pid = 0, threading.RLock(), os.getpid()
         self.tells_begin = fetcher.has_states
         self._fetcher = fetcher
         self._config = config

@@ -115,7 +115,7 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, fetcher: Fetcher, config: LoaderConfig, base_seed: int) -> None:
-        super().__init__(0)
+        self.workers, self.lock, self.pid = 0, threading.RLock(), os.getpid()
         self._config = config
         self._options = config.ray_options or RayOptions()
         attach(self._options.address)
