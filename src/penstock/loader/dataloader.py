@@ -537,6 +537,7 @@ class DataLoader(TorchDataLoader[T_co]):
         They include samples/s, bytes/s, the time the consumer waited, seconds of work by stage, the fill of the queue,
         errors and restarts. `docs/loader.md` describes each entry.
         """
+        self._statistics.runs(self._workers.config)
         self._statistics.restarts = self._workers.restarts
         stats = self._statistics.stats(None if self._log is None else self._log.counts())
         stats["split_by"] = self.splits

@@ -140,14 +140,13 @@ class DataLoaderIter:
         elif config.pin_memory and not config.to_device:
             self._finish = _pinning(config.pin_memory_device)
         self._bar: Bar | None = None
-        self._over = False
+        self._asked = self._over = False
         # Whether a batch has left the window without being delivered.
         self._in_hand = False
         # A batch in whose report a warning was raised as an error. The next call delivers it.
         self._held: BatchResult | None = None
         self._turn = threading.Lock()
         self._closed = False
-        statistics.begin(config)
         if log is not None:
             log.begin()
             self._rank = consumer.rank
@@ -211,9 +210,11 @@ class DataLoaderIter:
         # Asked for the first batch, and after another start was chosen.
         asks = not progress.num_delivered or (progress.reader is not None and not progress.reader.attached)
         if asks and not self._loader.consumer.continues(progress):
-            # Another epoch was set, and nothing is delivered yet. Both iterators count as one pass.
-            self._statistics.passes -= 1
+            # Another epoch was set, and nothing is delivered yet.
             self._become(self._loader._begin())
+        if not self._asked:
+            self._asked = True
+            self._statistics.begin(self._loader._workers.config)
         if self._held is not None:
             held, self._held = self._held, None
             return self._deliver(held)

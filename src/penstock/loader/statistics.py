@@ -35,8 +35,8 @@ _SIZED = 16
 class Statistics:
     """Counters of one loader. Picklable. Exact while one consumer at a time iterates.
 
-    Call `begin` at the start of an epoch, then one of `delivered`, `failed`, `waited` and `ended` for each request of
-    the consumer.
+    Call `begin` at the first request of an epoch, and one of `delivered`, `failed`, `waited` and `ended` after each
+    request.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Statistics:
         self.copies = self.copied_ahead = 0
         self.copy = 0.0
         self.ways: Counter[str] = Counter()
-        # Ticks of the cores at the start of the first iterator.
+        # Ticks of the cores at the first request.
         self._ticks: Ticks | None = None
         # Time of the last delivery; 0 at the start of an iterator.
         self._last = 0.0
@@ -60,7 +60,7 @@ class Statistics:
         self._first = True
 
     def begin(self, config: LoaderConfig) -> None:
-        """Record the start of an epoch iterator."""
+        """Record the first request of an epoch iterator."""
         self.runs(config)
         if not self.passes:
             self._ticks = ticks()
@@ -140,7 +140,7 @@ class Statistics:
         seconds, config = self.wait + self.train, self._config
         before, now, cores_busy = self._ticks, ticks(), None
         if before is not None and now is not None and now[1] > before[1]:
-            # The share of time since the first epoch began, with any program.
+            # The share of time since the first request, with any program.
             cores_busy = min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
         return {
             "executor": config.kind,
