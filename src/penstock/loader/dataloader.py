@@ -57,13 +57,7 @@ from penstock.loader.dataloader_iter import DataLoaderIter
 from penstock.loader.make import fetcher_of
 from penstock.loader.on_error import Failure, FailureLog, OnError
 from penstock.loader.statistics import Statistics
-from penstock.loader.who_splits import (
-    Splitter,
-    check_split,
-    choose_data,
-    epoch_of_other_world,
-    splits_by_rank,
-)
+from penstock.loader.who_splits import Splitter, check_split, choose_data, splits_by_rank
 from penstock.loader.window import SHUTDOWN_TIMEOUT_S
 from penstock.loader.workers import Workers
 from penstock.plan.cursor import State, pack, unpack
@@ -455,20 +449,12 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises:
             StateError: the state belongs to other data, another order or another seed; the message names the
-                difference. Also, without a seed, in the middle of an epoch that began on one rank, moved to several and
-                moved back. It is an AssertionError too if the dataset has a state for each worker and the number of
-                workers has changed.
+                difference. Also without a seed, if the loader splits the dataset among several ranks and did not, or
+                the reverse: the order is torch's on one rank. It is an AssertionError too if the dataset has a state
+                for each worker and the number of workers has changed.
             ConfigError: ``allow_growth=True``, but the order is not the dataset's own.
         """
-        entries = unpack(state, of="DataLoader")
-        unseeded = self._has_chosen_sampler and self.seed is None and self._config.shuffle is True
-        epoch = epoch_of_other_world(self.sampler, entries) if unseeded and own_order(self.dataset) is None else None
-        if epoch is not None:
-            consumer = self.consumer
-            consumer.states = consumer.states.load(entries.get("workers"))
-            self.consumer.set_epoch(epoch)
-        else:
-            self.consumer.load_state_dict(entries, allow_growth=allow_growth)
+        self.consumer.load_state_dict(unpack(state, of="DataLoader"), allow_growth=allow_growth)
 
     # Iteration.
 

@@ -25,7 +25,6 @@ whose indices name rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,26 +33,20 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, Sampler
 
 from penstock import distributed
-from penstock.errors import ConfigError, PartitionError, StateError
+from penstock.errors import ConfigError, PartitionError
 from penstock.loader.config import LoaderConfig
 from penstock.plan.share import SharePlan
 from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import has_rank, layers, rank_splitter
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of
+from penstock.samplers.identity import holds_a_share, own_order, parts_of
 from penstock.samplers.random import RandomSampler, RandomSamplerOfShare
 from penstock.samplers.sequential import SequentialSampler, SequentialSamplerOfShare
 from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.wording import kind_text
 
-__all__ = [
-    "Splitter",
-    "check_split",
-    "choose_data",
-    "epoch_of_other_world",
-    "splits_by_rank",
-]
+__all__ = ["Splitter", "check_split", "choose_data", "splits_by_rank"]
 
 Splitter = Literal["the dataset", "the loader", "a sampler", "a framework", "nobody"]
 
@@ -177,38 +170,6 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
         "or if the data already are this rank's share",
         stacklevel=4,
     )
-
-
-def epoch_of_other_world(sampler: Any, state: Mapping[str, Any]) -> int | None:
-    """Return the epoch to start for an unseeded state from one rank on several ranks, or the reverse; None for others.
-
-    Without a seed the loader uses torch's order on one rank, and an order that all ranks can compute on several.
-    Neither can continue in the middle of the other. At the start or end of an epoch nothing has to continue.
-
-    Args:
-        sampler: the unseeded sampler that the loader chose.
-        state: the entries of a loader's state.
-
-    Raises:
-        StateError: the state is from the middle of an epoch.
-    """
-    several = isinstance(sampler, DistributedSampler)
-    owned = sampler.dataset if several else sampler.data_source
-    data = data_identity(owned, len(owned))
-    saved = state.get("sampler") if state.get("seed") is None else None
-    other = {"shuffle": "randperm" if several else "global", **data}
-    if not isinstance(saved, Mapping) or any(saved.get(name) != value for name, value in other.items()):
-        return None
-    epoch, consumed = saved.get("epoch"), saved.get("consumed")
-    if not isinstance(epoch, int) or not isinstance(consumed, int):
-        return None
-    if 0 < consumed < data["samples"]:
-        before, now = ("one rank", "several") if several else ("several ranks", "one")
-        raise StateError(
-            f"this state is of {before}, in the middle of an epoch, and without seed= the order is different on {now}: "
-            "finish the epoch with the same number of ranks, or train with seed= to resume on any number"
-        )
-    return epoch + (consumed > 0)
 
 
 def _shares_and_whole(dataset: Any, ranks: int, *, loader_may_split: bool = False) -> tuple[list[Any], list[Any]]:
