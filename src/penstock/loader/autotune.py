@@ -291,7 +291,7 @@ def autotuner_of(consumer: Consumer, config: LoaderConfig) -> Autotuner:
                 "(state_dict and load_state_dict), which depends on the number of workers. Pass a number: "
                 "num_workers=4, or 0 to make batches in this process"
             )
-    if not config.pure and not consumer.seeded:
+    if not config.pure and consumer.seed is None:
         raise ConfigError(
             f"{auto} needs seed=, or a dataset that declares itself pure: otherwise the draws of {name} from Python's, "
             "NumPy's or torch's global generators depend on the number of workers, as in torch"

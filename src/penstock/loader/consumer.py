@@ -28,7 +28,7 @@ from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
 from penstock.loader.user_state import Snapshot, UserStates, take_snapshot
 from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, EpochPlan, length_of
+from penstock.plan.epoch import BatchEpochPlan, length_of
 from penstock.plan.reader import Plan, PlanReader
 from penstock.plan.share import ShareEpoch
 from penstock.plan.stream import ResumableDataset, Stream, StreamPlan, UserEpochs, is_opened
@@ -159,9 +159,9 @@ class Consumer:
         return rank if isinstance(rank, int) else distributed.current().rank
 
     @property
-    def seeded(self) -> bool:
-        """Whether order and samples follow from a seed of the loader or its sampler."""
-        return self._seed is not None or (self.plan is not None and self.plan.key_seed is not None)
+    def seed(self) -> int | None:
+        """Seed of the loader, or else of its sampler, from which order and samples follow; None without one."""
+        return self._seed if self._seed is not None or self.plan is None else self.plan.key_seed
 
     @property
     def epoch(self) -> int:
@@ -296,12 +296,10 @@ class Consumer:
         """
         if self._base_seed is None:
             self._base_seed = draw()
-        if not workers or self._reader is None or self.plan is None or not self.seeded:
+        if not workers or self._reader is None or (seed := self.seed) is None:
             return self._base_seed
         delivered = 0 if self._progress is None else self._progress.count
         start = self._reader.next_start(advance=self._advances, delivered=delivered)
-        seed = self._seed if self._seed is not None else self.plan.key_seed
-        assert seed is not None
         return mix(_WORKERS, seed, self.rank, start.epoch, start.consumed) >> 1
 
     @contextmanager
@@ -326,7 +324,7 @@ class Consumer:
                 if self.plan is None and self.states.resumes:
                     self.states = self.states.leave()
             if self._under is not None:
-                self._under.start(advance=self.seeded)
+                self._under.start(advance=self.seed is not None)
             run: Any = None
             if reader is not None:
                 run = reader.start(advance=self._advances, delivered=0 if before is None else before.count)
@@ -371,18 +369,27 @@ class Consumer:
         assert self._reader is not None
         return self._beginning(self._reader.peek())
 
-    def requests(self, progress: Progress) -> Iterator[BatchRequest]:
-        """Yield the requests of an epoch iterator."""
+    def requests(self, progress: Progress) -> Iterator[Iterable[BatchRequest]]:
+        """Yield the requests of an epoch iterator in blocks, because several batches cost little more than one."""
         run, under = progress.run, None if self._under is None else self._under.run
         if run is None:  # only the workers know the samples of a stream
-            return (BatchRequest([], []) for _ in itertools.repeat(None))
+            yield (BatchRequest([], []) for _ in itertools.repeat(None))
+            return
         seed = self._seed if self._seed is not None else run.seed
         seed = progress.base_seed if seed is None else seed
         # Positions of a single rank are other samples on other ranks, so the rank is part of the key.
         seed = mix(seed, self.rank) if run.per_rank or under is not None else seed
-        requests = itertools.chain.from_iterable(_requests(run, seed, under=under))
-        without = progress.delivered_before
-        return (one for number, one in enumerate(requests) if number not in without) if without else requests
+        # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
+        key = derive_key(seed, run.epoch % _EPOCHS, SAMPLES)
+        without, numbers = progress.delivered_before, itertools.count()
+        for rows, positions in run.blocks():
+            # The position to send to workers. It may still change for batches that are not planned yet.
+            place = run.place if under is None else under.place
+            # Bytes are cheaper to send than rows of arrays.
+            packed = rows if isinstance(rows, list) else map(np.ndarray.tobytes, rows)
+            keys = map(np.ndarray.tobytes, mix_array(key, positions.view(np.uint64)))
+            requests = map(BatchRequest, packed, keys, itertools.repeat(place))
+            yield (one for one in requests if next(numbers) not in without) if without else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch."""
@@ -392,14 +399,14 @@ class Consumer:
             self._progress, self._epoch_delivered = None, None if progress.run is None else progress.run.epoch
             self.states.finish(fresh=fresh())
             if self._under is not None:
-                self._under.finish(advance=self.seeded)
+                self._under.finish(advance=self.seed is not None)
             if self._reader is not None:
                 self._reader.finish(advance=self._advances, delivered=progress.count)
 
     @property
     def _advances(self) -> bool:
         """Whether the next epoch follows by itself. Streams are not read again."""
-        return self.plan is None or (self.seeded and self.plan.bookmark.advances)
+        return self.plan is None or (self.seed is not None and self.plan.bookmark.advances)
 
     def _warn_of_same_epoch(self) -> None:
         """Warn once if a sampler whose epoch the user sets starts the same seeded epoch again."""
@@ -432,8 +439,7 @@ class Consumer:
     def preview(self) -> BatchEpochPlan:
         """Return the batches of the next iterator without side effects: its random draws are still to come."""
         assert self._reader is not None
-        run = self._beginning(self._reader.preview())[0].run
-        assert run is not None
+        run: BatchEpochPlan = self._reader.preview()
         return run
 
     def whole(self) -> BatchEpochPlan:
@@ -474,7 +480,7 @@ class Consumer:
                 state.update(job.state(here.count))
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
-        if not self.seeded:
+        if self.seed is None:
             base_seed = progress.base_seed if progress is not None and self.running else self._base_seed
             if base_seed is not None:
                 state["base_seed"] = base_seed
@@ -506,7 +512,7 @@ class Consumer:
             under = self._under.plan.read(read_mapping(state, "dataset", of=of))
         ahead = self._read_ahead(state)
         base_seed = read_int(state, "base_seed", of=of, below=1 << 63) if "base_seed" in state else None
-        if self.seeded and cursor is not None and cursor.consumed:
+        if self.seed is not None and cursor is not None and cursor.consumed:
             # The iterator drew when it started. A generator saved with this state has advanced beyond that.
             base_seed = 0
         states = self.states.load(state.get("workers"))
@@ -543,26 +549,6 @@ class Consumer:
 def base_seed_after(base_seed: int) -> int:
     """Return the base seed of the next iterator of persistent workers. torch draws one for all of them."""
     return mix(base_seed, 1) >> 1
-
-
-def _requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None) -> Iterator[Iterable[BatchRequest]]:
-    """Yield the batches of an epoch plan as blocks of requests, with the keys of their samples.
-
-    Args:
-        run: the epoch plan.
-        seed: seed of the keys.
-        under: epoch plan of a dataset with its own order, to which a user's sampler applies.
-    """
-    # torch's samplers accept negative epochs, but keys are hashes of non-negative numbers.
-    key = derive_key(seed, run.epoch % _EPOCHS, SAMPLES)
-    # In blocks, because several batches cost little more than one.
-    for rows, positions in run.blocks():
-        # The position to send to workers. It may still change for batches that are not planned yet.
-        place = run.place if under is None else under.place
-        # Bytes are cheaper to send than rows of arrays.
-        packed = rows if isinstance(rows, list) else map(np.ndarray.tobytes, rows)
-        keys = map(np.ndarray.tobytes, mix_array(key, positions.view(np.uint64)))
-        yield map(BatchRequest, packed, keys, itertools.repeat(place))
 
 
 def _followed(job: Layouts, run: BatchEpochPlan) -> Layouts:

@@ -14,6 +14,7 @@ them into a new `LoaderConfig`. They stay in ``vars(loader)``, where Lightning l
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 import reprlib
 import threading
@@ -434,7 +435,7 @@ class DataLoader(TorchDataLoader[T_co]):
         With ``in_order=False``, while some batches were delivered ahead of earlier ones, the state is valid for this
         rank only.
         """
-        if not self.consumer.seeded and not self.consumer.running:
+        if self.consumer.seed is None and not self.consumer.running:
             # The next iter() would draw the same seed, so asking for a state changes nothing.
             self.consumer.base_seed(self._draw_base_seed)
         return pack(self.consumer.state_dict())
@@ -501,7 +502,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 )
             # Workers need the epoch only for streams.
             epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
-            window = workers.window(consumer.requests(progress), epoch, states.resumed.get, states.next)
+            requests = itertools.chain.from_iterable(consumer.requests(progress))
+            window = workers.window(requests, epoch, states.resumed.get, states.next)
             if workers.kept and window.executor.processes is not None:
                 self._iterator = workers  # type: ignore[assignment]
             iterator = DataLoaderIter(self, window, progress, copier, began)

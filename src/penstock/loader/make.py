@@ -334,7 +334,7 @@ def fetcher_of(consumer: Consumer, config: LoaderConfig) -> Fetcher:
             last=consumer.last,
         )
     # Any Ray worker may make any batch, even twice, so draws must not depend on the worker.
-    seeds = (consumer.seeded or config.kind == "ray") and not config.pure
+    seeds = (consumer.seed is not None or config.kind == "ray") and not config.pure
     if seeds and (config.kind == "thread" or config.threads > 1):
         seeds = False
         warnings.warn(

@@ -235,7 +235,8 @@ def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[Batch
     kept = [(one, one.state_dict()) for one in moved]
     left = [(plan, plan.left) for plan in _external(consumer.plan)]
     with preserved_loader_generators(loader):
-        requests = _first(consumer.requests(Progress(consumer.preview(), _SEED)), batches, samples)
+        progress = Progress(consumer.preview(), _SEED)
+        requests = _first(itertools.chain.from_iterable(consumer.requests(progress)), batches, samples)
     for one, state in kept:
         one.load_state_dict(state)
     for plan, point in left:
