@@ -121,7 +121,7 @@ def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
     """Return the plan of a sampler of indices; None if Penstock cannot compute its order.
 
     >>> type(plan_of(torch.utils.data.RandomSampler(range(3)))).__name__
-    'TorchRandom'
+    'TorchPlan'
     """
     if isinstance(sampler, EpochSampler):
         # A user's subclass with its own __iter__ may yield other indices than the plan.

@@ -12,7 +12,6 @@ import base64
 import binascii
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -100,23 +99,6 @@ class Rounds:
         return self._held[1]
 
 
-@dataclass(eq=False)
-class _Blocks:
-    """The blocks of an epoch of some data, which are drawn from a generator one after another.
-
-    Attributes:
-        draw: draws the block with a number.
-        last: number of the last block that torch draws.
-        front: the last block that was drawn from the generator.
-        again: for earlier ones, a copy of the generator, and the last block drawn from it.
-    """
-
-    draw: Block
-    last: int
-    front: int = -1
-    again: tuple[torch.Generator, int] | None = None
-
-
 class Draw:
     """The random draw of one epoch, made at its first use and only once.
 
@@ -139,8 +121,12 @@ class Draw:
         if generator is not None and entropy and (entropy["begun"] or generator is torch.default_generator):
             self._start = _decode_generator(entropy["generator"])
         self._generator: torch.Generator | None = None
-        self._moves: _Blocks | None = None  # the blocks that move the generator: those of which the first was drawn
-        self._order: tuple[Any, _Blocks, Rounds] | None = None
+        # The blocks that move the generator: those of which the first was drawn. And the number of the last one drawn.
+        self._moves: Block | None = None
+        self._front = -1
+        # For earlier blocks: a copy of the generator, and the number of the last block drawn from it.
+        self._again: tuple[Block, torch.Generator, int] | None = None
+        self._order: tuple[Any, Rounds, Callable[[], None]] | None = None
 
     def key(self) -> int:
         """Return one 64-bit number for the whole epoch."""
@@ -161,21 +147,17 @@ class Draw:
             block: draws the block with a number from a generator. Blocks are drawn one after another.
         """
         numbers = size, count, last
-        if self._order is None or self._order[0] != numbers or self._order[1].front < 0:
-            made = _Blocks(block, last)
-            self._order = numbers, made, Rounds(size, count, partial(self._read, made))
-        return self._order[2], partial(self._exhaust, self._order[1])
+        if self._order is None or self._moves is None or self._order[0] != numbers:
+            rounds = Rounds(size, count, partial(self._read, block))
+            self._order = numbers, rounds, partial(self._exhaust, block, last)
+        return self._order[1:]
 
-    def _exhaust(self, blocks: _Blocks) -> None:
+    def _exhaust(self, block: Block, last: int) -> None:
         """Draw blocks to the end, so that the generator has the state in which torch would leave it."""
         if self._given is None:
             self.key()
-            return
-        generator = self._begin()
-        self._moves = self._moves or blocks
-        while self._moves is blocks and blocks.front < blocks.last:
-            blocks.front += 1
-            blocks.draw(generator, blocks.front)
+        elif self._moves in (None, block) and self._front < last:
+            self._read(block, last)
 
     def state(self) -> State:
         """Return the entries of a state with which another process begins the same epoch."""
@@ -198,22 +180,23 @@ class Draw:
             self._generator, self._start = generator, generator.get_state()
         return self._generator
 
-    def _read(self, blocks: _Blocks, number: int) -> Indices:
-        generator, at = self._begin(), blocks.front
-        self._moves = self._moves or blocks
-        ahead = number > at and self._moves is blocks
+    def _read(self, block: Block, number: int) -> Indices:
+        """Return the block with a number, and draw those before it."""
+        generator, at = self._begin(), self._front
+        self._moves = self._moves or block
+        ahead = self._moves is block and number > at
         if not ahead:
-            if blocks.again is None or blocks.again[1] >= number:
-                blocks.again = torch.Generator(), -1
-                blocks.again[0].set_state(cast(torch.Tensor, self._start))
-            generator, at = blocks.again
+            if self._again is None or self._again[0] is not block or self._again[2] >= number:
+                self._again = block, torch.Generator(), -1
+                self._again[1].set_state(cast(torch.Tensor, self._start))
+            _, generator, at = self._again
         while at < number:
             at += 1
-            values = blocks.draw(generator, at)
+            values = block(generator, at)
         if ahead:
-            blocks.front = number
+            self._front = number
         else:
-            blocks.again = generator, number
+            self._again = block, generator, number
         return cast(Indices, values.numpy())
 
 

@@ -7,7 +7,8 @@ from the global generator, or the state of the generator (7 kB of text) if torch
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,78 +29,60 @@ from penstock.samplers.weighted import weights_digest
 __all__ = ["TORCH_PLANS"]
 
 
-class _Ours(ForeignSampler[int, EpochPlan], EpochSampler):
-    """The plan of a torch sampler that has the order of one of ours."""
-
-    @abc.abstractmethod
-    def _ours(self) -> EpochSampler:
-        """Return our sampler with torch's attributes: programs assign them, and subclasses compute them."""
-
-    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
-        """Return the order of the cursor's epoch, from the cursor on."""
-        return self._ours().bind(cursor, draws)
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
-        return self._ours().read(state)
-
-
-class _Drawing(ForeignSampler[int, EpochPlan], DrawingSampler):
-    """The plan of a torch sampler with a generator. Each rank draws its own order."""
+class _OfTorch(ForeignSampler[int, EpochPlan], DrawingSampler):
+    """The plan of a torch sampler. If it has a generator, each rank draws its own order."""
 
     @property
     def generator(self) -> torch.Generator | None:  # type: ignore[override]
         """The generator of torch's sampler."""
-        return cast("torch.Generator | None", self.items.generator)
+        return cast("torch.Generator | None", getattr(self.items, "generator", None))
 
 
-class TorchRandom(_Drawing, _Ours):
-    """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
+class TorchPlan(_OfTorch):
+    """The plan of a torch sampler that has the order of one of ours: of ours with torch's attributes.
+
+    They are read at every use: programs assign them, and subclasses compute them.
+
+    Args:
+        sampler: torch's.
+        ours: returns our sampler, with the attributes of torch's.
+    """
+
+    def __init__(self, sampler: Any, ours: Callable[[Any], EpochSampler]) -> None:
+        super().__init__(sampler)
+        self._ours = ours
+
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators."""
+        return self._ours(self.items).key_seed
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
-        run = super().bind(cursor, draws)
-        run.per_rank = True
+        run = self._ours(self.items).bind(cursor, draws)
+        run.per_rank = run.per_rank or hasattr(self.items, "generator")
         return run
 
-    def _ours(self) -> RandomSampler:
-        given = self.items
-        return RandomSampler(given.data_source, given.replacement, given._num_samples, self.generator)
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor in a state."""
+        return self._ours(self.items).read(state)
 
 
-class TorchDistributed(_Ours):
-    """The plan of ``torch.utils.data.DistributedSampler``. Its states are elastic: of any number of ranks."""
-
-    def _ours(self) -> DistributedSampler:
-        given = self.items
-        return DistributedSampler(
-            given.dataset, given.num_replicas, given.rank, bool(given.shuffle), given.seed, given.drop_last
-        )
+def _sequential(given: Any) -> EpochSampler:
+    return SequentialSampler(given.data_source)
 
 
-class TorchSequential(SequentialSampler):
-    """The plan of ``torch.utils.data.SequentialSampler``: Penstock's `SequentialSampler`."""
-
-    def __init__(self, sampler: torch.utils.data.SequentialSampler) -> None:
-        self._sampler = sampler
-        super().__init__(sampler.data_source)
-
-    @property
-    def data_source(self) -> Sized:
-        """The dataset of torch's sampler."""
-        return self._sampler.data_source
-
-    @data_source.setter
-    def data_source(self, data_source: Sized) -> None:
-        pass
-
-    @property
-    def source(self) -> torch.utils.data.SequentialSampler:
-        """torch's sampler."""
-        return self._sampler
+def _random(given: Any) -> EpochSampler:
+    return RandomSampler(given.data_source, given.replacement, given._num_samples, given.generator)
 
 
-class _DrawnAtOnce(_Drawing):
+def _distributed(given: Any) -> EpochSampler:
+    """Its states are elastic: of any number of ranks."""
+    shuffle, drop_last = bool(given.shuffle), given.drop_last
+    return DistributedSampler(given.dataset, given.num_replicas, given.rank, shuffle, given.seed, drop_last)
+
+
+class _DrawnAtOnce(_OfTorch):
     """The plan of a torch sampler that draws its whole order at the start, from its own or torch's global generator."""
 
     at_once = True
@@ -163,10 +146,10 @@ class TorchWeighted(_DrawnAtOnce):
 
 
 TORCH_PLANS: dict[type, Callable[[Any], EpochSampler]] = {
-    torch.utils.data.SequentialSampler: TorchSequential,
-    torch.utils.data.RandomSampler: TorchRandom,
-    torch.utils.data.DistributedSampler: TorchDistributed,
+    torch.utils.data.SequentialSampler: partial(TorchPlan, ours=_sequential),
+    torch.utils.data.RandomSampler: partial(TorchPlan, ours=_random),
+    torch.utils.data.DistributedSampler: partial(TorchPlan, ours=_distributed),
     torch.utils.data.SubsetRandomSampler: TorchSubset,
     torch.utils.data.WeightedRandomSampler: TorchWeighted,
 }
-"""The plan class for each class of torch, and for its subclasses with the same order."""
+"""What makes the plan, for each class of torch, and for its subclasses with the same order."""
