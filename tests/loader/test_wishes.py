@@ -367,6 +367,24 @@ def test_a_sampler_shows_the_epoch_that_was_begun_or_chosen_last(make: Callable[
     assert batches.epoch == 7
 
 
+@pytest.mark.parametrize("make", [*MAKERS, lambda: ps.InfiniteSampler(range(N), seed=1, rank=0, world_size=1)])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_asking_for_the_epoch_in_a_pass_that_is_broken_off_changes_nothing(make: Callable[[], Any], epoch: int) -> None:
+    found = []
+    for asks in (False, True):
+        sampler = make()
+        loader = loader_over(sampler)
+        running = iter(loader)
+        next(running)
+        sampler.set_epoch(epoch)
+        if asks:
+            assert loader.epoch == 0
+        next(running)
+        del running
+        found.append(plain(next(iter(loader))))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_epochs_may_be_numpys_integers(make: Callable[[], Any]) -> None:
     sampler, order = make(), orders(make)

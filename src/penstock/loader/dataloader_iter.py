@@ -207,8 +207,10 @@ class DataLoaderIter:
         if self._in_hand:
             raise WorkerError(INTERRUPTED)
         progress = self.progress
-        # Asked for the first batch, and after another start was chosen.
-        asks = not progress.num_delivered or (progress.reader is not None and not progress.reader.attached)
+        # Asked for the first batch, and after another start was chosen at the loader. One that a sampler's bookmark
+        # requests counts at the end of the pass, whether a property of the loader was read since or not.
+        reader = progress.reader
+        asks = not progress.num_delivered or not (reader is None or reader.attached or reader.start_requested)
         if asks and not self._loader.consumer.continues(progress):
             # Another epoch was set, and nothing is delivered yet.
             self._become(self._loader._begin())
