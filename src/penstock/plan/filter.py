@@ -9,6 +9,7 @@ rows.
 from __future__ import annotations
 
 import io
+import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
@@ -150,11 +151,11 @@ class KeptRows:
                 name in the cache is used instead.
         """
         if name is None:
-            *_, count, digest = _HEADER.unpack(_header(chunks(), of))
+            with open(os.devnull, "wb") as nowhere:
+                *_, count, digest = _HEADER.unpack(_write(nowhere, chunks(), of))
             name = digest.hex()
             if count * _row_type(of).itemsize <= _IN_MEMORY:
-                out = io.BytesIO()
-                _write(out, chunks(), of)
+                _write(out := io.BytesIO(), chunks(), of)
                 return cls(np.frombuffer(out.getvalue(), np.uint8))
         path = kept_path("filters", f"{name}.rows")
         data = kept_array(path, np.uint8, lambda out: _write(out, chunks(), of), "the rows of a filter")
@@ -195,24 +196,18 @@ def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (array[at : at + CHUNK] for at in range(0, len(array), CHUNK))
 
 
-def _write(out: BinaryIO, chunks: Iterable[npt.NDArray[np.integer]], of: int) -> None:
-    """Write the stored form at the beginning of a file."""
-    out.write(bytes(_HEADER.size))
-    header = _header(chunks, of, out.write)
-    out.seek(0)
-    out.write(header)
-
-
-def _header(
-    chunks: Iterable[npt.NDArray[np.integer]], of: int, write: Callable[[Any], object] = lambda rows: None
-) -> bytes:
-    """Return the header for rows; pass each chunk, in its stored type, to ``write``."""
+def _write(out: BinaryIO, chunks: Iterable[npt.NDArray[np.integer]], of: int) -> bytes:
+    """Write the stored form at the beginning of a file; return the header."""
     digest, count, ascending, last = xxhash.xxh3_128(struct.pack("<q", of)), 0, True, -1
+    out.write(bytes(_HEADER.size))
     for chunk in chunks:
         rows = chunk.astype(_row_type(of))
-        write(rows)
+        out.write(rows.data)
         digest.update(rows.data)
         if len(rows):
             ascending = ascending and bool(last < rows[0] and (rows[1:] > rows[:-1]).all())
             count, last = count + len(rows), int(rows[-1])
-    return _HEADER.pack(_MAGIC, ascending, of, count, digest.digest())
+    header = _HEADER.pack(_MAGIC, ascending, of, count, digest.digest())
+    out.seek(0)
+    out.write(header)
+    return header
