@@ -162,25 +162,18 @@ class ClassBatchPlan(BatchEpochPlan):
         positions = slots + np.repeat(laps * len(self.samples), counts)
         return self.samples.rows(places), positions, counts
 
-    def number_of(self, row: int) -> int:
-        """Return the epoch's number of the batch with a sample; -1 if it is in no batch, or excluded."""
-        place = self.samples.places(np.array([row]))
-        if self.excluded.holds(place)[0]:
-            return -1
-        return next(iter(self._numbers_at(place)), -1)
-
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
-        (place,) = self.samples.places(np.array([row])).tolist()
-        numbers = self._numbers_at(np.array(self.excluded.places_of(place, self.seed or 0, self.epoch), np.int64))
-        return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
-
-    def _numbers_at(self, places: Indices) -> list[int]:
-        """Return the numbers of the batches at places, ascending."""
+        places = self.samples.places(np.array([row]))
+        if self.excluded.mark:
+            found = self.excluded.places_of(int(places[0]), self.seed or 0, self.epoch)
+            places = np.array(found, np.int64)
         # Samples that are in no batch of any epoch have places before the first class of the plan.
         places = places[places >= self.batches.starts[0]]
         batches = self.batches.batch_of(self._shuffle.inverse[places])
         numbers: list[int] = np.unique(self._order.inverse[batches[batches >= 0]]).tolist()
+        if self.excluded.mark:
+            return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
         return numbers
 
     @property

@@ -175,14 +175,14 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         return self._plan(epoch).batch(operator.index(number))[0]
 
     def batch_of(self, sample: int, *, epoch: int | None = None) -> int:
-        """Return the number, in the job's epoch, of the batch with a sample; -1 if the sample is dropped or excluded.
+        """Return the number, in the job's epoch, of the first batch with a sample; -1 if it is dropped or excluded.
 
         Raises:
             IndexError: the dataset has no such sample.
         """
         if not 0 <= operator.index(sample) < len(self.lengths):
             raise IndexError(f"there is no sample {sample}: samples are numbered from 0 to {len(self.lengths) - 1}")
-        return self._plan(epoch).number_of(sample)
+        return next(iter(self._plan(epoch).numbers_of(sample)), -1)
 
     # As a plan.
 
