@@ -31,8 +31,6 @@ def test_a_class_has_what_its_ends_say(lengths: list[int], limit: int, count: in
     above = [(row, length) for row, length in enumerate(lengths) if length > limit]
     assert classes.misfit == (above[0] if above else None)
     assert classes.longest[0] == max([length for _, length in above], default=limit)
-    fits = np.maximum(1, array[array <= limit]).sum()
-    assert fits <= classes.tokens[1:].sum() <= fits * (1 + 2.0**-13)
 
 
 @pytest.mark.parametrize("kind", ["one hump", "two humps", "uniform"])
@@ -48,7 +46,6 @@ def test_classes_pad_less_than_those_of_equal_size_or_tokens(kind: str) -> None:
     lengths = np.sort(np.clip(drawn[kind](), 1, 8_000).astype(np.uint16))
     classes = LengthClasses(lengths, 65_536, 64)
     assert len(classes) == 64 + 1
-    assert classes.tokens.sum() == lengths.sum(dtype=np.int64), "bins are exact where lengths are below 16,384"
     padded = int((classes.longest * classes.samples)[1:].sum())
     for weights in (np.ones(50_000), lengths):
         shares = np.cumsum(weights) / weights.sum(dtype=np.float64)
@@ -69,7 +66,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length_classes, "_CHUNK", 70)
     found = LengthClasses(lengths, 400, 9)
     assert found.misfit == whole.misfit
-    for name in ("longest", "samples", "tokens"):
+    for name in ("longest", "samples"):
         assert np.array_equal(getattr(found, name), getattr(whole, name))
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.errors import ConfigError
 from penstock.order import Partition
 from penstock.order.length_classes import LengthClasses
 from penstock.storage.mapped import MappedFiles, look_at
 
 __all__ = ["TokenBatches", "token_batches"]
+
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class TokenBatches:
 def token_batches(
     path: str | os.PathLike[str], max_tokens: int, *, ranks: int = 1, remainder: str = "pad", classes: int = 256
 ) -> TokenBatches:
-    """Plan the batches of an epoch from lengths, in one pass and O(1) memory, without an index.
+    """Plan the batches of an epoch from lengths, in two passes and O(1) memory, without an index.
 
     Args:
         path: an ``.npy`` file with an integer for each sample.
@@ -60,9 +64,11 @@ def token_batches(
         raise ConfigError(f"max_tokens must be 1 or more, got {max_tokens}")
     if len(file.shape) != 1:
         raise ConfigError(f"{file.path} must have one integer for each sample, got shape {file.shape}")
-    found = LengthClasses(MappedFiles([file]).array(0), max_tokens, classes)
+    lengths = MappedFiles([file]).array(0)
+    found = LengthClasses(lengths, max_tokens, classes)
     cut = found.batches(drop_too_long=True)
-    tokens = int(found.tokens[1:].sum())
+    chunks = (np.maximum(lengths[begin : begin + _CHUNK], 1) for begin in range(0, len(lengths), _CHUNK))
+    tokens = sum(int(chunk[chunk <= max_tokens].sum(dtype=np.int64)) for chunk in chunks)
     # As if each batch had a sample of the greatest length of its class.
     padded = int((found.longest[1:] * cut.samples).sum())
     return TokenBatches(
