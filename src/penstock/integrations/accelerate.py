@@ -39,8 +39,7 @@ from penstock.errors import ConfigError
 from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.who_splits import splits_by_rank
-from penstock.order import Partition
-from penstock.plan.epoch import RankPartition
+from penstock.plan.epoch import Layout
 from penstock.plan.share import SharePlan
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of, sampler_of
@@ -158,38 +157,30 @@ def _kept(values: torch.Tensor, ends: list[_End]) -> torch.Tensor:
     return torch.cat([part[: end.kept] for part, end in zip(parts, ends, strict=True)])
 
 
-def _share_of(loader: DataLoader[Any]) -> RankPartition | None:
-    """Return the partition of a running loader's samples among the ranks; None if it cannot be computed."""
+def _layout_of(loader: DataLoader[Any]) -> Layout | None:
+    """Return how a running loader's samples are distributed to ranks; None if that cannot be computed."""
     consumer = loader.consumer
     # An order of batches has no position for each sample, and a sampler over a share moves the padding.
     if consumer.plan is None or sampler_of(consumer.plan) is consumer.plan:
         return None
-    return consumer.peek().rank_partition
+    return consumer.peek().layout
 
 
-def _ends(share: RankPartition) -> list[_End]:
+def _ends(layout: Layout) -> list[_End]:
     """Return the last batch of each rank.
 
     Raises:
         ConfigError: the ranks have different numbers of batches.
     """
-    found, counts, mine = [], set(), share.partition
-    for rank in range(mine.world_size):
-        partition = Partition(
-            mine.n,
-            mine.world_size,
-            rank,
-            mini_epochs=mine.mini_epochs,
-            mini_epoch=mine.mini_epoch,
-            remainder=mine.remainder,
-            consumed=mine.consumed,
-        )
-        left = max(0, len(partition) - share.skip)
-        full, rest = divmod(left, share.batch_size)
-        rest = 0 if share.drop_last else rest
-        samples = rest or min(left, share.batch_size)
-        end = share.skip + full * share.batch_size + rest
-        repeated = int((partition.positions(end - samples, end) >= mine.n).sum())
+    found, counts = [], set()
+    for rank in range(layout.ranks):
+        partition = layout.partition(layout.epoch, layout.mini_epoch, rank)
+        left = max(0, len(partition) - layout.skip)
+        full, rest = divmod(left, layout.batch_size)
+        rest = 0 if layout.drop_last else rest
+        samples = rest or min(left, layout.batch_size)
+        end = layout.skip + full * layout.batch_size + rest
+        repeated = int((partition.positions(end - samples, end) >= layout.samples).sum())
         counts.add(full + bool(rest))
         found.append(_End(samples, repeated))
     if len(counts) > 1:
@@ -245,7 +236,7 @@ class PreparedLoader:
     end_of_dataloader: bool
     iteration: int
     dl_state_dict: Mapping[str, Any] | None
-    _share: RankPartition | None
+    _layout: Layout | None
     _ends: list[_End] | None
 
     @property
@@ -275,7 +266,7 @@ class PreparedLoader:
         """Begin a pass."""
         theirs: Any = super()
         theirs.begin()
-        self._share = self._ends = None
+        self._layout = self._ends = None
         self._had = self.base_dataloader.stats()["samples"] if self.splits_itself else 0
 
     def last_batches(self, accelerator: Any) -> list[_End] | None:
@@ -284,8 +275,8 @@ class PreparedLoader:
         Raises:
             ConfigError: see `Accelerator.gather_for_metrics`.
         """
-        if self._share is not None and self._share.partition.world_size == accelerator.num_processes:
-            self._ends = _ends(self._share) if self._ends is None else self._ends
+        if self._layout is not None and self._layout.ranks == accelerator.num_processes:
+            self._ends = _ends(self._layout) if self._ends is None else self._ends
             return self._ends
         if accelerator.gradient_state.end_of_dataloader and self.base_dataloader.consumer.plan is not None:
             had = torch.tensor(self.base_dataloader.stats()["samples"] - self._had, device=accelerator.device)
@@ -315,8 +306,8 @@ class PreparedLoader:
         At the end of a pass no batch follows, and the loader's state is not read: without a seed that would draw from
         torch's global generator earlier than torch does.
         """
-        if self.splits_itself and self._share is None and not self.end_of_dataloader:
-            self._share = _share_of(self.base_dataloader)
+        if self.splits_itself and self._layout is None and not self.end_of_dataloader:
+            self._layout = _layout_of(self.base_dataloader)
         self.dl_state_dict = None if self.end_of_dataloader else self.base_dataloader.state_dict()
 
 

@@ -21,103 +21,19 @@ from penstock.order import Partition
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import State, read_int
-from penstock.plan.epoch import RankPartition
+from penstock.plan.epoch import Layout
 
-__all__ = ["Layout", "Layouts", "Stretch"]
+__all__ = ["Layout", "Layouts", "Stretch", "steps_per_epoch", "whole"]
 
 _MOST = 32
 """Maximum number of layouts stored: the last ones."""
-# Numbers of a layout in a state.
 _NUMBERS = 10
+"""Numbers of a layout in a state."""
 
 
-class Layout(NamedTuple):
-    """The distribution of steps to ranks, from a first step on.
-
-    Attributes:
-        step: first step of the layout.
-        epoch, mini_epoch, done, base, skip: position of that step, see `penstock.plan.share.MiniEpoch`.
-        ranks: number of ranks.
-        batch_size: batch size of each rank.
-        samples: samples per epoch; batches, if the order is one of batches.
-        ends: handling of the end of an epoch: index of the remainder rule, plus 3 if a last short batch is dropped.
-        excluded: hash of the excluded rows.
-        parts: mini-epochs per epoch. States do not contain it.
-    """
-
-    step: int
-    epoch: int
-    mini_epoch: int
-    done: int
-    base: int
-    skip: int
-    ranks: int
-    batch_size: int
-    samples: int
-    ends: int
-    excluded: str | None = None
-    parts: int = 1
-
-    @classmethod
-    def of(cls, step: int, share: RankPartition) -> Self:
-        """Return the layout from a step on, with which a bound plan starts."""
-        part = share.partition
-        ends = REMAINDERS.index(part.remainder) + len(REMAINDERS) * share.drop_last
-        place = share.epoch, share.mini_epoch, share.done, share.base, share.skip
-        return cls(step, *place, part.world_size, share.batch_size, part.n, ends, share.excluded, share.parts)
-
-    @property
-    def rule(self) -> tuple[Any, ...]:
-        """The fields that do not depend on the first step."""
-        return self[6:]
-
-    @property
-    def whole(self) -> Self:
-        """The same layout from the start of the job."""
-        return self._replace(step=0, epoch=0, mini_epoch=0, done=0, base=0, skip=0)
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a last short batch is dropped."""
-        return self.ends >= len(REMAINDERS)
-
-    @property
-    def start(self) -> tuple[int, int, int]:
-        """Epoch, mini-epoch and first position of the first step."""
-        first = self.partition(self.epoch, self.mini_epoch).begin + self.skip * self.ranks
-        return self.epoch, self.mini_epoch, first
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of steps in a whole epoch."""
-        return sum(_counts(self, False))
-
-    def partition(self, epoch: int, part: int, rank: int = 0) -> Partition:
-        """Return the positions of a rank in a mini-epoch."""
-        done, base = (self.done, self.base) if epoch == self.epoch else (0, 0)
-        # A mini-epoch that was finished before the epoch was re-partitioned has no samples left.
-        return Partition(
-            self.samples,
-            self.ranks,
-            rank,
-            mini_epochs=max(1, self.parts - done),
-            mini_epoch=max(0, part - done),
-            remainder=REMAINDERS[self.ends % len(REMAINDERS)],
-            consumed=base if part >= done else self.samples,
-        )
-
-    def begin(self, epoch: int, part: int) -> int:
-        """Return the number of samples of a mini-epoch that each rank received before this layout."""
-        return self.skip if (epoch, part) == (self.epoch, self.mini_epoch) else 0
-
-    def stretches(self, epoch: int) -> Iterator[Stretch]:
-        """Yield the mini-epochs of an epoch, from the start of this layout."""
-        counts, step = _counts(self, epoch == self.epoch), self.step
-        if epoch > self.epoch:
-            step += sum(_counts(self, True)) + (epoch - self.epoch - 1) * sum(counts)
-        for part, count in enumerate(counts):
-            yield Stretch(self, epoch, part, step, count)
-            step += count
+def steps_per_epoch(layout: Layout) -> int:
+    """Return the number of steps in a whole epoch."""
+    return sum(_counts(layout, False))
 
 
 @lru_cache(maxsize=256)
@@ -132,6 +48,16 @@ def _counts(layout: Layout, first: bool) -> tuple[int, ...]:
         left = max(0, len(layout.partition(epoch, part)) - layout.begin(epoch, part))
         counts.append(left // layout.batch_size if layout.drop_last else -(-left // layout.batch_size))
     return tuple(counts)
+
+
+def _stretches(layout: Layout, epoch: int) -> Iterator[Stretch]:
+    """Yield the mini-epochs of an epoch, from the start of a layout."""
+    counts, step = _counts(layout, epoch == layout.epoch), layout.step
+    if epoch > layout.epoch:
+        step += sum(_counts(layout, True)) + (epoch - layout.epoch - 1) * sum(counts)
+    for part, count in enumerate(counts):
+        yield Stretch(layout, epoch, part, step, count)
+        step += count
 
 
 class Stretch(NamedTuple):
@@ -191,11 +117,12 @@ class Stretch(NamedTuple):
         inside = whole.begin <= position < whole.end and 0 <= number < self.steps
         return (step, rank) if inside and len(self.positions(step, rank)) else None
 
-    def step_of(self, share: RankPartition) -> int:
-        """Return the step at which a bound plan of this mini-epoch starts, or the next one."""
-        if share.empty and share.first >= min(self.partition().end, self.layout.samples):
+    def step_of(self, now: Layout) -> int:
+        """Return the step at which an epoch plan of this mini-epoch starts, or the next one."""
+        *_, first = now.start
+        if now.empty and first >= min(self.partition().end, self.layout.samples):
             return self.first + self.steps
-        last = share.first + self.layout.ranks * self.layout.batch_size - 1
+        last = first + self.layout.ranks * self.layout.batch_size - 1
         return self.first + min(self.steps, max(0, self.number(last)))
 
 
@@ -234,41 +161,38 @@ class Layouts:
         step = {} if self.next_step is None else {"step": self.next_step + delivered}
         return step | {"layouts": [list(one[: _NUMBERS + (one.excluded is not None)]) for one in self.layouts]}
 
-    def followed(self, share: RankPartition) -> Layouts:
-        """Return these layouts, plus one for a bound plan if its distribution differs from the last one.
-
-        Args:
-            share: this rank's partition of the epoch plan.
+    def followed(self, now: Layout) -> Layouts:
+        """Return these layouts, plus that of an epoch plan if it differs from the last one.
 
         If the plan starts before the last layout, its own layout replaces all others, from the start of the job.
         """
-        layouts, partition = self._extended(share), share.partition
-        is_padded = partition.padded >= partition.world_size
-        return Layouts(layouts, _last_stretch(layouts, share).step_of(share) if is_padded else None)
+        layouts = self._extended(now)
+        is_padded = now.here.padded >= now.ranks
+        return Layouts(layouts, _last_stretch(layouts, now).step_of(now) if is_padded else None)
 
-    def _extended(self, share: RankPartition) -> list[Layout]:
-        now, layouts = Layout.of(0, share), list(self.layouts)
-        if not layouts or (share.epoch, share.mini_epoch, share.first) < layouts[-1].start:
-            layouts = [now.whole]
-        stretch = _last_stretch(layouts, share)
-        step = stretch.step_of(share)
-        if self.next_step is not None and share.empty:
+    def _extended(self, now: Layout) -> list[Layout]:
+        layouts = list(self.layouts)
+        if not layouts or now.start < layouts[-1].start:
+            layouts = [whole(now)]
+        stretch = _last_stretch(layouts, now)
+        step = stretch.step_of(now)
+        if self.next_step is not None and now.empty:
             step = min(max(stretch.first, self.next_step), step)
         # The plan starts with this step, and ends with the stretch.
-        fits = share.first == stretch.position(step) and share.partition.end == stretch.partition().end
-        if layouts[-1].rule == now.rule and (share.empty or fits):
+        fits = now.start[2] == stretch.position(step) and now.here.end == stretch.partition().end
+        if layouts[-1].rule == now.rule and (now.empty or fits):
             return layouts
         if kept := [layout for layout in layouts if layout.step < step]:
             # The last layout had no step.
             if len(kept) < len(layouts):
-                return Layouts(kept, self.next_step)._extended(share)
+                return Layouts(kept, self.next_step)._extended(now)
         else:
             layouts = []
-        return [*layouts, now._replace(step=step)][-_MOST:]
+        return [*layouts, now._replace(step=step, rank=0)][-_MOST:]
 
-    def step_of(self, share: RankPartition) -> int:
-        """Return the first step of a bound plan."""
-        return _last_stretch(self.layouts, share).step_of(share)
+    def step_of(self, now: Layout) -> int:
+        """Return the first step of an epoch plan."""
+        return _last_stretch(self.layouts, now).step_of(now)
 
     def at(self, step: int) -> Stretch:
         """Return the stretch that contains a step.
@@ -282,12 +206,12 @@ class Layouts:
         if not found:
             raise ConfigError(f"{self._forgotten()}, got step {step}")
         layout = found[-1]
-        rest, whole = step - layout.step, layout.steps_per_epoch
+        rest, each = step - layout.step, steps_per_epoch(layout)
         head = sum(_counts(layout, True))
-        if rest >= head and not whole:
+        if rest >= head and not each:
             raise ConfigError(f"an epoch of this job has no step, got step {step}")
-        epoch = layout.epoch if rest < head else layout.epoch + 1 + (rest - head) // whole
-        for stretch in layout.stretches(epoch):
+        epoch = layout.epoch if rest < head else layout.epoch + 1 + (rest - head) // each
+        for stretch in _stretches(layout, epoch):
             if step < stretch.first + stretch.steps:
                 return stretch
         raise AssertionError(step)
@@ -303,7 +227,7 @@ class Layouts:
             raise ConfigError(f"{self._forgotten()}, got epoch {epoch}")
         ends = [layout.step for layout in self.layouts[1:]]
         for layout, end in zip(self.layouts, [*ends, None], strict=True):
-            for one in layout.stretches(epoch) if epoch >= layout.epoch else ():
+            for one in _stretches(layout, epoch) if epoch >= layout.epoch else ():
                 count = one.steps if end is None else min(one.steps, end - one.first)
                 if count > 0:
                     yield one._replace(steps=count)
@@ -315,8 +239,14 @@ class Layouts:
         )
 
 
-def _last_stretch(layouts: Sequence[Layout], share: RankPartition) -> Stretch:
-    return list(layouts[-1].stretches(share.epoch))[share.mini_epoch]
+def whole(layout: Layout) -> Layout:
+    """Return the same layout from the start of the job."""
+    return layout._replace(step=0, epoch=0, mini_epoch=0, done=0, base=0, skip=0, rank=0)
+
+
+def _last_stretch(layouts: Sequence[Layout], now: Layout) -> Stretch:
+    """Return the mini-epoch in which an epoch plan starts, in the last of some layouts."""
+    return list(_stretches(layouts[-1], now.epoch))[now.mini_epoch]
 
 
 def _is_layout(entry: Any) -> bool:

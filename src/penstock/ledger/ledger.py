@@ -19,12 +19,11 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
-from penstock.ledger.layouts import Layout, Layouts, Stretch
+from penstock.ledger.layouts import Layout, Layouts, Stretch, steps_per_epoch, whole
 from penstock.ledger.positions import BatchPositions, DataPositions, OrderPositions
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping, unpack
-from penstock.plan.epoch import RankPartition
 from penstock.plan.reader import Draws
 from penstock.plan.share import ShareCursor
 from penstock.samplers.base import EpochBatchSampler
@@ -134,9 +133,8 @@ class Ledger:
             consumer.check(state)
             self._read(state)
         if not self._job.layouts:
-            first = Layout.of(0, self._now).whole
-            ranks = first.ranks if world_size is None else world_size
-            self._job = Layouts([first._replace(ranks=ranks)])
+            first = whole(self._now)
+            self._job = Layouts([first if world_size is None else first._replace(ranks=world_size)])
         elif world_size is not None:
             raise ConfigError("the state says how many ranks the job had in each step: omit world_size=")
 
@@ -150,26 +148,26 @@ class Ledger:
         cursor = self._plan.read({name: sampler[name] for name in sampler if name not in ("excluded", "windows")})
         self._job, self._epoch = Layouts.read(state, self._now.parts), cursor.epoch
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
-        here = self._rank_partition(cursor)
+        here = self._layout_at(cursor)
         step = (self._job if self._job.layouts else self._job.followed(here)).step_of(here)
         self.step = step if self._job.next_step is None else self._job.next_step
 
     @cached_property
-    def _now(self) -> RankPartition:
+    def _now(self) -> Layout:
         """How a whole epoch is distributed to ranks by the loader."""
-        return self._rank_partition(Cursor())
+        return self._layout_at(Cursor())
 
-    def _rank_partition(self, cursor: Cursor) -> RankPartition:
-        """Return how the rest of an epoch is distributed to the job's ranks."""
-        share = self._plan.bind(cursor, Draws()).rank_partition
-        if share is None and self._own:
+    def _layout_at(self, cursor: Cursor) -> Layout:
+        """Return how the rest of an epoch is distributed to ranks by the loader."""
+        layout = self._plan.bind(cursor, Draws()).layout
+        if layout is None and self._own:
             raise ConfigError(
                 f"epoch {cursor.epoch} is read in windows of shards that had not been counted before, and a ledger "
                 "knows only other epochs: use a state of a later epoch, or a loader over a ShardSet"
             )
-        if share is None:
+        if layout is None:
             raise ConfigError(f"a ledger does not know the batches of {kind_text(sampler_of(self._plan))}")
-        return share
+        return layout
 
     # The layouts.
 
@@ -195,7 +193,7 @@ class Ledger:
     @property
     def steps_per_epoch(self) -> int:
         """Steps per whole epoch in the last layout."""
-        return self.layouts[-1].steps_per_epoch
+        return steps_per_epoch(self.layouts[-1])
 
     def _same_rows(self, stretch: Stretch) -> None:
         """Refuse a stretch in which the job had other rows, or another order, than the loader."""
@@ -205,10 +203,10 @@ class Ledger:
                 f"epoch {stretch.epoch} of the job was read in windows of shards that had not been counted before: a "
                 f"ledger knows the rows from epoch {self._windows_until} on"
             )
-        if layout.samples != now.partition.n:
+        if layout.samples != now.samples:
             raise ConfigError(
                 f"in step {stretch.first} the job had {layout.samples} samples per epoch, and the loader has "
-                f"{now.partition.n}: use a ledger of a loader over the data of that time"
+                f"{now.samples}: use a ledger of a loader over the data of that time"
             )
         if layout.excluded != now.excluded:
             raise ConfigError(

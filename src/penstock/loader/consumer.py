@@ -553,8 +553,8 @@ def base_seed_after(base_seed: int) -> int:
 
 def _followed(job: Layouts, run: BatchEpochPlan) -> Layouts:
     """Return a job's layouts until an epoch plan starts."""
-    share = run.rank_partition
-    return job if share is None else job.followed(share)
+    layout = run.layout
+    return job if layout is None else job.followed(layout)
 
 
 def _length(run: BatchEpochPlan) -> int:

@@ -24,7 +24,7 @@ from penstock.order import Partition
 from penstock.order.classes import ClassBatches, ClassShuffle, class_of
 from penstock.order.permutation import Indices, Permutation
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import Batch, BatchEpochPlan, RankPartition
+from penstock.plan.epoch import Batch, BatchEpochPlan, Layout
 from penstock.plan.exclusion import ExcludedRows
 from penstock.storage.class_index import ClassIndex
 
@@ -177,10 +177,9 @@ class ClassBatchPlan(BatchEpochPlan):
         return numbers
 
     @property
-    def rank_partition(self) -> RankPartition:
-        """The partition of the batches among the ranks."""
-        excluded = self.excluded.mark[1] if self.excluded.mark else None
-        return RankPartition(self.epoch, self.partition, base=self.partition.consumed, excluded=excluded)
+    def layout(self) -> Layout:
+        """How the batches are distributed to ranks."""
+        return Layout.of(self.epoch, self.partition, self.excluded.mark[1] if self.excluded.mark else None)
 
     def cursor(self, count: int) -> Cursor:
         consumed = self.partition.consumed_after(count)

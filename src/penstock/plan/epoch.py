@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.order import Order, Partition
+from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
 
@@ -31,9 +32,9 @@ __all__ = [
     "Block",
     "EpochPlan",
     "ForwardEpoch",
+    "Layout",
     "OneEpoch",
     "PartitionedOrder",
-    "RankPartition",
     "length_of",
 ]
 
@@ -55,39 +56,85 @@ Block = tuple[list[list[Any]] | Indices, Indices]
 array of their positions."""
 
 
-class RankPartition(NamedTuple):
-    """The partition of an epoch plan among ranks, from which `penstock.Ledger` computes the rows of any step.
+class Layout(NamedTuple):
+    """How a job's batches are distributed to ranks, from a place in an epoch on. `penstock.Ledger` computes the rows of
+    any step from it.
 
     Attributes:
-        epoch: the number of the epoch.
-        partition: this rank's positions; positions of batches, if the order is one of batches.
-        mini_epoch, done, base, skip: the start, see `penstock.plan.share.MiniEpoch`.
-        parts: number of mini-epochs in an epoch.
+        step: number of the first batch, counted from the start of the job; 0 in an epoch plan, which does not know it.
+        epoch, mini_epoch, done, base, skip: the place where it begins, see `penstock.plan.share.MiniEpoch`.
+        ranks: number of ranks.
         batch_size: batch size of each rank.
-        drop_last: whether the last batch is left out if it is not full.
+        samples: samples per epoch; batches, if the order is one of batches.
+        ends: handling of the end of an epoch: index of the remainder rule, plus 3 if a last short batch is dropped.
         excluded: hash of the excluded rows.
+        parts: mini-epochs per epoch.
+        rank: this rank. States contain neither ``parts`` nor ``rank``.
     """
 
+    step: int
     epoch: int
-    partition: Partition
-    mini_epoch: int = 0
-    done: int = 0
-    base: int = 0
-    skip: int = 0
-    parts: int = 1
-    batch_size: int = 1
-    drop_last: bool = False
+    mini_epoch: int
+    done: int
+    base: int
+    skip: int
+    ranks: int
+    batch_size: int
+    samples: int
+    ends: int
     excluded: str | None = None
+    parts: int = 1
+    rank: int = 0
+
+    @classmethod
+    def of(cls, epoch: int, partition: Partition, excluded: str | None = None) -> Layout:
+        """Return the layout of an epoch without mini-epochs, from its partition."""
+        ends = REMAINDERS.index(partition.remainder)
+        place = 0, epoch, 0, 0, partition.consumed, 0
+        return cls(*place, partition.world_size, 1, partition.n, ends, excluded, rank=partition.rank)
 
     @property
-    def first(self) -> int:
-        """Position of the first sample over all ranks."""
-        return self.partition.begin + self.skip * self.partition.world_size
+    def rule(self) -> tuple[Any, ...]:
+        """The fields that depend on neither the place nor the rank."""
+        return self[6:-1]
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last short batch is dropped."""
+        return self.ends >= len(REMAINDERS)
+
+    @property
+    def start(self) -> tuple[int, int, int]:
+        """Epoch, mini-epoch and first position, over all ranks, of the place."""
+        return self.epoch, self.mini_epoch, self.here.begin + self.skip * self.ranks
+
+    @property
+    def here(self) -> Partition:
+        """This rank's positions in the whole mini-epoch of the place."""
+        return self.partition(self.epoch, self.mini_epoch, self.rank)
 
     @property
     def empty(self) -> bool:
-        """Whether no samples are left for this rank."""
-        return self.skip >= len(self.partition)
+        """Whether no samples are left for this rank in the mini-epoch of the place."""
+        return self.skip >= len(self.here)
+
+    def partition(self, epoch: int, part: int, rank: int = 0) -> Partition:
+        """Return the positions of a rank in a mini-epoch."""
+        done, base = (self.done, self.base) if epoch == self.epoch else (0, 0)
+        # A mini-epoch that was finished before the epoch was split again has no samples left.
+        return Partition(
+            self.samples,
+            self.ranks,
+            rank,
+            mini_epochs=max(1, self.parts - done),
+            mini_epoch=max(0, part - done),
+            remainder=REMAINDERS[self.ends % len(REMAINDERS)],
+            consumed=base if part >= done else self.samples,
+        )
+
+    def begin(self, epoch: int, part: int) -> int:
+        """Return the number of samples of a mini-epoch that each rank received before the place."""
+        return self.skip if (epoch, part) == (self.epoch, self.mini_epoch) else 0
 
 
 class OneEpoch(abc.ABC):
@@ -132,8 +179,8 @@ class OneEpoch(abc.ABC):
         """
 
     @property
-    def rank_partition(self) -> RankPartition | None:
-        """The partition of the epoch among the ranks; None if it cannot be computed."""
+    def layout(self) -> Layout | None:
+        """How this epoch is distributed to ranks; None if that cannot be computed."""
         return None
 
 
@@ -236,9 +283,12 @@ class Batches(BatchEpochPlan):
             yield indices[None], positions[None]
 
     @property
-    def rank_partition(self) -> RankPartition | None:
-        share = self._samples.rank_partition
-        return None if share is None else share._replace(batch_size=self._batch_size, drop_last=self._drop_last)
+    def layout(self) -> Layout | None:
+        layout = self._samples.layout
+        if layout is None:
+            return None
+        ends = layout.ends + len(REMAINDERS) * self._drop_last
+        return layout._replace(batch_size=self._batch_size, ends=ends)
 
     def cursor(self, count: int) -> Cursor:
         return self._samples.cursor(count * self._batch_size)
@@ -305,9 +355,9 @@ class PartitionedOrder(EpochPlan):
         return Cursor(epoch=self.epoch, consumed=consumed, plan=self._identity, entropy=self.entropy())
 
     @property
-    def rank_partition(self) -> RankPartition:
-        """The partition of the epoch among the ranks."""
-        return RankPartition(self.epoch, self.partition, base=self.partition.consumed)
+    def layout(self) -> Layout:
+        """How this epoch is distributed to ranks."""
+        return Layout.of(self.epoch, self.partition)
 
     def exhaust(self) -> None:
         """Record that the plan was read to its end."""

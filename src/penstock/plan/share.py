@@ -27,7 +27,7 @@ from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_ints
-from penstock.plan.epoch import EpochPlan, RankPartition
+from penstock.plan.epoch import EpochPlan, Layout
 from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared import SharedIntegers
 from penstock.plan.source import Source
@@ -198,13 +198,10 @@ class ShareEpoch(EpochPlan):
         return indices, self.view.positions_of(indices)
 
     @property
-    def rank_partition(self) -> RankPartition:
-        """The partition of the epoch among the ranks."""
-        _, mini_epoch, _, done, base, skip, *_ = self.view.place.numbers
-        parts, mark = self._plan.mini_epochs, self._plan.excluded_mark
-        excluded = None if mark is None else mark[1]
-        partition = self.view.partition
-        return RankPartition(self.epoch, partition, mini_epoch, done, base, skip, parts, excluded=excluded)
+    def layout(self) -> Layout:
+        """How the epoch is distributed to ranks."""
+        mark = self._plan.excluded_mark
+        return self._plan.layout(self.view.place, self._plan.world)._replace(excluded=mark and mark[1])
 
     def cursor(self, count: int) -> ShareCursor:
         """Return the cursor of the job when every rank has received ``count`` samples of this view."""
@@ -414,7 +411,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return a new view at a place, without caching it."""
-        return EpochView(self.seed, place, self._partition(place, self.world), self.rows_in(place))
+        return EpochView(self.seed, place, self.layout(place, self.world).here, self.rows_in(place))
 
     def rows_in(self, place: MiniEpoch) -> Order:
         """Return the row at each position of a place's epoch."""
@@ -423,20 +420,12 @@ class SharePlan(Plan[ShareEpoch]):
             return order
         return cast(Order, EpochRows(order, self, place.epoch))
 
-    def _partition(self, place: MiniEpoch, world: distributed.World) -> Partition:
-        rest = self.mini_epochs - place.mini_epochs_done
-        number = place.mini_epoch - place.mini_epochs_done
-        # A mini-epoch that was finished before the epoch was split again has no samples left.
-        consumed = place.consumed if number >= 0 else place.samples
-        return Partition(
-            place.samples,
-            world.world_size,
-            world.rank,
-            mini_epochs=max(rest, 1),
-            mini_epoch=max(number, 0),
-            remainder=self.remainder,
-            consumed=consumed,
-        )
+    def layout(self, place: MiniEpoch, world: distributed.World) -> Layout:
+        """Return how samples are distributed to ranks from a place on."""
+        epoch, mini_epoch, samples, done, base, skip = place.numbers
+        rank, ranks = world
+        ends, parts = REMAINDERS.index(self.remainder), self.mini_epochs
+        return Layout(0, epoch, mini_epoch, done, base, skip, ranks, 1, samples, ends, parts=parts, rank=rank)
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch over all ranks."""
@@ -455,7 +444,7 @@ class SharePlan(Plan[ShareEpoch]):
     def __repr__(self) -> str:
         """Return a description of the order and the share, without fixing rank and world size."""
         place, world = self.shown, self._world.known()
-        rest = None if world is None else max(0, len(self._partition(place, world)) - place.skip)
+        rest = None if world is None else max(0, len(self.layout(place, world).here) - place.skip)
         left = "" if rest is None else f", {counted(rest, 'sample')}"
         part = f", mini-epoch {place.mini_epoch} of {self.mini_epochs}" if self.mini_epochs > 1 else ""
         return (
