@@ -41,8 +41,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import OrderError
-from penstock.hashing import MASK64, derive_key, mix, mix_array, splitmix64
+from penstock.hashing import MASK64, derive_key, mix, mix_array
 from penstock.order.permutation import MAX_N, Indices
+from penstock.order.shuffle import groups
 
 __all__ = [
     "MIXTURE_ORDER",
@@ -65,8 +66,8 @@ _DIGIT = 6
 """Binary digits that one hash shuffles."""
 _CHUNK = 8192
 """Positions computed at once, which fit the L2 cache."""
-_FEW = 8
-"""Up to this many positions, computing them one by one is faster than as an array."""
+_SEARCHED = 64
+"""Positions compared at once in a search."""
 
 
 def exact_counts(weights: Sequence[int], position: int) -> tuple[int, ...]:
@@ -96,41 +97,25 @@ def _make_tables() -> tuple[Indices, Indices]:
 
 
 _SLOTS, _BELOWS = _make_tables()
-# Reading single integers is faster from lists than from arrays.
-_SLOT, _BELOW = _SLOTS.tolist(), _BELOWS.tolist()
 
 
-def _slot(path: list[Any]) -> Any:
-    """Return the slot at the end of a path; slots for a path of arrays."""
-    slots = _SLOT.__getitem__ if isinstance(path[0], int) else _SLOTS.take
-    return sum(slots(step) << 3 * digit for digit, step in enumerate(path))
+def _slot(path: list[Indices]) -> Any:
+    """Return the slots at the end of paths."""
+    return sum(_SLOTS.take(step) << 3 * digit for digit, step in enumerate(path))
 
 
-def _rank(path: list[Any], bound: Any) -> Any:
-    """Return the number of places before the path's place whose slots are below a bound; also for arrays.
+def _rank(path: list[Indices], bound: Any) -> Any:
+    """Return the number of places before the path's place whose slots are below a bound; both may be arrays.
 
     If a run has ``bound`` slots below the bound, each of its eight parts has an eighth of them. The remainder of the
     division goes to the parts whose slots come first.
     """
-    one = isinstance(path[0], int)
-    slots, belows = (_SLOT.__getitem__, _BELOW.__getitem__) if one else (_SLOTS.take, _BELOWS.take)
     found: Any = 0
     for step in path:
         eighth, rest = bound >> 3, bound & 7
-        found += (step & 7) * eighth + belows(step << 3 | rest)
-        bound = eighth + (slots(step) < rest)
+        found += (step & 7) * eighth + _BELOWS.take(step << 3 | rest)
+        bound = eighth + (_SLOTS.take(step) < rest)
     return found
-
-
-def _descend(tree: int, before: int, low: int, high: int) -> tuple[int, int, int, int]:
-    """Return the part (one of eight) of a run with the place, and ``before``, ``low``, ``high`` in that part."""
-    for digit in range(8):
-        slot = _SLOT[tree << 3 | digit]
-        begin, end = (low >> 3) + (slot < low & 7), (high >> 3) + (slot < high & 7)
-        if before < end - begin:
-            return digit, before, begin, end
-        before -= end - begin
-    raise AssertionError("a run has fewer places than its block counted")
 
 
 class BlockMixture:
@@ -177,8 +162,9 @@ class BlockMixture:
         self.block_size = 1 << self._bits
         """Positions in a block: the smallest power of 64, from 4,096 on, with a sample of the rarest source."""
         self._keys = [mix(self.key, level) for level in range(self._bits // _DIGIT)]
-        self._whole = MAX_N if length is None else max(0, length // self.block_size - 1)
-        self.last_begin = MAX_N + 1 if length is None else self._whole << self._bits
+        self._end = MAX_N if self.length is None else self.length
+        self._whole = MAX_N if self.length is None else max(0, self.length // self.block_size - 1)
+        self.last_begin = min(self._whole << self._bits, MAX_N + 1)
         """Begin of the last block, which alone depends on the length."""
         self._sources = np.flatnonzero(self.weights)
         # Edges lie between these sources. Before edge j are the samples of the first j of them.
@@ -212,12 +198,8 @@ class BlockMixture:
         positions = np.asarray(positions, dtype=np.int64)
         given = positions.reshape(-1)
         if given.size:
-            self._check(int(given.min()), int(given.max()))
+            self._check(int(given.min()), int(given.max()), self._end - 1)
         found = np.empty((2, given.size), dtype=np.int64)
-        if given.size <= _FEW:
-            for at, position in enumerate(given.tolist()):
-                found[:, at] = self._locate(position, last=position >= self.last_begin)
-            return found[0].reshape(positions.shape), found[1].reshape(positions.shape)
         for begin in range(0, given.size, _CHUNK):
             chunk = given[begin : begin + _CHUNK]
             for last in (False, True):
@@ -228,13 +210,12 @@ class BlockMixture:
 
     def counts(self, position: int) -> tuple[int, ...]:
         """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
-        self._check(position, position, end=1)
+        self._check(position, position, self._end)
         if position == self.length:
             return exact_counts(self.weights, position)
-        place, last = np.array([position]), position >= self.last_begin
-        before, bounds = self._edges_at(np.arange(len(self._edges)), place >> self._bits, last=last)
+        every = np.arange(len(self._edges))
         counts = np.zeros(len(self.weights), dtype=np.int64)
-        counts[self._sources] = np.diff(before + _rank(self._path(place, last=last), bounds))
+        counts[self._sources] = np.diff(self._before(every, np.array([position]), last=position >= self.last_begin))
         return tuple(counts.tolist())
 
     def position(self, source: int, ordinal: int) -> int:
@@ -244,66 +225,60 @@ class BlockMixture:
             OrderError: the source has no such sample in this epoch.
         """
         source, ordinal = operator.index(source), operator.index(ordinal)
-        has = exact_counts(self.weights, MAX_N if self.length is None else self.length)[source]
+        has = exact_counts(self.weights, self._end)[source]
         if not 0 <= ordinal < has:
             raise OrderError(f"source {source} has {has} samples here, so it has no sample {ordinal}")
-        edge = int(self._sources.searchsorted(source))
-        # The source's share before a block is off by less than one sample, and a block has one or more of its samples.
-        guess = ordinal * self.total // self.weights[source] >> self._bits
-        for run in (min(guess + 1, self._whole), min(guess, self._whole)):
-            last = run == self._whole
-            (begin, low), (end, high) = (self._edges_at(each, run, last=last) for each in (edge, edge + 1))
-            rest = ordinal - int(end - begin)
-            if rest >= 0:
-                break
-        if last:
-            digit, rest, low, high = _descend(0, rest, int(low), int(high))
-            run += digit
-        for key in reversed(self._keys):
-            word = splitmix64(key ^ run)
-            upper, rest, low, high = _descend(word & 127, rest, low, high)
-            lower, rest, low, high = _descend(word >> 7 * upper + 7 & 127, rest, low, high)
-            run = run << _DIGIT | upper << 3 | lower
-        return run
+        edge, weight = int(self._sources.searchsorted(source)), self.weights[source]
+        begin, end = (_share(self.last_begin, self._edges[at], self.total) for at in (edge, edge + 1))
+        last = ordinal >= end - begin
+        # Positions where the error would be larger than the bound need no search.
+        low = max(self.last_begin if last else 0, (ordinal - self.bound) * self.total // weight)
+        high = min(self._end if last else self.last_begin, (ordinal + self.bound) * self.total // weight + 1)
+        while high - low > 1:
+            step = -(-(high - low) // _SEARCHED)
+            places = np.arange(low, high, step)
+            counts = self._before(edge + 1, places, last=last) - self._before(edge, places, last=last)
+            low += (int(counts.searchsorted(ordinal, "right")) - 1) * step
+            high = min(low + step, high)
+        return low
 
-    def _check(self, low: int, high: int, end: int = 0) -> None:
-        stop = (MAX_N if self.length is None else self.length - 1) + end
+    def _check(self, low: int, high: int, stop: int) -> None:
         if low < 0 or high > stop:
             raise OrderError(f"positions must be from 0 to {stop}, got {low} to {high}")
 
-    # These take a position, or an array.
+    # All positions of a call lie in the last block, or none.
 
-    def _locate(self, positions: Any, *, last: bool) -> tuple[Any, Any]:
-        """Return sources and ordinals at positions in the last block, or in others."""
+    def _locate(self, positions: Indices, *, last: bool) -> tuple[Indices, Indices]:
+        """Return sources and ordinals at positions."""
         path, blocks = self._path(positions, last=last), positions >> self._bits
         slots = _slot(path)
-        firsts = self._last[1] if last else self._quotients
-        edges = (bisect.bisect(firsts, slots) if isinstance(slots, int) else firsts.searchsorted(slots, "right")) - 1
+        edges = (self._last[1] if last else self._quotients).searchsorted(slots, "right") - 1
         before, bounds = self._edges_at(edges, blocks, last=last)
         # Rounding moves the first slot behind an edge by less than one slot.
         wrong = bounds > slots
         more, ends = self._edges_at(edges + 1 - 2 * wrong, blocks, last=last)
         return self._sources.take(edges - wrong), abs(more - before + _rank(path, ends) - _rank(path, bounds))
 
-    def _path(self, positions: Any, *, last: bool) -> list[Any]:
+    def _before(self, edges: Any, positions: Indices, *, last: bool) -> Indices:
+        """Return the number of samples of the sources before edges, at earlier positions."""
+        before, bounds = self._edges_at(edges, positions >> self._bits, last=last)
+        return before + _rank(self._path(positions, last=last), bounds)  # type: ignore[no-any-return]
+
+    def _path(self, positions: Indices, *, last: bool) -> list[Indices]:
         """Return the path of each position; in the last block, its first digit is 0 in the first B places, else 1."""
         path = [(positions >> self._bits) - self._whole] if last else []
         for level in reversed(range(len(self._keys))):
-            key, run = self._keys[level], positions >> _DIGIT * (level + 1)
-            one = isinstance(run, int)
-            word: Any = splitmix64(key ^ run) if one else mix_array(key, run.view(np.uint64)).view(np.int64)
+            runs = positions >> _DIGIT * (level + 1)
+            words = mix_array(self._keys[level], runs.view(np.uint64)).view(np.int64)
             upper = positions >> _DIGIT * level + 3 & 7
-            path.append((word & 127) << 3 | upper)
-            path.append((word >> 7 * upper + 7 & 127) << 3 | positions >> _DIGIT * level & 7)
+            path.append((words & 127) << 3 | upper)
+            path.append((words >> 7 * upper + 7 & 127) << 3 | positions >> _DIGIT * level & 7)
         return path
 
-    def _edges_at(self, edges: Any, blocks: Any, *, last: bool) -> tuple[Any, Any]:
+    def _edges_at(self, edges: Any, blocks: Indices, *, last: bool) -> tuple[Indices, Indices]:
         """Return the number of samples before edges in all earlier blocks, and the first slots behind the edges."""
         if last:
             return self._last[0].take(edges), self._last[1].take(edges)
-        if isinstance(blocks, int):
-            before = _share(blocks << self._bits, self._edges[edges], self.total)
-            return before, _share((blocks + 1) << self._bits, self._edges[edges], self.total) - before
         rests, quotients, turn = 2 * self._rests.take(edges), self._quotients.take(edges), 2 * self.total
         # The products may exceed 64 bits. But the quotient computed as a float is never too large, and too small by one
         # at most. So the remainder is small, and exact in arithmetic modulo 2**64.
@@ -315,10 +290,9 @@ class BlockMixture:
     @cached_property
     def _last(self) -> tuple[Indices, Indices]:
         """The results of `_edges_at` for all edges in the last block."""
-        assert self.length is not None
-        path = self._path(np.array([self.length]), last=True)
+        path = self._path(np.array([self._end]), last=True)
         before = np.array([_share(self.last_begin, edge, self.total) for edge in self._edges])
-        wanted = np.array([_share(self.length, edge, self.total) for edge in self._edges]) - before
+        wanted = np.array([_share(self._end, edge, self.total) for edge in self._edges]) - before
         low, high = np.zeros_like(before), np.full_like(before, 8 << self._bits)
         while (low < high).any():
             middle = (low + high) >> 1
@@ -370,11 +344,11 @@ def counts_before(stages: WeightStages, epoch: int, length: int) -> tuple[int, .
 
 
 class _Segment(NamedTuple):
-    """The part of an epoch in one stage, from ``origin`` to ``end``, and the samples of each source before it."""
+    """The part of an epoch in one stage, from ``origin`` to ``end``; ``before`` it are these samples of each source."""
 
     origin: int
     end: int
-    before: tuple[int, ...]
+    before: Indices
     mixture: BlockMixture
 
 
@@ -395,14 +369,13 @@ class StagedMixture:
         begin, end = epoch * length, (epoch + 1) * length
         first = max(0, bisect.bisect_right([stage.begin for stage in stages], begin) - 1)
         bounds = [begin, *(stage.begin for stage in stages[first + 1 :] if stage.begin < end), end]
-        had = tuple([0] * len(stages[0].weights))
+        had = np.zeros(len(stages[0].weights), dtype=np.int64)
         self.segments: list[_Segment] = []
         for stage, (low, high) in zip(stages[first:], itertools.pairwise(bounds), strict=False):
             stream = MIXTURE_ORDER if low == begin else f"{MIXTURE_ORDER} at {low - begin}"
             mixture = BlockMixture(stage.weights, derive_key(seed, epoch, stream), length=high - low)
             self.segments.append(_Segment(low - begin, high - begin, had, mixture))
-            had = tuple(map(operator.add, had, mixture.counts(high - low)))
-        self._origins = [segment.origin for segment in self.segments]
+            had = had + exact_counts(stage.weights, high - low)
 
     @property
     def bound(self) -> int:
@@ -411,22 +384,23 @@ class StagedMixture:
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
         """Return the source at each position of the epoch, and the number of its samples before: int64 arrays."""
-        if len(self.segments) == 1:
-            return self.segments[0].mixture.locate(positions)
-        numbers = np.searchsorted(self._origins, positions, "right") - 1
-        first, last = int(numbers.min(initial=len(self.segments))), int(numbers.max(initial=-1))
         sources, ordinals = np.empty_like(positions), np.empty_like(positions)
-        for number in range(first, last + 1):
+        origins = [segment.origin for segment in self.segments[1:]]
+        for number, here in groups(np.searchsorted(origins, positions, "right")):
             origin, _, before, mixture = self.segments[number]
-            here: Any = slice(None) if first == last else np.flatnonzero(numbers == number)
             sources[here], inside = mixture.locate(positions[here] - origin)
-            ordinals[here] = inside + np.array(before).take(sources[here])
+            ordinals[here] = inside + before.take(sources[here])
         return sources, ordinals
+
+    def segment_at(self, position: int) -> _Segment:
+        """Return the segment of a position; the last one for the end of the epoch."""
+        later = [segment.origin for segment in self.segments[1:]]
+        return self.segments[bisect.bisect_right(later, position)]
 
     def counts(self, position: int) -> tuple[int, ...]:
         """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
-        origin, _, before, mixture = self.segments[max(0, bisect.bisect_right(self._origins, position) - 1)]
-        return tuple(map(operator.add, before, mixture.counts(position - origin)))
+        origin, _, before, mixture = self.segment_at(position)
+        return tuple((before + mixture.counts(position - origin)).tolist())
 
     def position(self, source: int, ordinal: int) -> int:
         """Return the position of a source's sample with ``ordinal`` samples of that source before it in the epoch.
@@ -434,9 +408,9 @@ class StagedMixture:
         Raises:
             OrderError: the source has no such sample in this epoch.
         """
-        number = bisect.bisect_right([segment.before[source] for segment in self.segments], ordinal) - 1
-        origin, _, before, mixture = self.segments[max(0, number)]
-        return origin + mixture.position(source, ordinal - before[source])
+        later = [int(segment.before[source]) for segment in self.segments[1:]]
+        origin, _, before, mixture = self.segments[bisect.bisect_right(later, ordinal)]
+        return origin + mixture.position(source, ordinal - int(before[source]))
 
 
 def boundary(stages: WeightStages, length: int, at: int) -> int:
@@ -445,8 +419,6 @@ def boundary(stages: WeightStages, length: int, at: int) -> int:
     This is the end of a block (not of the last block of a segment), or the end of the segment.
     """
     epoch, place = divmod(at, length)
-    origin, end, _, mixture = [part for part in StagedMixture(stages, length, epoch).segments if part.origin <= place][
-        -1
-    ]
+    origin, end, _, mixture = StagedMixture(stages, length, epoch).segment_at(place)
     block_end = -((origin - place) // mixture.block_size) * mixture.block_size
     return epoch * length + (origin + block_end if block_end <= mixture.last_begin else end)
