@@ -20,7 +20,6 @@ from penstock.order.mixture import (
     StagedMixture,
     WeightStage,
     boundary,
-    check_stages,
     counts_before,
     exact_counts,
 )
@@ -407,18 +406,3 @@ def test_without_changes_the_order_is_that_of_the_block_mixture() -> None:
 def test_epochs_far_away() -> None:
     parts = (WeightStage(0, (1, 2)), WeightStage(10**30, (2, 1)))
     assert sum(counts_before(parts, 2**61, 3000)) == 2**61 * 3000
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (),
-        (WeightStage(1, (1,)),),
-        (WeightStage(0, (1,)), WeightStage(0, (2,))),
-        (WeightStage(0, (0, 0)),),
-        (WeightStage(0, (1, -1)),),
-    ],
-)
-def test_what_is_no_order(parts: tuple[WeightStage, ...]) -> None:
-    with pytest.raises(OrderError):
-        check_stages(parts)

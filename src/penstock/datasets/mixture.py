@@ -48,7 +48,7 @@ from penstock.datasets.subset import filter_rows, filtered_parts
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
-from penstock.order.mixture import MIXTURE_VERSION, WeightStage, boundary, check_stages
+from penstock.order.mixture import MIXTURE_VERSION, WeightStage, boundary
 from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import STATE_ENTRY, Cursor, State, unpack
@@ -155,7 +155,8 @@ class Mixture(SourceDataset):
         datasets, excluded = _exclude_rows(datasets, _exclusions_by_source(exclude, names), names)
         proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
         stages = proportions.stages(self._schedule)
-        check_stages(stages)
+        # Raise for weights that are too large here, not at the first sample.
+        proportions.order(0, None)
         seed = checked_seed(deal.get("seed", 0))
         self._rows = MixedRows(datasets, names, proportions, stages, shuffle, block, seed, excluded)
         self.tag = tag

@@ -53,7 +53,6 @@ __all__ = [
     "WeightStage",
     "WeightStages",
     "boundary",
-    "check_stages",
     "counts_before",
     "exact_counts",
 ]
@@ -309,22 +308,7 @@ class WeightStage(NamedTuple):
 
 
 WeightStages = tuple[WeightStage, ...]
-"""Stages in ascending order; the first begins at 0."""
-
-
-def check_stages(stages: WeightStages) -> None:
-    """Raise unless stages are valid.
-
-    Raises:
-        OrderError: no stage begins at 0, positions do not ascend, or weights are invalid.
-    """
-    if not stages or stages[0].begin != 0:
-        raise OrderError(f"the first weights must begin at position 0, got {stages[0].begin if stages else 'none'}")
-    for stage, following in itertools.pairwise(stages):
-        if following.begin <= stage.begin:
-            raise OrderError(f"weights must begin at ascending positions, got {stage.begin} and then {following.begin}")
-    for _, weights in stages:
-        BlockMixture(weights)
+"""Stages in ascending order; the first begins at 0, and all have as many weights."""
 
 
 def counts_before(stages: WeightStages, epoch: int, length: int) -> tuple[int, ...]:
@@ -356,7 +340,7 @@ class StagedMixture:
     """The sources at the positions of one epoch. Each segment has the guarantees of `BlockMixture`.
 
     Args:
-        stages: see `check_stages`.
+        stages: the weights of all epochs.
         length: number of positions of each epoch.
         epoch: number of the epoch.
         seed: seed of the order.
