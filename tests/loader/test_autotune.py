@@ -163,12 +163,12 @@ def test_one_bad_measurement_does_not_end_the_search() -> None:
 
 def test_starting_workers_counts_where_passes_are_short() -> None:
     machine = Machine(cores=2, work=1e-3, computing=1.0, train=1e-6)
-    for starts in (False, True):
-        tuner = tuner_of(machine, inline=True, starts=starts)
+    for start, chosen in ((0.0, 2), (0.4, 0)):
+        tuner = tuner_of(machine, inline=True)
         tuner.length = 10  # batches of ten samples: 0.1 s of work
-        tuner._start = 0.4
+        tuner.start = start
         search(tuner, machine)
-        assert tuner.chosen == (0 if starts else 2)
+        assert tuner.chosen == chosen
 
 
 def test_a_number_that_fails_is_not_chosen() -> None:
@@ -204,9 +204,9 @@ def test_it_ends_within_its_limits_and_with_one_of_the_best(
     assert len(tried) == len(set(tried)) <= 8
     assert max(tried) <= max(1, max(64, machine.cores) // ranks)
     assert memory is None or max(tried) <= max(1, memory)
-    best = max(machine.measure(workers).rate for workers in tried)
+    best = max(machine.measure(workers).rate() for workers in tried)
     assert tuner.chosen is not None
-    assert machine.measure(tuner.chosen).rate >= 0.9 * best
+    assert machine.measure(tuner.chosen).rate() >= 0.9 * best
 
 
 # The measurement, by a clock that the test turns.
@@ -225,7 +225,6 @@ def spend(tuner: Autotuner, count: int, *, wait: float, train: float, now: float
 def measuring(workers: int) -> Autotuner:
     tuner = Autotuner("process", inline=False, cores=8)
     tuner._now = Throughput(workers)
-    tuner._began, tuner._skip = 0.0, 2
     return tuner
 
 
@@ -236,27 +235,22 @@ def test_full_rounds_are_counted() -> None:
     assert count == 2 + found.batches
     assert found.batches % 4 == 0
     assert found.metrics.samples == 4 * found.batches
-    assert 0.8 <= found.seconds < 0.8 + 4 * 0.1
+    assert 0.8 <= found.wait + found.train < 0.8 + 4 * 0.1
     assert found.wait == pytest.approx(found.train) == pytest.approx(0.05 * found.batches)
     assert found.metrics.fetch == pytest.approx(0.01 * found.batches)
     assert found.metrics.failures == []
-    assert tuner._start == pytest.approx(0.05)
-
-
-def test_slow_batches_need_one_round() -> None:
-    assert spend(measuring(2), 1000, wait=2.0, train=0.0, now=0.0)[0] == 2 + 2
+    assert tuner.start == pytest.approx(0.05)
 
 
 def test_a_pause_of_the_program_is_no_training() -> None:
     tuner = measuring(1)
     _, now = spend(tuner, 30, wait=0.01, train=0.01, now=0.0)
-    # Validation; and what is ready then tells nothing.
-    before = tuner._now.batches
+    # Validation: the measurement begins again, without the batches that are ready then.
     assert not tuner._measure(BatchMetrics(4), now + 9.0, now + 9.0, 2)
-    _, now = spend(tuner, 2, wait=0.0, train=0.0, now=now + 9.0)
-    assert tuner._now.batches == before
+    _, now = spend(tuner, 3, wait=0.0, train=0.0, now=now + 9.0)
+    assert tuner._now.batches == 0
     spend(tuner, 1000, wait=0.01, train=0.01, now=now)
-    assert tuner._now.rate == pytest.approx(4 / 0.02, rel=0.05)
+    assert tuner._now.rate() == pytest.approx(4 / 0.02, rel=0.05)
 
 
 def test_the_first_step_of_the_training_does_not_count() -> None:
@@ -275,8 +269,9 @@ def test_short_epochs_add_up() -> None:
     tuner, now = measuring(2), 0.0
     for epochs in range(1, 4):
         epoch: Any = Epoch()
-        tuner.begin(epoch, now, 2)
+        tuner.begin(epoch, now, 3)
         # Its workers take 0.3 s to start, which is neither waiting nor training.
-        _, now = spend(tuner, 2, wait=0.1, train=0.0, now=now + 0.3)
-        assert tuner._now.batches == 2 * epochs
-        assert tuner._now.seconds == pytest.approx(0.2 * epochs)
+        _, now = spend(tuner, 3, wait=0.1, train=0.0, now=now + 0.3)
+        assert tuner.start == pytest.approx(0.4)
+        assert tuner._now.batches == 2 * epochs - 1
+        assert tuner._now.wait + tuner._now.train == pytest.approx(0.1 * tuner._now.batches)

@@ -386,7 +386,7 @@ def test_samples_that_take_no_work_are_made_inline(monkeypatch: pytest.MonkeyPat
     """Also in the rest of the epoch; a dataset that is not pure opens nothing here before."""
     monkeypatch.setattr(autotune, "_SECONDS", 0.05)
     # The estimate wins, however busy the machine is.
-    monkeypatch.setattr(autotune, "_UNSURE", 1e6)
+    monkeypatch.setattr(autotune, "_UNSURE", 1e-6)
     data: Any = Here() if seeded else PureHere()
     with DataLoader(data, 2, seed=0, num_workers="auto") as loader:
         pids: list[int] = []

@@ -7,15 +7,11 @@ The executor follows from the settings and the dataset's declarations; only the 
 doubles while the run waits for more than 5 % of its time, two doublings make it at least 10 % faster, and this rank's
 share of cores and memory is not used up. Each number makes the next batches of the run, so none is made twice.
 
-Batches arrive in bursts of one per worker, so a number is measured in rounds of one batch per worker. Pauses of the
-program (validation, a checkpoint) do not count.
-
 This module starts no processes. `penstock.DataLoader` gives it the batches, and its workers the number it asks for.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,36 +38,31 @@ __all__ = ["ENOUGH", "Autotuner", "Throughput", "autotuner_of"]
 ENOUGH = 0.05
 """Share of waiting time below which a faster loader gains less than about this share."""
 
-# Speed-up that two doublings must achieve.
+# Speed-up that two doublings must achieve: one bad measurement, while the machine was busy, must not end the search.
 _GAIN = 1.1
 _AS_GOOD = 0.95
-# An estimated rate counts only in part, because it was not measured.
-_UNSURE = 0.9
-# Workers of all ranks of a machine with fewer cores, for datasets that wait for storage.
-_MOST = 64
-# Batches, or seconds of fetching, needed to decide whether a dataset computes or waits. One in 16 quick batches is
-# measured, and each that takes a millisecond or more.
-_TELLING, _TELLING_SECONDS = 64, 0.1
-# A dataset that uses the CPU for this share of its time computes.
-_COMPUTES = 0.5
-# Seconds to measure a number of workers, if they have two rounds. One round is enough if it takes this many times that.
-_SECONDS, _LONG = 0.8, 3
+# The work of a batch may take this much longer inline than in a worker, because that was not measured.
+_UNSURE = 1.1
+# Workers of all ranks of a machine with fewer cores, for datasets that use the CPU for less than this share of their
+# time: they wait for storage.
+_MOST, _COMPUTES = 64, 0.5
+# Seconds to measure a number of workers. They deliver in bursts, so rounds of one batch of each count: at least two.
+_SECONDS = 0.8
 # A training step is a pause if it takes this many seconds and this many times the average.
 _PAUSE, _LONGER = 0.5, 20
 
 
 @dataclass
 class Throughput:
-    """A number of workers, and the batches that it made for a consumer.
+    """A number of workers, and how fast they made the next batches of the run.
 
     Attributes:
-        workers: the number; 0 is inline.
+        workers: the number; 0 is inline, which is estimated.
         batches: number of measured batches.
         wait: seconds in the loader.
         train: seconds between a batch and the next request.
         metrics: metrics of these batches, of all workers together.
         error: why the number does not work.
-        estimated: whether nothing was measured.
     """
 
     workers: int
@@ -80,22 +71,17 @@ class Throughput:
     train: float = 0.0
     metrics: BatchMetrics = field(default_factory=BatchMetrics)
     error: str = ""
-    estimated: bool = False
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of the consumer."""
-        return self.wait + self.train
-
-    @property
-    def rate(self) -> float:
-        """Samples per second."""
-        return self.metrics.samples / self.seconds if self.seconds > 0 else 0.0
+    def rate(self, start: float = 0.0) -> float:
+        """Return samples/s, if each batch also costs ``start`` seconds of starting workers."""
+        seconds = self.wait + self.train + self.batches * start
+        return self.metrics.samples / seconds if seconds > 0 else 0.0
 
     @property
     def waiting(self) -> float:
         """Share of time that the consumer waited."""
-        return self.wait / self.seconds if self.seconds > 0 else 1.0
+        seconds = self.wait + self.train
+        return self.wait / seconds if seconds > 0 else 1.0
 
 
 class Autotuner:
@@ -107,7 +93,6 @@ class Autotuner:
             be shared by workers that are forked later.
         cores: cores of this machine.
         ranks: ranks of the job on this machine, which tune at the same time; each uses its share of cores and memory.
-        starts: whether each epoch starts workers, so that the time for it matters.
 
     Attributes:
         workers: the number to use now; 0 is inline.
@@ -115,37 +100,34 @@ class Autotuner:
         why: reason of the choice, in words.
         memory_for: number of workers that fit into memory; None if unknown.
         length: number of batches per epoch; None if unknown.
+        start: seconds from the start of the last iterator to its first batch.
     """
 
-    def __init__(self, executor: str, *, inline: bool, cores: int, ranks: int = 1, starts: bool = False) -> None:
+    def __init__(self, executor: str, *, inline: bool, cores: int, ranks: int = 1) -> None:
         self.workers = 1
         self.chosen: int | None = None
         self.why = ""
         self.memory_for: int | None = None
         self.length: int | None = None
+        self.start = 0.0
         self._executor = executor
         self._inline = inline
         self._cores = max(1, cores // ranks)
         self._most = max(_MOST // ranks, self._cores)
         self._ranks = ranks
-        self._starts = starts
-        self._start = 0.0  # seconds to start workers
         self._window: weakref.ref[Window] | None = None
         self._now = Throughput(1)
-        self._skip = 0  # number of batches that do not count
-        self._began: float | None = None  # time of the start of an iterator, until its first batch
+        # The first step of the training, which may compile a model, does not count.
+        self._skip = 1  # number of batches that do not count
         self._last = 0.0  # time of the last delivery
+        self._first = True  # whether the iterator has delivered nothing yet
         self._tried: list[Throughput] = []
-
-    # The batches of the run.
 
     def begin(self, window: Window, now: float, length: int | None) -> None:
         """Measure an epoch iterator, which began at a time. Older ones are not measured any more."""
         self.length = length
         self._window = weakref.ref(window)
-        self._began = self._last = now
-        # The first steps of the training, which may compile a model, do not count, unless the epoch is short.
-        self._skip = 2 if length is None else min(2, length // 4)
+        self._last, self._first = now, True
 
     def add(self, window: Window, result: BatchResult, asked: float, had: float) -> bool:
         """Add a batch, with the times of its request and delivery. Return whether another number should be used."""
@@ -166,37 +148,40 @@ class Autotuner:
     def _measure(self, metrics: BatchMetrics, asked: float, had: float, depth: int) -> bool:
         """Count a batch, and return whether the measurement is enough. After a pause ``depth`` batches are ready."""
         now, train = self._now, asked - self._last
-        self._last = had
-        if self._began is not None:
+        if self._first:
             # The start of the workers is no step of the training.
-            self._start, train, self._began = self._start or had - self._began, 0.0, None
-        if now.batches and train > max(_PAUSE, _LONGER * now.train / now.batches):
-            self._skip, train = depth + now.workers, 0.0
-        if self._skip:
+            self.start, self._first = had - self._last, False
+        elif self._skip:
             self._skip -= 1
-            return False
-        now.batches += 1
-        now.wait += had - asked
-        now.train += train
-        now.metrics.add(metrics)
-        # They keep samples alive.
-        now.metrics.failures.clear()
-        rounds = 1 if now.seconds >= _LONG * _SECONDS else 2
-        whole = now.batches % now.workers == 0 and now.batches >= rounds * now.workers
-        return whole and now.seconds >= _SECONDS
+        elif now.batches and train > max(_PAUSE, _LONGER * now.train / now.batches):
+            # A pause of the program: a validation, a checkpoint.
+            now = self._now = Throughput(now.workers)
+            self._skip = depth + now.workers
+        else:
+            now.batches += 1
+            now.wait += had - asked
+            now.train += train
+            now.metrics.add(metrics)
+            # They keep samples alive.
+            now.metrics.failures.clear()
+        self._last = had
+        full = now.batches >= 2 * now.workers and now.batches % now.workers == 0
+        return full and now.wait + now.train >= _SECONDS
 
     # The search.
 
     def note(self, found: Throughput) -> None:
         """Record the result of the current number of workers, or why it does not work, and set the next one."""
         self._tried.append(found)
-        # One bad measurement, while the machine was busy, must not end the search.
         *before, last, this = [0.0, 0.0, *map(self._rate, self._tried)]
-        faster = max(last, this) >= _GAIN * max(before, default=0.0)
         # Twice as many workers, or this rank's limit.
         count = min(2 * self.workers, self.limit)
-        if found.waiting < ENOUGH or found.error or not faster or count < _GAIN * self.workers:
-            self._choose()
+        if found.waiting < ENOUGH:
+            self._choose("more workers would gain almost nothing")
+        elif found.error or max(last, this) < _GAIN * max(before):
+            self._choose("more workers are not faster")
+        elif count < _GAIN * self.workers:
+            self._choose("this rank may have no more workers")
         else:
             self.workers = count
             self._now = Throughput(count)
@@ -208,44 +193,30 @@ class Autotuner:
     @property
     def limit(self) -> int:
         """Maximum number of workers of this rank."""
-        # Whether the dataset is known to use the CPU, measured with one worker.
-        found = self._tried[0]
-        telling = found.metrics.fetch >= _TELLING_SECONDS or found.batches >= _TELLING
-        computes = telling and found.metrics.cpu >= _COMPUTES * found.metrics.fetch
-        limit = self._cores if computes else self._most
+        work = self._tried[0].metrics
+        limit = self._cores if work.cpu >= _COMPUTES * work.fetch else self._most
         limit = limit if self.memory_for is None else min(limit, self.memory_for)
         return limit if self.length is None else min(limit, max(2, self.length))
 
-    def _choose(self) -> None:
-        good = [one for one in self._tried if not one.error]
-        if self._inline and good[0].waiting >= ENOUGH:
-            one = good[0]
-            work = one.metrics.fetch + one.metrics.collate
-            good.insert(0, Throughput(0, one.batches, work, one.train, one.metrics, estimated=True))
+    def _choose(self, reason: str) -> None:
+        good, one = [one for one in self._tried if not one.error], self._tried[0]
+        if self._inline and one.waiting >= ENOUGH:
+            work = _UNSURE * (one.metrics.fetch + one.metrics.collate)
+            good.insert(0, Throughput(0, one.batches, work, one.train, one.metrics))
             self._tried.append(good[0])
         best = max(map(self._rate, good))
         chosen = next(one for one in good if self._rate(one) >= _AS_GOOD * best)
         self.workers = self.chosen = chosen.workers
+        waits = f"waiting {chosen.waiting:.0%}" if chosen.workers else "estimated from one worker"
         if not chosen.workers:
             reason = "no number of workers is faster"
-        elif chosen.waiting < ENOUGH:
-            reason = "more workers would gain almost nothing"
-        elif chosen.workers >= self.limit:
-            reason = "this rank may have no more workers"
-        else:
+        elif chosen is not good[-1]:
             reason = "more workers are not faster"
-        waits = "estimated from one worker" if chosen.estimated else f"waiting {chosen.waiting:.0%}"
-        self.why = f"{rate_text(chosen.rate)} samples/s, {waits}; {reason}"
+        self.why = f"{rate_text(chosen.rate())} samples/s, {waits}; {reason}"
 
     def _rate(self, one: Throughput) -> float:
-        """Return samples/s, including the time to start workers in every epoch."""
-        samples = one.metrics.samples
-        if one.error or not samples:
-            return 0.0
-        seconds = one.seconds / samples
-        if self.length and self._starts and one.workers:
-            seconds += self._start / (self.length * samples / one.batches)
-        return (_UNSURE if one.estimated else 1.0) / seconds if seconds > 0 else math.inf
+        """Return samples/s over whole epochs, each of which starts workers."""
+        return one.rate(self.start / self.length if self.length and one.workers else 0.0)
 
     def stats(self) -> dict[str, Any]:
         """Return the results so far as plain numbers and text."""
@@ -253,9 +224,9 @@ class Autotuner:
             {
                 **self._named(one.workers),
                 "batches": one.batches,
-                "samples_per_second": one.rate,
+                "samples_per_second": one.rate(),
                 "wait_share": one.waiting,
-                "estimated": one.estimated,
+                "estimated": not one.workers,
                 "error": one.error,
             }
             for one in self._tried
@@ -310,5 +281,4 @@ def autotuner_of(consumer: Consumer, config: LoaderConfig) -> Autotuner:
         inline=config.executor == AUTO and not (processes or limited),
         cores=cores(),
         ranks=local_ranks(),
-        starts=config.forks_workers and not config.persistent_workers,
     )

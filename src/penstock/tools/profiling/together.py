@@ -52,7 +52,7 @@ def try_out(
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
     each = {name: spent / max(1, found.metrics.samples) for name, spent in found.metrics.by_stage().items()}
-    return Trial(setting, cached, found.rate, found.batches, first, each)
+    return Trial(setting, cached, found.rate(), found.batches, first, each)
 
 
 def _epochs(
