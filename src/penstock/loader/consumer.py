@@ -118,17 +118,14 @@ class Consumer:
         return {**self.__dict__, "_progress": None, "last": []}
 
     def _new_states(self, config: LoaderConfig) -> UserStates:
-        stream = self.plan is None
-        shared = config.kind == "inline" or (config.kind == "thread" and not stream)
+        stream, shared = self.plan is None, not config.forks_workers
         initial: Callable[[], Snapshot | None] | None = None
-        if not config.forks_workers:
-            objects = self.samples, config.collate_fn
-            if stream or isinstance(self.samples, ResumableDataset) or any(map(has_state, objects)):
-                initial = partial(take_snapshot, self.samples, None, config.collate_fn, first=True)
-        elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
-            # Such a dataset counts its epochs in shared memory.
-            initial = partial(take_snapshot, self.samples, None, None, first=True)
-        return UserStates(0 if shared else config.workers, stream=stream, initial=initial)
+        if shared or (isinstance(self.samples, ResumableDataset) and self.samples.own_items):
+            # Worker processes have copies, but such a dataset counts its epochs in shared memory.
+            initial = partial(take_snapshot, self.samples, None, config.collate_fn if shared else None, first=True)
+        single = config.kind == "inline" or (config.kind == "thread" and not stream)
+        stateful = stream or has_state(self.samples) or has_state(config.collate_fn)
+        return UserStates(0 if single else config.workers, stream=stream, stateful=stateful, initial=initial)
 
     def change_workers(self, config: LoaderConfig) -> None:
         """Move the states of users' objects to the workers of a config.
@@ -136,7 +133,8 @@ class Consumer:
         Raises:
             LayoutError: a loaded state does not fit their number.
         """
-        self.states = self._new_states(config).follow(self.states)
+        states = self._new_states(config)
+        self.states = states.load(self.states.state()) if self.states.resumes else states
 
     def follow(self, other: Consumer) -> None:
         """Start where another consumer's next iterator would start. Used for a copy of its loader."""
@@ -145,7 +143,9 @@ class Consumer:
         if self._under is not None and other._under is not None:
             self._under = other._under.over(self._under.plan)
         self._base_seed, self._ahead, self._job = other._base_seed, other._ahead, other._job
-        self.states, self.is_split = self.states.follow(other.states), other.is_split
+        self.is_split = other.is_split
+        if other.states.resumes:
+            self.states = self.states.load(other.states.state())
 
     @property
     def rank(self) -> int:
@@ -322,7 +322,7 @@ class Consumer:
                 # They belong to an abandoned epoch.
                 self._ahead = frozenset()
                 if self.plan is None and self.states.resumes:
-                    self.states = self.states.leave()
+                    self.states = self.states.load(None)
             if self._under is not None:
                 self._under.start(advance=self.seed is not None)
             run: Any = None
@@ -459,7 +459,7 @@ class Consumer:
 
     def state_dict(self) -> State:
         """Return the entries of `DataLoader.state_dict`."""
-        progress, left = self._progress, False
+        progress, known = self._progress, True
         state = self._identity()
         if self.plan is None:
             state.update(self._layout)
@@ -467,7 +467,7 @@ class Consumer:
                 running = self.running
                 opening = reader.run if running and reader.run is not None else reader.peek()
                 state["stream"] = opening.state()
-                left = not running and not reader.loaded
+                known = running or reader.loaded or self.states.over
         else:
             here, job = self._present()
             assert here.run is not None
@@ -484,7 +484,8 @@ class Consumer:
             base_seed = progress.base_seed if progress is not None and self.running else self._base_seed
             if base_seed is not None:
                 state["base_seed"] = base_seed
-        if (workers := (self.states.leave() if left else self.states).state()) is not None:
+        # After an iterator that was left for another epoch, only its workers know where they are.
+        if known and (workers := self.states.state()) is not None:
             state["workers"] = workers
         return state
 

@@ -492,8 +492,9 @@ class DataLoader(TorchDataLoader[T_co]):
         # A dataset's __iter__, or the state of a user's object, may fail.
         with consumer.start(base_seed) as progress:
             workers.base_seed = base_seed
-            states = consumer.states = consumer.states.begin(fresh=config.forks_workers and not kept)
-            states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
+            if states.stateful or states.resumes:
+                states = consumer.states = consumer.states.begin(fresh=config.forks_workers and not kept)
+                states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
             if states.resumed and consumer.plan is None and (resumed := states.repeated):
                 warnings.warn(
                     f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "

@@ -123,7 +123,7 @@ class DataLoaderIter:
             from penstock.loader.device import CopiesAhead
 
             self._copies = CopiesAhead(window, copier, statistics)
-        self._states = consumer.states
+        self._states = consumer.states if consumer.states.stateful else None
         self._statistics = statistics
         self._log = log
         self._rank = 0
@@ -227,7 +227,7 @@ class DataLoaderIter:
             self._end_without_batch(error, perf_counter() - start)
             raise
         # From here on a signal handler may raise. The batch then counts as undelivered, and no other may follow it.
-        self._in_hand = True
+        self._in_hand, made = True, result.error is None
         if copies is not None:
             result = copies.deliver(result)
         elif self._finish is not None and result.error is None:
@@ -245,7 +245,7 @@ class DataLoaderIter:
             if isinstance(failure, Exception):
                 # The next call continues after the error.
                 self._statistics.failed(perf_counter() - start)
-                self._deliver(result, failed=True)
+                self._deliver(result, made=made)
             self._in_hand = False
             try:
                 raise failure
@@ -271,12 +271,11 @@ class DataLoaderIter:
                 raise
         return self._deliver(result)
 
-    def _deliver(self, result: BatchResult, *, failed: bool = False) -> Any:
+    def _deliver(self, result: BatchResult, *, made: bool = True) -> Any:
         """Record a batch, or the error in its place, as received by the consumer, and return the batch."""
-        if self._batches.first_states:
+        if self._states is not None:
             self._states.begun(self._batches.first_states)
-        if result.state is not None or self._states.stream or failed:
-            self._states.delivered(result.worker, result.state, failed=failed)
+            self._states.delivered(result.worker, result.state, made=made)
         self.progress.delivered(result.number)
         self._in_hand = False
         if self._bar is not None:

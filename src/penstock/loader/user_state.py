@@ -15,10 +15,9 @@ iterator, so a resume repeats once what an object does there. Workers never get 
 from __future__ import annotations
 
 import base64
-import copy
 import random
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ import torch
 from penstock.errors import StateError
 from penstock.plan.cursor import State, pack, read_int
 from penstock.plan.stream import ResumableDataset, Stream, is_opened
-from penstock.plan.user_states import freeze, same_states, states_of, thaw
+from penstock.plan.user_states import freeze, states_of, thaw
 
 __all__ = [
     "LayoutError",
@@ -173,13 +172,11 @@ class WorkerState(NamedTuple):
         snapshot: snapshot of the user's objects; empty if none has a state, or nothing was delivered.
         since: for a stream, the number of answered requests since the snapshot. If the snapshot has no position, the
             number since the start of the iterator: the snapshot is then loaded after those batches are made again.
-        failed: how many of them were answered by an error.
         ended: how many of them were answered by the end of the iterator, after which the dataset starts another one.
     """
 
     snapshot: Snapshot = {}
     since: int = 0
-    failed: int = 0
     ended: int = 0
 
     @property
@@ -192,27 +189,23 @@ class WorkerState(NamedTuple):
         """Whether the snapshot contains a stream's position. The state of a collate function does not."""
         return not _PLACES.isdisjoint(self.snapshot)
 
-    def without(self, owners: Collection[str] = _PLACES) -> WorkerState:
-        """Return the position after an iterator that was left: the state of some owners is unknown."""
-        return WorkerState({name: state for name, state in self.snapshot.items() if name not in owners})
-
     def state(self) -> State:
         """Return the entry for a loader's state."""
-        counts = {"failed": self.failed, "ended": self.ended}
         state: State = {"snapshot": self.states} if self.snapshot else {}
-        return {**state, "since": self.since, **{name: count for name, count in counts.items() if count}}
+        return {**state, "since": self.since, **({"ended": self.ended} if self.ended else {})}
 
     @classmethod
     def read(cls, state: Any, *, of: str) -> WorkerState:
         """Return the position from an entry made by `state`.
 
         Raises:
-            StateError: the entry is damaged.
+            StateError: the entry is damaged, or counts failed batches, as earlier versions did.
         """
         snapshot = state.get("snapshot", {}) if isinstance(state, Mapping) else None
-        if not isinstance(snapshot, Mapping):
-            raise StateError(f"the state of this {of} is damaged: resume from another one, or start without one")
-        counts = (read_int({name: 0, **state}, name, of=of) for name in ("since", "failed", "ended"))
+        if not isinstance(snapshot, Mapping) or state.get("failed"):
+            what = "counts failed batches, which is not supported any more" if snapshot is not None else "is damaged"
+            raise StateError(f"the state of this {of} {what}: resume from another one, or start without one")
+        counts = (read_int({"ended": 0, **state}, name, of=of) for name in ("since", "ended"))
         return cls(_frozen(snapshot), *counts)
 
 
@@ -225,33 +218,41 @@ class UserStates:
         num_workers: number of workers; 0 means inline, which counts as worker 0. A stream's share is the same for 0 and
             1.
         stream: whether batches come from the workers' iterators, so that the position of each worker matters.
-        initial: takes the states of objects in the trainer's process while no batch is made. None if no object has one,
-            or if workers have their own copies: only those are asked, and a worker that delivered nothing starts fresh.
+        stateful: whether there is anything to record: a stream, or an object with a state.
+        initial: takes the states of objects in the trainer's process, for workers of which nothing is known. None if
+            workers have their own copies: only those are asked, and a worker that delivered nothing starts fresh.
 
     Attributes:
         next: the worker of the next batch, if a stream's workers take turns. A resumed epoch asks all workers, also
             those that had ended; they end again.
         base_seed: the seed of workers that outlive an iterator; None if the seed is the iterator's own.
+        over: whether the last iterator has ended, or none has begun and no state was loaded.
         resumes: whether a state was loaded, for the next iterator.
         resumed: the states that the workers of this iterator resume from, picklable. Others start fresh.
     """
 
-    def __init__(self, num_workers: int, *, stream: bool, initial: Callable[[], Snapshot | None] | None = None) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        stream: bool,
+        stateful: bool = True,
+        initial: Callable[[], Snapshot | None] | None = None,
+    ) -> None:
         self.num_workers = num_workers
         self.stream = stream
+        self.stateful = stateful
         self.next = 0
         self.base_seed: int | None = None
+        self.over = True
         self.resumes = False
         self.resumed: dict[int, WorkerState] = {}
         self._initial = initial
         self._count = max(1, num_workers)
-        # None if nothing is known but the initial states.
-        self._workers: list[WorkerState] | None = None
-        # Whether the last iterator has ended, or none has begun.
-        self._between = True
-        # Whether map-style objects are asked when a state is, after the loader's own draws for it: they may contain the
-        # generators.
-        self._asks = initial is not None and not stream
+        self._workers: dict[int, WorkerState] = {}
+
+    def _new(self) -> UserStates:
+        return UserStates(self.num_workers, stream=self.stream, stateful=self.stateful, initial=self._initial)
 
     # Iteration.
 
@@ -262,17 +263,18 @@ class UserStates:
             fresh: whether its workers are new. Otherwise they are the ones of the last iterator, or (inline) the same
                 objects.
         """
-        new, workers = UserStates(self.num_workers, stream=self.stream, initial=self._initial), self._workers
-        new._between = False
-        if self.resumes and workers is not None:
-            new.next, new._workers = self.next, list(workers)
-            new.resumed = {number: one for number, one in enumerate(workers) if one != WorkerState()}
-        elif workers is not None and not (fresh or self._asks):
-            new._workers = [one.without() for one in workers] if self.stream and not self._between else list(workers)
-        elif self.stream:
-            # Threads move the objects as soon as they start.
-            new._workers = self._untouched()
+        new = self._new()
+        new.over = False
+        if self.resumes:
+            new.next, new.resumed, new._workers = self.next, self._workers, dict(self._workers)
+        elif not fresh and (self.over or not self.stream):
+            new._workers = {} if self._asks else dict(self._workers)
         return new
+
+    @property
+    def _asks(self) -> bool:
+        """Whether objects are asked when a state is, between batches: they may contain the trainer's generators."""
+        return self._initial is not None and not self.stream
 
     @property
     def repeated(self) -> int:
@@ -281,30 +283,28 @@ class UserStates:
 
     def begun(self, first: dict[int, Snapshot]) -> None:
         """Record snapshots of workers that have yielded nothing yet, by number, and remove them from the dict."""
-        workers = self._known()
         while first:
             worker, snapshot = first.popitem()
+            one = self._workers.get(worker)
             # A dataset that stores its own position may reset it as late as in the first next(). After an iterator that
             # has ended, only a snapshot of the iterator itself is exact.
-            if not workers[worker].ended or "stream" in snapshot or "iterator" in snapshot:
-                workers[worker] = WorkerState(snapshot)
+            if one is None or not one.ended or "stream" in snapshot or "iterator" in snapshot:
+                self._workers[worker] = WorkerState(snapshot)
 
-    def delivered(self, worker: int, snapshot: Snapshot | None, *, failed: bool = False) -> None:
+    def delivered(self, worker: int, snapshot: Snapshot | None, *, made: bool = True) -> None:
         """Record a delivered batch, or the error in its place.
 
         Args:
             worker: the worker that made it.
-            snapshot: snapshot right after it. None after an error of a stream, which makes the batch again instead, and
-                fails again.
-            failed: whether it was an error.
+            snapshot: snapshot right after it; None if there is none.
+            made: whether the worker has made it. If not, a stream stays where it was: the batch is made again.
         """
-        workers = self._known()
         if snapshot is not None and not (self.stream and _PLACES.isdisjoint(snapshot)):
-            workers[worker] = WorkerState(snapshot)
-        elif self.stream:
-            one = workers[worker]
+            self._workers[worker] = WorkerState(snapshot)
+        elif self.stream and made:
+            one = self._workers.get(worker, WorkerState())
             newest = one.snapshot if snapshot is None or one.places else snapshot
-            workers[worker] = one._replace(snapshot=newest, since=one.since + 1, failed=one.failed + failed)
+            self._workers[worker] = one._replace(snapshot=newest, since=one.since + 1)
         else:
             # If no object has a state, any worker may make any batch of a map-style dataset.
             return
@@ -316,42 +316,26 @@ class UserStates:
         Args:
             fresh: whether the next iterator has new workers.
         """
-        self.next, self._between = 0, True
-        if fresh or self._asks:
-            self._workers = None
-        elif self.stream and self._workers is not None:
-            # Without a position, only the start of the next iterator is known.
-            self._workers = [
-                one._replace(since=one.since + 1, ended=one.ended + 1) if one.places else WorkerState(one.snapshot)
-                for one in self._workers
-            ]
+        self.next, self.over = 0, True
         if fresh:
-            self.base_seed = None
-
-    def leave(self) -> UserStates:
-        """Return the states for an iterator that starts from the beginning, even if workers are inside one."""
-        if self._between or self._workers is None:
-            return self
-        new = copy.copy(self)
-        new.next, new._workers = 0, [one.without() for one in self._workers]
-        return new
-
-    def _untouched(self) -> list[WorkerState]:
-        initial = None if self._initial is None else self._initial()
-        return [WorkerState(initial or {})] * self._count
-
-    def _known(self) -> list[WorkerState]:
-        if self._workers is None:
-            self._workers = [WorkerState()] * self._count
-        return self._workers
+            self._workers, self.base_seed = {}, None
+        elif self.stream:
+            # Without a position, only the start of the next iterator is known.
+            for number, one in self._workers.items():
+                after = one._replace(since=one.since + 1, ended=one.ended + 1)
+                self._workers[number] = after if one.places else WorkerState(one.snapshot)
+        elif self._asks:
+            self._workers = {}
 
     # State.
 
     def state(self) -> State | None:
         """Return deep copies, JSON-serialisable if the user's states are; None if there are no states."""
-        if self._workers is None and self._initial is None and not self.stream:
+        if not self.stateful:
             return None
-        workers = self._untouched() if self._workers is None else self._workers
+        known = self._workers
+        initial = self._initial() if self._initial is not None and len(known) < self._count else None
+        workers = [known.get(number, WorkerState(initial or {})) for number in range(self._count)]
         if not self.stream and not any(one.snapshot for one in workers):
             return None
         seed = {} if self.base_seed is None else {"base_seed": self.base_seed}
@@ -362,11 +346,11 @@ class UserStates:
         """Return the states for an iterator that resumes from a state; None resumes from nothing.
 
         Raises:
-            LayoutError: the number of workers differs, and the positions depend on it.
+            LayoutError: the number of workers differs, and one of them has a state.
             StateError: the state is damaged.
         """
-        new = UserStates(self.num_workers, stream=self.stream, initial=self._initial)
-        new.resumes, new._between = True, False
+        new = self._new()
+        new.over, new.resumes = False, True
         if state is None:
             return new
         of = "loader's workers"
@@ -379,32 +363,13 @@ class UserStates:
         if "base_seed" in state:
             new.base_seed = read_int(state, "base_seed", of=of, below=1 << 63)
         following = read_int(state, "next", of=of, below=count)
-        workers = [WorkerState.read(entries[str(number)], of=of) for number in range(count)]
+        workers = {number: WorkerState.read(entries[str(number)], of=of) for number in range(count)}
+        new._workers = {number: one for number, one in workers.items() if one != WorkerState()}
         if count == self._count:
-            new.next, new._workers = following, workers
-        else:
-            new._workers = self._for_other_number(workers)
-        return new
-
-    def _for_other_number(self, workers: list[WorkerState]) -> list[WorkerState]:
-        """Return the states for another number of workers. That is possible if all workers have the same one."""
-        # Generators are removed, because their seed contains the worker's number.
-        first, *others = (one.without({"generators"}) for one in workers)
-        moved = self.stream and any(one.since or one.places for one in workers)
-        if moved or not all(one == first or same_states(one.states, first.states) for one in others):
+            new.next = following
+        elif new._workers:
             raise LayoutError(
-                f"this state is of {len(workers)} workers and the loader has {self._count}: the dataset is split among "
-                "workers and each has its own state. Resume with the same num_workers"
+                f"this state is of {count} workers and the loader has {self._count}: each worker has its own state, "
+                "and a stream is split among them. Resume with the same num_workers"
             )
-        return [first] * self._count
-
-    def follow(self, other: UserStates) -> UserStates:
-        """Return states that resume from a state that was loaded into others since their last iterator, if any.
-
-        Args:
-            other: states for the same dataset, perhaps with another number of workers.
-
-        Raises:
-            LayoutError: the state does not fit the number of workers here.
-        """
-        return self.load(other.state()) if other.resumes else self
+        return new
