@@ -103,22 +103,3 @@ def test_batches_delivered_ahead_are_of_the_states_batch_size() -> None:
     assert opened(loader.state_dict()) == opened(state)
     with pytest.raises(StateError, match="batch_size is 2 in the state and 4 here"):
         ps.DataLoader(range(20), 4).load_state_dict(state)
-
-
-def test_an_epochs_end_on_another_number_of_ranks_keeps_users_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a seed, where the order of one rank is not that of several."""
-    (tmp_path / "train.txt").write_text("".join(f"{row:03}.jpg {row}\n" for row in range(12)))
-
-    def make() -> ps.DataLoader[Any]:
-        data = ps.Manifest.open(tmp_path / "train.txt")
-        return ps.DataLoader(data, 2, shuffle=True, collate_fn=CountingCollate())
-
-    loader = make()
-    assert len(list(loader)) == 6
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    several = make()
-    several.load_state_dict(loader.state_dict())
-    assert [calls for calls, _ in several] == [7, 8, 9]
