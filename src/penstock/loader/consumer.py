@@ -137,7 +137,7 @@ class Consumer:
         self.states = states.load(self.states.state()) if self.states.resumes else states
 
     def follow(self, other: Consumer) -> None:
-        """Start where another consumer's next iterator would start. Used for a copy of its loader."""
+        """Start where another consumer's next iterator would start. Used for a copy of its loader, or a pickled one."""
         if other._reader is not None:
             self._reader = other._reader.over(UserEpochs(self.dataset) if self._reader is None else self._reader.plan)
         if self._under is not None and other._under is not None:

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -338,22 +338,16 @@ class DataLoader(TorchDataLoader[T_co]):
         if config.executor not in ("thread", "ray") and not config.single_process and self._tuner is None:
             super().check_worker_number_rationality()
 
-    def __copy__(self) -> Self:
-        other: Self = object.__new__(type(self))
-        other.__dict__.update(self.__getstate__())
-        # The copy has its own workers and statistics.
-        other._set_up()
-        other.consumer.follow(self.consumer)
-        return other
-
     def __getstate__(self) -> dict[str, Any]:
-        # Threads, workers and a running iterator belong to this process.
-        return {**self.__dict__, **dict.fromkeys(("_workers", "_starts", "_iterator", "_iterators", "_tuner"))}
+        # Threads, workers and a running iterator stay with this loader, and so do its statistics.
+        names = ("_workers", "_starts", "_iterator", "_iterators", "_tuner", "_statistics", "_log")
+        return {**self.__dict__, **dict.fromkeys(names)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._iterators, self._starts = weakref.WeakSet(), threading.RLock()
-        self._workers = self._new_workers(self._config)
+        original = self.consumer
+        self._set_up()
+        self.consumer.follow(original)
 
     def __repr__(self) -> str:
         """Return the loader in three lines: its data, its executor and its position. Moves no generator."""
