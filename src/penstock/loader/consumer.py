@@ -420,7 +420,7 @@ class Consumer:
             warnings.warn(
                 f"epoch {self._epoch_delivered} of this {name} starts a second time, with the same order and the same "
                 "draws: call its set_epoch(epoch) before each epoch, as without seed=",
-                stacklevel=6,
+                stacklevel=5,
             )
 
     @property

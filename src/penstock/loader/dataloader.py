@@ -456,54 +456,53 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         # Threads that start iterators take turns.
         with self._starts:
-            return self._begin()
+            if self._assigned:
+                self._follow_settings()
+            workers, consumer = self._workers, self.consumer
+            config, states = workers.config, consumer.states
+            if config.split is None and not consumer.is_split and (ranks := distributed.current().world_size) > 1:
+                check_split(self, consumer.plan, ranks=ranks, chosen=self._has_chosen_sampler)
+            # AssertionError is torch's type here and below.
+            if config.kind == "inline" and self.timeout:
+                raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
+            if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
+                raise AssertionError(f"prefetch_factor={config.prefetch_factor} prefetches no batch: pass 1 or more")
+            copier: DeviceCopier | None = None
+            if config.device is not None and config.to_device:
+                # Imported only for device=.
+                from penstock.loader.device import copier_of
 
-    def _begin(self) -> DataLoaderIter:
-        """Start an epoch iterator."""
-        if self._assigned:
-            self._follow_settings()
-        workers, consumer = self._workers, self.consumer
-        config, states = workers.config, consumer.states
-        if config.split is None and not self.consumer.is_split and (ranks := distributed.current().world_size) > 1:
-            check_split(self, consumer.plan, ranks=ranks, chosen=self._has_chosen_sampler)
-        # AssertionError is torch's type here and below.
-        if config.kind == "inline" and self.timeout:
-            raise AssertionError(f"timeout={self.timeout} is for loaders with workers: omit it")
-        if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
-            raise AssertionError(f"prefetch_factor={config.prefetch_factor} prefetches no batch: pass 1 or more")
-        copier: DeviceCopier | None = None
-        if config.device is not None and config.to_device:
-            # Imported only for device=.
-            from penstock.loader.device import copier_of
+                copier = copier_of(config.device)
+            # Nothing has moved yet when the workers start, which may fail.
+            kept, began = workers.kept and not states.resumes, time.perf_counter()
+            base_seed = consumer.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
+            worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
+            workers.prepare(worker_seed, anew=states.resumes)
 
-            copier = copier_of(config.device)
-        # Nothing has moved yet when the workers start, which may fail.
-        kept, began = workers.kept and not states.resumes, time.perf_counter()
-        base_seed = consumer.base_seed(self._draw_base_seed, workers=self.num_workers > 0)
-        worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
-        workers.prepare(worker_seed, anew=states.resumes)
+            # A dataset's __iter__, or the state of a user's object, may fail.
+            with consumer.start(base_seed) as progress:
+                workers.base_seed = base_seed
+                if states.stateful or states.resumes:
+                    states = consumer.states = consumer.states.begin(fresh=config.forks_workers and not kept)
+                    states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
+                if states.resumed and consumer.plan is None and (resumed := states.repeated):
+                    warnings.warn(
+                        f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated "
+                        "and dropped",
+                        stacklevel=2,
+                    )
+                # Workers need the epoch only for streams.
+                epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
+                requests = itertools.chain.from_iterable(consumer.requests(progress))
+                window = workers.window(requests, epoch, states.resumed.get, states.next)
+                if workers.kept and window.executor.processes is not None:
+                    self._iterator = workers  # type: ignore[assignment]
+                iterator = DataLoaderIter(self, window, progress, copier, began)
+                self._iterators.add(iterator)
+                return iterator
 
-        # A dataset's __iter__, or the state of a user's object, may fail.
-        with consumer.start(base_seed) as progress:
-            workers.base_seed = base_seed
-            if states.stateful or states.resumes:
-                states = consumer.states = consumer.states.begin(fresh=config.forks_workers and not kept)
-                states.base_seed = worker_seed if config.persistent_workers or worker_seed != base_seed else None
-            if states.resumed and consumer.plan is None and (resumed := states.repeated):
-                warnings.warn(
-                    f"{type(self.dataset).__name__} has no state_dict: its first {resumed} batches are repeated and "
-                    "dropped",
-                    stacklevel=3,
-                )
-            # Workers need the epoch only for streams.
-            epoch = progress.reader.run if progress.run is None and progress.reader is not None else None
-            requests = itertools.chain.from_iterable(consumer.requests(progress))
-            window = workers.window(requests, epoch, states.resumed.get, states.next)
-            if workers.kept and window.executor.processes is not None:
-                self._iterator = workers  # type: ignore[assignment]
-            iterator = DataLoaderIter(self, window, progress, copier, began)
-            self._iterators.add(iterator)
-            return iterator
+    start_iterator = __iter__
+    """Starts an epoch iterator, where a subclass has another ``__iter__``."""
 
     def _draw_base_seed(self) -> int:
         """Draw torch's base seed: one per iterator, before the sampler draws; only one for persistent workers."""

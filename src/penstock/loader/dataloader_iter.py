@@ -213,7 +213,7 @@ class DataLoaderIter:
         asks = not progress.num_delivered or not (reader is None or reader.attached or reader.start_requested)
         if asks and not self._loader.consumer.continues(progress):
             # Another epoch was set, and nothing is delivered yet.
-            self._become(self._loader._begin())
+            self._become(self._loader.start_iterator())
         if not self._asked:
             self._asked = True
             self._statistics.begin(self._loader._workers.config)
@@ -301,7 +301,7 @@ class DataLoaderIter:
                 )
             warnings.warn(text, stacklevel=4)
 
-    def _become(self, other: DataLoaderIter) -> None:
+    def _become(self, other: Any) -> None:
         """Continue as another iterator of the same loader."""
         own = ("_closed", "_turn")
         self.__dict__.update((name, value) for name, value in other.__dict__.items() if name not in own)
@@ -344,13 +344,13 @@ def _pinning(device: str) -> Callable[[Any], Any] | None:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{device}'.",
-            stacklevel=5,
+            stacklevel=4,
         )
     if torch.accelerator.is_available():
         pin: Callable[[Any], Any] = pin_memory
         return pin
     warnings.warn(
         "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
-        stacklevel=5,
+        stacklevel=4,
     )
     return None

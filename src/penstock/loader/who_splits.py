@@ -168,7 +168,7 @@ def check_split(loader: TorchDataLoader[Any], plan: EpochBatchSampler | None, *,
         f"{'in order' if should_split else 'in the same order'}: pass {share} to the DataLoader to let each rank read "
         f"a separate share, or pass {everything} to let every rank read all samples, as for an evaluation on one rank "
         "or if the data already are this rank's share",
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

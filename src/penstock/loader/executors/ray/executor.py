@@ -165,7 +165,7 @@ class RayExecutor(Executor):
                 f"{name} pickles to {len(setup) / 1e6:.0f} MB, which each of {self._config.workers} workers holds a "
                 "copy of: keep the data in files and open them by path (a Manifest travels as a handle of a few "
                 "hundred bytes), or use fewer workers with more threads_per_worker",
-                stacklevel=6,
+                stacklevel=5,
             )
         self._base_seed = base_seed
         digest = hashlib.blake2b(setup).digest()
