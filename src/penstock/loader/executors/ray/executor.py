@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+from ray import cloudpickle
 
 from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
@@ -33,7 +34,6 @@ from penstock.loader.exceptions import RemoteError, rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.executors.process.transport import unpack
 from penstock.loader.executors.ray.cluster import attach, ray, session
-from penstock.loader.executors.ray.manifests import pickle_with_handles
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import Worker, versions
 from penstock.loader.make import Fetcher
@@ -154,7 +154,7 @@ class RayExecutor(Executor):
         """
         name = type(fetcher.dataset).__name__
         try:
-            setup = pickle_with_handles((fetcher, self._config.worker_init_fn))
+            setup = cloudpickle.dumps((fetcher, self._config.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{name}, the collate function or worker_init_fn cannot be pickled to be sent to other machines: "
@@ -297,7 +297,7 @@ class RayExecutor(Executor):
                 self.close(0.0)
                 raise ClusterError(
                     f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
-                    "All nodes need penstock, torch and the modules of the dataset, in the versions of this program"
+                    "All nodes need penstock, torch and the dataset's modules and files in the versions of this program"
                 ) from error
             del self._pending[ref]
             self._replace(worker)
