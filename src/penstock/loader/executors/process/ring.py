@@ -36,6 +36,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing import reduction
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import numpy as np
@@ -222,7 +223,7 @@ class Ring:
         """Bytes of memory that free slots keep."""
         self._until_sweep = _SWEEP  # batches
         self._children: dict[int, list[Child]] = {}
-        """Child processes that were forked while a slot was leased, by slot."""
+        """Processes that user code forked while a slot was leased, by slot."""
         self._retired: list[int] = []
         _rings.add(self)
 
@@ -277,7 +278,7 @@ class Ring:
             return
         self._extents[slot] = self.file.room if extent is None else extent
         if slot in self._children:
-            if any(not child.gone for child in self._children[slot]):
+            if not all(map(has_ended, self._children[slot])):
                 self._retired.append(slot)
                 return
             del self._children[slot]
@@ -308,12 +309,12 @@ class Ring:
         """Protect the slots that are leased now until a child has ended. May be called repeatedly."""
         for slot, lease in list(self._leases.items()):
             if lease() is not None:
-                alive = [other for other in self._children.get(slot, ()) if other is not child and not other.gone]
-                self._children[slot] = [*alive, child]
+                others = (other for other in self._children.get(slot, ()) if other is not child)
+                self._children[slot] = [child, *(other for other in others if not has_ended(other))]
 
     def _revive(self) -> None:
         """Free slots whose children have ended, to be used last."""
-        for slot in [slot for slot in self._retired if all(child.gone for child in self._children[slot])]:
+        for slot in [slot for slot in self._retired if all(map(has_ended, self._children[slot]))]:
             self._retired.remove(slot)
             del self._children[slot]
             self._trim(slot, 0)
@@ -323,34 +324,13 @@ class Ring:
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
-class Child:
-    """A process that user code forks, and its descendants.
-
-    Attributes:
-        pipe: its ends, for reading and writing; None if too many files are open. Then the child counts as alive.
-    """
-
-    pipe: tuple[int, int] | None = None
-    _gone = False
-
-    def __init__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.pipe = os.pipe()
-            os.set_blocking(self.pipe[0], False)
-            weakref.finalize(self, _close_once, self.pipe[0], os.getpid())
-
-    @property
-    def gone(self) -> bool:
-        """Return whether the process and its descendants have ended."""
-        if not self._gone and self.pipe is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._gone = not os.read(self.pipe[0], 1)
-        return self._gone
+Child = Connection | None
+"""The reading end of a pipe whose other end a process and its descendants hold. None if too many files were open."""
 
 
-def _close_once(end: int, pid: int) -> None:
-    if os.getpid() == pid:
-        os.close(end)
+def has_ended(child: Child) -> bool:
+    """Return whether a process that user code forked, and its descendants, have ended; False if nobody knows."""
+    return child is not None and child.poll()
 
 
 class _Fork(threading.local):
@@ -358,35 +338,41 @@ class _Fork(threading.local):
 
     Attributes:
         ours: whether it starts a worker, which reads no batch.
+        ends: of the pipe, for reading and writing; empty if the child reads no batch.
     """
 
     ours = False
-    child: Child | None = None
+    ends: tuple[Child, ...] = ()
 
 
 fork = _Fork()
+_held: list[Child] = []
+"""The writing ends that this process holds as long as it runs."""
 
 
 def _before_fork() -> None:
-    fork.child = child = None if fork.ours or not _rings else Child()
-    if child is not None:
-        for ring in list(_rings):  # before another thread drops a batch that the child inherits
-            ring.mark(child)
+    fork.ends = ()
+    if not fork.ours and _rings:
+        fork.ends = None, None
+        with contextlib.suppress(OSError):
+            fork.ends = Pipe(duplex=False)
+        _mark()  # before another thread drops a batch that the child inherits
+
+
+def _mark() -> None:
+    for ring in list(_rings):
+        ring.mark(fork.ends[0])
 
 
 def _in_parent() -> None:
-    child, fork.child = fork.child, None
-    if child is not None:
-        for ring in list(_rings):  # batches that another thread received meanwhile
-            ring.mark(child)
-        if child.pipe is not None:
-            os.close(child.pipe[1])
+    if fork.ends:
+        _mark()  # batches that another thread received meanwhile
+    fork.ends = ()  # closes the writing end
 
 
 def _in_child() -> None:
-    child, fork.child = fork.child, None
-    if child is not None and child.pipe is not None:
-        os.close(child.pipe[0])
+    _held.extend(fork.ends[1:])
+    fork.ends = ()
 
 
 if hasattr(os, "register_at_fork"):
