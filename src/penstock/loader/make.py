@@ -123,17 +123,15 @@ class Fetch:
         return self.batched and not self._batched_dataset and _bulk(self.dataset) is not None
 
     @cached_property
-    def _whole(self) -> bool:
-        """Whether the dataset writes whole batches into given memory, and no other collation is configured."""
-        if not (self.batched and self._batched_dataset and getattr(self.dataset, "makes_batches", False)):
-            return False
-        return isinstance(self.collate_fn, Collate) and is_default() and not self.seed_globals
+    def _stacks(self) -> bool:
+        """Whether the dataset may write into the memory of a batch: it can, and no other collation is configured."""
+        own = isinstance(self.collate_fn, Collate) and is_default()
+        return self.batched and self._batched_dataset and own
 
     @cached_property
-    def _fills_rows(self) -> bool:
-        """Whether the dataset writes samples into the memory of the batch and the collate function supports it."""
-        fills = self.batched and self._batched_dataset and getattr(self.dataset, "fills_rows", False)
-        return bool(fills and isinstance(self.collate_fn, Collate) and is_default())
+    def _whole(self) -> bool:
+        """Whether the dataset makes whole batches."""
+        return self._stacks and getattr(self.dataset, "makes_batches", False) and not self.seed_globals
 
     @cached_property
     def has_states(self) -> bool:
@@ -172,6 +170,7 @@ class Fetch:
         """
         request.unpack()
         seeding = self._seeding if request.indices else None
+        whole = samples is None and self._whole and request.indices
         counted, failed = metrics.samples, len(metrics.failures)
         # As `sample_scope`, for the whole batch: the scope ends without a call, which a signal handler could interrupt.
         scope = loading.scope
@@ -181,7 +180,7 @@ class Fetch:
                 if seeding is not None:
                     seeding.start(request.keys[0])
                 made: Any = self._load(request, metrics, scope) if samples is None else samples
-                if collate and not (self._whole and samples is None and request.indices):
+                if collate and not whole:
                     made = self._collate(made, request, metrics, scope)
                 if seeding is None or not seeding.moved():
                     return made
@@ -197,6 +196,8 @@ class Fetch:
 
     def _load(self, request: BatchRequest, metrics: BatchMetrics, scope: Scope) -> Any:
         """Return the samples of a request, or its whole batch, and add the costs of the dataset to the metrics."""
+        if not request.indices:
+            return []
         if account.seconds:
             # Discard the time of stages outside of loaders.
             collect()
@@ -207,13 +208,14 @@ class Fetch:
         start = time.perf_counter()
         try:
             try:
-                if self._whole and request.indices:
+                if self._whole:
                     scope.move(request.keys[0])
                     return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
-                if self._batched_dataset and request.indices and not self._seeds:
-                    into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
+                if self._batched_dataset and not self._seeds:
+                    fills = self._stacks and getattr(self.dataset, "fills_rows", False)
+                    into: dict[str, Any] = {"into": place_ahead} if fills else {}
                     return self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
-                if self._in_bulk and request.indices:
+                if self._in_bulk:
                     scope.move(request.keys[0])
                     for seed in self._seeds:
                         seed(request.keys[0])
@@ -223,7 +225,7 @@ class Fetch:
                     raise
                 # The dataset does not say which sample failed, so each is loaded alone.
             samples = self._load_each(request, metrics, scope)
-            return self._collate(samples, request, metrics, scope) if self._whole and request.indices else samples
+            return self._collate(samples, request, metrics, scope) if self._whole else samples
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
@@ -234,35 +236,24 @@ class Fetch:
                 metrics.cpu += (time.thread_time() - cpu) * (1 if each else _CPU_EVERY)
             metrics.samples += len(request.indices)
             if account.seconds:
-                for name, seconds in collect().items():
-                    metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
+                metrics.add(BatchMetrics(stages=collect()))
 
     def _load_each(self, request: BatchRequest, metrics: BatchMetrics, scope: Scope) -> list[Any]:
         """Load one sample after the other."""
         dataset, indices, keys, board = self.dataset, request.indices, request.keys, scope.board
         scope.inside, scope.generator, board[0] = True, None, 0
-        load: LoadOne | None = None
-        if self.on_error is not None:
-            one = self._load_one(request, scope.move)
-            load = partial(self.on_error.load, one, length=_length(dataset), metrics=metrics)
-        elif self._batched_dataset or not hasattr(dataset, "__getitem__"):
-            load = self._load_one(request, scope.move)
-        if load is not None:
-            loaded = [load(index, key) for index, key in zip(indices, keys, strict=True)]
-            return loaded if self.on_error is None else [sample for sample in loaded if sample is not SKIP]
-        samples: list[Any] = []
-        try:
-            if not self._seeds:
+        if self.on_error is None and not (self._seeds or self._batched_dataset) and hasattr(dataset, "__getitem__"):
+            try:
                 # Nothing more: for small samples, this line takes most of the time.
                 return [dataset[index] for index, board[0] in zip(indices, keys, strict=True)]
-            for index, board[0] in zip(indices, keys, strict=True):
-                for seed in self._seeds:
-                    seed(board[0])
-                samples.append(dataset[index])
-        except Exception as error:
-            _name_sample(error, indices[keys.index(board[0])] if board[0] in keys else None, dataset)
-            raise
-        return samples
+            except Exception as error:
+                _name_sample(error, indices[keys.index(board[0])] if board[0] in keys else None, dataset)
+                raise
+        load = self._load_one(request, scope.move)
+        if self.on_error is not None:
+            load = partial(self.on_error.load, load, length=_length(dataset), metrics=metrics)
+        loaded = [load(index, key) for index, key in zip(indices, keys, strict=True)]
+        return [sample for sample in loaded if sample is not SKIP]
 
     def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> LoadOne:
         """Return a function that loads a sample or its replacement."""
