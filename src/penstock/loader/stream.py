@@ -105,14 +105,11 @@ class StreamFetch:
         if self._generators == "worker" and self._own is None:
             self._own = WorkerGenerators()
         resume, self._resume, self._wait = self._resume, None, 0
-        try:
-            if resume is None:
-                self._open(epoch)
-                return take_snapshot(self.dataset, self._items, self.collate_fn, self._own, first=True)
+        if resume is not None:
             self._go_on(resume, epoch)
-        except StopIteration as stop:
-            raise escaped(stop) from stop
-        return None
+            return None
+        self._open(epoch)
+        return take_snapshot(self.dataset, self._items, self.collate_fn, self._own, first=True)
 
     def _go_on(self, resume: WorkerState, epoch: EpochStart) -> None:
         """Resume at the consumer's position: from the snapshot on, make the delivered batches again and drop them."""
@@ -200,7 +197,7 @@ class StreamFetch:
         wait, self._wait = self._wait, 0
         try:
             if self._items is None:
-                self.begin(None)
+                self._open(None)
             assert self._items is not None
             if self.batch_size is None:
                 items = next(self._items)
@@ -220,8 +217,7 @@ class StreamFetch:
         finally:
             metrics.fetch += time.perf_counter() - start
             metrics.cpu += time.thread_time() - cpu
-            for name, seconds in collect().items():
-                metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
+            metrics.add(BatchMetrics(stages=collect()))
         start = time.perf_counter()
         try:
             batch = self.collate_fn(items)

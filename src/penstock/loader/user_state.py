@@ -26,8 +26,8 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import StateError
-from penstock.plan.cursor import State, pack, read_int
-from penstock.plan.stream import ResumableDataset, Stream, is_opened
+from penstock.plan.cursor import State, read_int
+from penstock.plan.stream import is_opened
 from penstock.plan.user_states import freeze, states_of, thaw
 
 __all__ = [
@@ -68,17 +68,13 @@ def take_snapshot(
         first: whether the objects have yielded nothing yet: the result is None if one of them has no state so early.
     """
     try:
-        if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
+        if not is_opened(dataset):
             states = states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
         else:
+            # The loader determines the epoch.
             states = states_of(collate_fn=collate_fn)
             if iterator is not None:
-                cursor = iterator.cursor()
-                # A user's subclass loads it by `load_state_dict`.
-                states["stream"] = cursor if is_opened(dataset) else pack(cursor)
-            elif not is_opened(dataset):
-                # Otherwise the loader determines the epoch.
-                states["stream"] = dataset.state_dict()
+                states["stream"] = iterator.cursor()
     except AttributeError:
         # Attributes may be created as late as in the first next(). One that never exists raises after the first batch.
         if first:
