@@ -68,14 +68,6 @@ class TakesEpochs(CountsEpochs):
         self.epoch = epoch
 
 
-class BehindItsEnd(TakesEpochs):
-    """The same, but at the end of an epoch."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(12, generator=torch.Generator().manual_seed(self.epoch)).tolist()
-        self.epoch += 1
-
-
 @pytest.mark.filterwarnings("ignore:.*does not declare itself pure")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 1])
@@ -331,23 +323,6 @@ def test_weights_that_were_written_to_are_others_in_a_state() -> None:
         loader.load_state_dict(before)
     _, same = loader_over([0.0] * 6 + [1.0] * 6)
     same.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize("end", ["the iterator from before", "another loader"])
-def test_a_sampler_that_went_on_by_itself_leaves_a_loaded_state_be(end: str) -> None:
-    sampler = BehindItsEnd()
-    batches = ps.samplers.BatchSampler(sampler, 4, False)
-    loader, other = (ps.DataLoader(Range(12), batch_sampler=batches) for _ in range(2))
-    before = iter(loader)
-    expected = [plain(next(before)) for _ in range(2)][1:]
-    with_one = ps.DataLoader(Range(12), 4, sampler=BehindItsEnd())
-    running = iter(with_one)
-    next(running)
-    loader.load_state_dict(with_one.state_dict())
-    for _ in before if end == "the iterator from before" else other:
-        pass
-    assert sampler.epoch == 1
-    assert [plain(batch) for batch in loader][:1] == expected
 
 
 class OneShare(Sampler[int]):

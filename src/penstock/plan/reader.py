@@ -35,22 +35,20 @@ class Bookmark:
         loaded: whether the cursor is of a loaded state that no reader has used yet. `set_epoch` with its epoch keeps
             it.
         advances: whether a loader with a seed advances the epoch by itself. False if another library counts the epochs.
-        by_itself: whether another library's sampler moved to this epoch by itself while it was read. An epoch that has
-            begun then continues.
         epoch: the epoch that programs see: the one set or begun last.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self.cursor = Cursor()
-        self.loaded = self.by_itself = False
+        self.loaded = False
         self.advances = True
         self.epoch = 0
 
     def write(self, cursor: Cursor, *, loaded: bool = False) -> None:
         """Choose where to begin: at the start of an epoch, or at the cursor of a loaded state."""
         self.version += 1
-        self.cursor, self.loaded, self.by_itself, self.epoch = cursor, loaded, False, cursor.epoch
+        self.cursor, self.loaded, self.epoch = cursor, loaded, cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch. The epoch of a loaded state keeps the position of the state."""
@@ -321,15 +319,11 @@ class PlanReader(Generic[E]):
                 self._requested = True
             return
         self._followed = mark.version
-        keeps = self.loaded and self._next is not None and not mark.loaded
-        # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
-        if keeps and (mark.by_itself or _is_in(mark.cursor, self.next_start())):
+        # The epoch of a loaded state keeps the position of the state.
+        if self.loaded and not mark.loaded and _is_in(mark.cursor, self.next_start()):
             return
-        if mark.by_itself and self.attached:
-            self._next = mark.cursor
-        else:
-            self._choose(mark.cursor, loaded=mark.loaded)
-            self._requested = True
+        self._choose(mark.cursor, loaded=mark.loaded)
+        self._requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         self._next, self.loaded, self.attached, self._requested = cursor, loaded, False, False
