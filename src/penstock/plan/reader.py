@@ -299,11 +299,8 @@ class PlanReader(Generic[E]):
 
     def whole(self) -> E:
         """Return the whole epoch of the current or next run, from its start."""
-        if self.current and self.run is not None:
-            return self.plan.bind(self.run.start, self._run_draws.again())
-        cursor = self.next_start()
-        self.plan.bind(cursor, self._draws)  # makes the draw, which the start of the epoch does not hold
-        return self.plan.bind(cursor.whole(), self._draws.again())
+        run = self.peek()  # makes the draw, which the start of the epoch does not hold
+        return self.plan.bind(run.start, (self._run_draws if self.attached else self._draws).again())
 
     def cursor(self, count: int) -> Cursor:
         """Return the cursor after ``count`` delivered units of the current run; else the start of the next run."""

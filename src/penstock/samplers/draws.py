@@ -267,12 +267,16 @@ class DrawingSampler(EpochSampler):
         if self.generator is not None and cursor.entropy.get("begun") is False:
             self.generator.set_state(_decode_generator(cursor.entropy["generator"]))
 
-    def _read_drawn(self, state: Mapping[str, Any], plan: State, most: int) -> Cursor:
-        """Return the cursor in a state. Its entropy must match how this sampler draws; see `Cursor.read`."""
-        of = type(self.source).__name__
-        cursor = Cursor.read(state, of=of, plan=plan, most=most)
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor in a state. Its entropy must match how this sampler draws."""
+        of, draws = type(self.source).__name__, Draws()
+        run = self.bind(Cursor(), draws)
+        assert isinstance(run, PartitionedOrder)
+        cursor = Cursor.read(state, of=of, plan=run.identity(), most=run.partition.n)
         entropy = cursor.entropy
-        if self.generator is None and not self.at_once:
+        if draws.held is None:
+            pass  # a function of seed and epoch
+        elif self.generator is None and not self.at_once:
             if type(entropy.get("drawn")) is not int:
                 raise StateError(
                     f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "

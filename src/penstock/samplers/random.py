@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key
 from penstock.order import Order, Partition, make_order
 from penstock.order.shuffle import block_options
-from penstock.plan.cursor import Cursor, State
+from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, Hashed, Rounds, scale
@@ -99,19 +99,6 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         """Number of samples in an epoch."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
-    def _identity(self, n: int, count: int, replacement: bool, seed: int | None) -> State:
-        """Return the entries that a state must match, for what the data and this sampler were when the epoch began."""
-        kind = self._kind
-        if replacement:
-            kind = "randint" if kind == "torch" else "replacement"
-        elif kind == "torch":
-            kind = "randperm"
-        # For example ``global``, ``global[:25]``, ``randint[:5]``.
-        name = f"{kind}[:{count}]" if replacement or count != n else kind
-        # A seed has no influence on torch's order.
-        seed = None if self._kind == "torch" else seed
-        return order_identity(name, self._block, self.data_source, n, seed)
-
     @property
     def key_seed(self) -> int | None:
         """Seed of the samples' generators; None for torch's order."""
@@ -124,8 +111,15 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             raise SamplerError("the data source is empty: it has no samples to draw")
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
         rounds = None if replacement or count % n else count // n
-        identity = partial(self._identity, n, count, replacement, self.seed)
-        if self._kind != "torch":
+        seeded = self._kind != "torch"
+        name = self._kind if seeded else "randperm"
+        if replacement:
+            name = "replacement" if seeded else "randint"
+        if replacement or count != n:
+            name += f"[:{count}]"
+        # A seed has no influence on torch's order.
+        identity = partial(order_identity, name, self._block, self.data_source, n, self.seed if seeded else None)
+        if seeded:
             seed = self.seed or 0
             make: Callable[[], Any] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
             if replacement:
@@ -145,14 +139,6 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         # If an epoch is stopped early, the state of the user's generator shows how far the plan was read.
         run.one_by_one = self.generator is not None and count > n
         return run
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
-        most = self.num_samples
-        identity = self._identity(len(self.data_source), most, self.replacement, self.seed)
-        if self._kind == "torch":
-            return self._read_drawn(state, identity, most)
-        return Cursor.read(state, of="RandomSampler", plan=identity, most=most)
 
     def _round(self, n: int, seed: int, epoch: int, number: int) -> Order:
         # The first permutation is the epoch's own.

@@ -95,10 +95,6 @@ class _DrawnAtOnce(_OfTorch):
         run.per_rank = True
         return run
 
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
-        return self._read_drawn(state, self._identity(), len(self.items))
-
     def _digest(self, data: Any, dtype: type[np.generic]) -> str:
         """Return a hash of the indices or weights; cached for the same object until a tensor is changed."""
         version = data._version if isinstance(data, torch.Tensor) else None

@@ -6,7 +6,7 @@ side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -132,12 +132,6 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             entropy=dict if draw is None else draw.state,
             at_end=None if draw is None else draw.key,
         )
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor in a state."""
-        if self.seed is None:
-            return self._read_drawn(state, self._identity(), self.num_samples)
-        return Cursor.read(state, of="WeightedRandomSampler", plan=self._identity(), most=self.num_samples)
 
 
 def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
