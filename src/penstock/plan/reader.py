@@ -281,10 +281,10 @@ class PlanReader(Generic[E]):
 
     def finish(self, *, advance: bool, delivered: int = 0) -> None:
         """Record that the run was read to its end, after ``delivered`` units: the next run is a whole epoch."""
-        assert self.run is not None
+        upcoming = self.next_start(advance=advance, delivered=delivered)
         if self._next is None:
-            self._choose(self.run.after(delivered) if advance else self.run.start)
-            self.plan.show(self.next_start(), loaded=False, running=False)
+            self._choose(upcoming)
+            self.plan.show(upcoming, loaded=False, running=False)
         self.run, self._run_draws, self.attached = None, Draws(self._seed), False
 
     def peek(self) -> E:

@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 from penstock.distributed import LateWorld
 from penstock.errors import SamplerError
 from penstock.plan.cursor import State, checked_epoch, pack, unpack
-from penstock.plan.epoch import BatchEpochPlan, EpochPlan, length_of
+from penstock.plan.epoch import BatchEpochPlan, Batches, EpochPlan, length_of
 from penstock.plan.reader import Bookmark, Plan, PlanReader
 
 __all__ = ["CountedIterator", "EpochBatchSampler", "EpochSampler", "PlanSampler", "RankMixin", "index_lists"]
@@ -189,6 +189,8 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
         return False
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[int]]:
+        if isinstance(run, Batches):
+            return CountedIterator(rows.tolist() for rows, _ in run.blocks())
         return CountedIterator([indices] for indices, _ in run)
 
 

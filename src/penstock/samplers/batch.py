@@ -16,7 +16,7 @@ from penstock.distributed import LateWorld
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, Batches
 from penstock.plan.reader import Draws, OuterPlan
-from penstock.samplers.base import CountedIterator, EpochBatchSampler, EpochSampler
+from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.identity import own_order
@@ -95,11 +95,6 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         """Return the batches of the cursor's epoch, from the cursor on."""
         run = self.inner.bind(cursor, draws)
         return run if isinstance(run, BatchEpochPlan) else Batches(run, self.batch_size, self.drop_last)
-
-    def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[Any]]:
-        if isinstance(self.inner, ExternalSampler):
-            return super()._iterate(run)
-        return CountedIterator(rows if isinstance(rows, list) else rows.tolist() for rows, _ in run.blocks())
 
 
 class TorchBatchSampler(BatchSampler):
