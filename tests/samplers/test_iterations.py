@@ -216,6 +216,9 @@ def test_infinite_from_an_epoch_and_far_away() -> None:
     run = bound(sampler)
     assert run.block(0, 2)[1].tolist() == [7 * 10**12 + 3, 7 * 10**12 + 4]
     assert sorted(run.block(4, 11)[0].tolist()) == list(range(7))
+    sampler.set_epoch(1 << 60)
+    with pytest.raises(SamplerError, match=r"begins after 2\*\*62 positions"):
+        next(iter(sampler))
 
 
 def test_infinite_refusals() -> None:

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sized
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import torch.distributed as dist
 
 from penstock import distributed
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed
-from penstock.order import ORDER_VERSION
-from penstock.order.permutation import MAX_N, Indices
+from penstock.order import ORDER_VERSION, Partition
+from penstock.order.permutation import MAX_N
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, read_int
-from penstock.plan.epoch import EpochPlan
+from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler, RankMixin
 from penstock.samplers.draws import Rounds
@@ -98,7 +97,14 @@ class InfiniteSampler(RankMixin, EpochSampler):
 
         The whole stream counts as one epoch, with the number of the cursor's epoch.
         """
-        return _Endless(self, self._samples(), cursor)
+        n, (rank, world_size) = self._samples(), self._world.get()
+        # A state counts from the start of the stream. set_epoch moves forward to the start of an epoch.
+        consumed = max(cursor.consumed, cursor.epoch * n)
+        if consumed >= MAX_N:
+            raise SamplerError(f"epoch {cursor.epoch} of {n} samples begins after 2**62 positions: set a smaller one")
+        order = Rounds(n, MAX_N, partial(epoch_order, self._kind, self._block, n, self.seed))
+        partition = Partition(MAX_N, world_size, rank, remainder="uneven", consumed=consumed)
+        return _Endless(lambda: order, partition, self._identity, seed=self.seed, epoch=cursor.epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a state. The state may come from any number of ranks."""
@@ -112,25 +118,10 @@ class InfiniteSampler(RankMixin, EpochSampler):
         return {"order_version": ORDER_VERSION, "order": "infinite", **identity}
 
 
-class _Endless(EpochPlan):
+class _Endless(PartitionedOrder):
     """An endless stream: positions continue from one epoch to the next."""
 
-    def __init__(self, sampler: InfiniteSampler, n: int, cursor: Cursor) -> None:
-        self.seed = sampler.seed
-        self.epoch = cursor.epoch
-        self._identity = sampler._identity()
-        self._order = Rounds(n, MAX_N, partial(epoch_order, sampler._kind, sampler._block, n, sampler.seed))
-        rank, self._step = sampler._world.get()
-        # A state counts from the start of the stream. set_epoch moves forward to the start of an epoch.
-        self._consumed = max(cursor.consumed, cursor.epoch * n)
-        self._first = self._consumed + rank
+    rank_partition = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         raise TypeError("an endless plan has no length")
-
-    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
-        positions = np.arange(start, stop, dtype=np.int64) * self._step + self._first
-        return self._order[positions], positions
-
-    def cursor(self, count: int) -> Cursor:
-        return Cursor(epoch=self.epoch, consumed=self._consumed + count * self._step, plan=self._identity)
