@@ -132,9 +132,3 @@ def test_each_slot_is_in_one_batch(
         assert len(left) < max(per_batch)
     else:
         assert len(left) == sum(size % count for size, count in zip(sizes, per_batch, strict=True))
-
-
-def test_bad_sizes_are_refused() -> None:
-    for sizes in ([0, 1], [1], [1, 2, 3]):
-        with pytest.raises(OrderError, match="one size of 1 or more per class"):
-            ClassBatches([0, 2, 4], sizes)

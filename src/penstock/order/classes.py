@@ -107,9 +107,6 @@ class ClassBatches:
             be partial. Otherwise each class may end with a partial batch.
         drop_last: leave out partial batches.
 
-    Raises:
-        OrderError: a size is below 1, or there is not one size per class.
-
     >>> batches = ClassBatches([0, 5, 10], [2, 3], fill=True)
     >>> len(batches), batches.slots(np.arange(5))[1].tolist()
     (5, [2, 2, 2, 3, 1])
@@ -122,8 +119,6 @@ class ClassBatches:
     ) -> None:
         self.starts: Indices = np.asarray(starts, dtype=np.int64)
         self.sizes: Indices = np.asarray(sizes, dtype=np.int64)
-        if len(self.sizes) != len(self.starts) - 1 or (self.sizes < 1).any():
-            raise OrderError("batches of classes need one size of 1 or more per class")
         begins = self.starts[:-1].copy()
         if fill:
             end = 0

@@ -50,7 +50,7 @@ class LengthClasses:
         count: the largest number of classes, 1 or more.
 
     Raises:
-        OrderError: a count or limit is below 1, a length is negative, or lengths are not integers.
+        OrderError: a length is negative, or lengths are not integers.
 
     >>> classes = LengthClasses(np.array([3, 9, 4, 10, 3, 50]), 10, 2)
     >>> classes.longest.tolist(), classes.of(np.array([3, 9, 50])).tolist(), classes.misfit
@@ -58,8 +58,6 @@ class LengthClasses:
     """
 
     def __init__(self, lengths: Lengths, limit: int, count: int) -> None:
-        if count < 1 or limit < 1:
-            raise OrderError(f"classes of lengths need a count and a limit of 1 or more, got {count} and {limit}")
         self.limit = limit
         bins = int(_bins(np.array([limit]))[0]) + 1
         ends = np.minimum(_upper_ends(bins), limit)

@@ -60,8 +60,8 @@ def token_batches(
         DataFileError, DataFileIOError: the file cannot be read.
     """
     file = look_at(path, None)
-    if max_tokens < 1:
-        raise ConfigError(f"max_tokens must be 1 or more, got {max_tokens}")
+    if max_tokens < 1 or classes < 1:
+        raise ConfigError(f"max_tokens and classes must be 1 or more, got {max_tokens} and {classes}")
     if len(file.shape) != 1:
         raise ConfigError(f"{file.path} must have one integer for each sample, got shape {file.shape}")
     lengths = MappedFiles([file]).array(0)
