@@ -29,7 +29,7 @@ def check(kept: KeptRows, rows: np.ndarray) -> None:
     assert (kept[np.arange(len(rows))] == rows).all()
     for place in (0, len(rows) // 2, -1):
         assert kept[place] == rows[place]
-        assert kept.ordinals(np.array([rows[place]]))[0] == np.flatnonzero(rows == rows[place])[0]
+        assert kept.places_of(np.array([rows[place]]))[0] == np.flatnonzero(rows == rows[place])[0]
 
 
 @pytest.mark.parametrize("share", [0.001, 0.02, 0.5])
@@ -53,7 +53,7 @@ def test_rows_in_any_order(rows: list[int]) -> None:
 def test_no_rows() -> None:
     for kept in (KeptRows.of_mask(np.zeros(9, np.bool_)), KeptRows.of_rows(np.empty(0, np.int64), 9)):
         assert len(kept) == 0
-        assert kept.ordinals(np.array([3])).tolist() == [-1]
+        assert kept.places_of(np.array([3])).tolist() == []
 
 
 def test_a_row_outside_is_an_error() -> None:
@@ -108,7 +108,7 @@ def test_numbers_of_a_table_of_2_to_the_31_rows_and_more() -> None:
         kept = KeptRows.of_rows(rows, of)
         check(kept, rows)
         assert kept.nbytes == 64 + 3 * size
-        assert kept.ordinals(np.array([of - 2, 5])).tolist() == [-1, 1]
+        assert kept.places_of(np.array([of - 2, 5])).tolist() == [1]
         assert kept.between(5, of)[np.arange(2)].tolist() == [0, of - 6]
 
 

@@ -59,9 +59,14 @@ def file_rows(dataset: Any, rows: Indices) -> Indices:
 
 
 def kept_places(dataset: Any, rows: Indices) -> Indices:
-    """Return the positions of source rows among the rows that filters keep: the inverse of ``plan.kept``."""
+    """Return the positions of source rows, all of which the filters keep, among the kept rows: the inverse of
+    ``plan.kept``.
+    """
     for kept in dataset.plan.filters if isinstance(dataset, SourceDataset) else ():
-        rows = np.asarray(kept.ordinals(rows))
+        places = kept.places_of(rows)
+        found = kept.find(places)
+        by_row = np.argsort(found, kind="stable")
+        rows = places[by_row[found.searchsorted(rows, sorter=by_row)]]
     return rows
 
 
