@@ -75,10 +75,20 @@ class NodeShuffle(Bijection):
         begins = turns * (self._full + 1)
         blocks = self._blocks[begins + slots] - begins
         places = blocks * self._block + self._within_blocks(turns, blocks, offsets, inverse=False)
-        return self._row(turns, places)
+        # The data begin with the full blocks of part after part. Then come the last blocks, then single rows.
+        full = self._full * self._block
+        parts, rest = self._part_of[turns], self._size - full
+        rows = np.where(places < full, parts * full + places, self._parts * full + parts * rest + places - full)
+        return np.where(places < self._size, rows, self._parts * self._size + turns)
 
     def _find(self, rows: Indices) -> Indices:
-        turns, places = self._place(rows)
+        full = self._full * self._block
+        rest, behind = self._size - full, rows - self._parts * full
+        parts = np.where(behind < 0, rows // max(1, full), behind // max(1, rest))
+        places: Indices = np.where(behind < 0, rows - parts * full, behind - parts * rest + full)
+        single = rows - self._parts * self._size
+        turns = np.where(single < 0, self._part_of.inverse[np.where(single < 0, parts, 0)], single)
+        places = np.where(single < 0, places, self._size)
         blocks, offsets = np.divmod(places, self._block)
         begins = turns * (self._full + 1)
         slots = self._blocks.inverse[begins + blocks] - begins
@@ -95,22 +105,3 @@ class NodeShuffle(Bijection):
         begins: Indices = starts[which]
         shuffled: Indices = shuffle.inverse[begins + offsets] if inverse else shuffle[begins + offsets]
         return shuffled - begins
-
-    # The first rows of the data are the full blocks of part after part, then come the last blocks, then single rows.
-
-    def _row(self, turns: Indices, places: Indices) -> Indices:
-        """Return the rows at places of parts."""
-        full = self._full * self._block
-        parts, rest = self._part_of[turns], self._size - full
-        rows = np.where(places < full, parts * full + places, self._parts * full + parts * rest + places - full)
-        return np.where(places < self._size, rows, self._parts * self._size + turns)
-
-    def _place(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Return the turns of rows' parts, and their places in the parts."""
-        full = self._full * self._block
-        rest, behind = self._size - full, rows - self._parts * full
-        parts = np.where(behind < 0, rows // max(1, full), behind // max(1, rest))
-        places = np.where(behind < 0, rows - parts * full, behind - parts * rest + full)
-        single = rows - self._parts * self._size
-        turns = np.where(single < 0, self._part_of.inverse[np.where(single < 0, parts, 0)], single)
-        return turns, np.where(single < 0, places, self._size)
