@@ -133,11 +133,6 @@ class ClassBatchPlan(BatchEpochPlan):
             yield from self.numbered(self.partition.positions(begin, begin + size))
             begin, size = begin + size, min(_LARGEST_BLOCK, size * 2)
 
-    def batch(self, number: int) -> Batch:
-        """Return a batch, of any rank, by its number in the epoch."""
-        (found,) = self.numbered(np.array([range(self.partition.n)[number]]))
-        return found
-
     def numbered(self, numbers: Indices) -> list[Batch]:
         """Return batches by their numbers in the epoch. Numbers after the last repeat the first batches."""
         rows, positions, counts = self.samples_of(numbers)

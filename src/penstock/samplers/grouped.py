@@ -69,9 +69,10 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         drop_last: leave out batches that are not full, and the last full batches that do not divide among the ranks.
         order: ``"completion"``: yield a batch as soon as it is full, and partial batches at the end; memory is one
             chunk plus groups x batch_size. ``"first"``: in the order of their first members, as in maskrcnn-benchmark;
-            this holds the whole stream (about 40 bytes per index). ``"class"``: in random order, computed: each epoch
-            permutes the samples of every group, and all batches. This needs a Penstock sampler with
-            ``shuffle="global"``, whose seed and ranks it takes. A resume begins at once.
+            an earlier batch may be filled by the last index, so this holds the whole stream (about 40 bytes per index,
+            and at least 8 x groups x batch_size bytes). ``"class"``: in random order, computed: each epoch permutes the
+            samples of every group, and all batches. This needs a Penstock sampler with ``shuffle="global"``, whose seed
+            and ranks it takes. A resume begins at once.
         exclude: with ``order="class"``, samples to leave out, at most 100,000. Another sample of the same group
             replaces each, drawn from (seed, epoch, sample). If a whole group is excluded, its batches are filled with
             samples of the next group that has any left, or of the last such group. All other samples keep their
@@ -291,11 +292,16 @@ class _Formed(BatchEpochPlan):
         return len(self.partition)
 
     def __iter__(self) -> Iterator[Batch]:
-        part = self.partition
+        sampler, part = self._sampler, self.partition
+        groups, width, drop = sampler.groups, sampler.batch_size, sampler.drop_last
+        largest = max(_CHUNK, groups.count * width)
         # Numbers of the next batch of this rank, and of the next one of all ranks.
         mine, number = part.begin + part.rank, 0
         # After its last batch, the epoch is repeated from its first, at other positions.
-        blocks = (block for _ in itertools.count() for block in self._formed())
+        blocks = itertools.chain.from_iterable(
+            form_batches(self._chunks(largest), groups, width, sampler.order, drop_partial=drop)
+            for _ in itertools.count()
+        )
         while mine < part.end:
             indices, positions = next(blocks)
             own = range(mine, min(part.end, number + len(indices)), part.world_size)
@@ -306,12 +312,6 @@ class _Formed(BatchEpochPlan):
                 mine = own[-1] + part.world_size
             number += len(indices)
         self.exhaust()
-
-    def _formed(self) -> Iterator[tuple[Indices, Indices]]:
-        """Yield the batches of all ranks in blocks."""
-        sampler, size = self._sampler, self._sampler.batch_size
-        chunks = self._chunks(max(_CHUNK, sampler.groups.count * size))
-        return form_batches(chunks, sampler.groups, size, sampler.order, drop_partial=sampler.drop_last)
 
     def _chunks(self, largest: int) -> Iterator[Indices]:
         """Yield the indices and positions of all ranks in chunks of shape (2, size), which grow up to a size."""
@@ -391,10 +391,7 @@ def form_batches(
         chunks: the stream in parts: indices and positions, int64 of shape (2, samples).
         groups: of all samples.
         batch_size: number of samples in a full batch.
-        order: ``"completion"``: full batches in the order of their last members, then partial batches in the same
-            order. Memory: a few arrays of the size of a chunk, plus ``batch_size`` samples of every group.
-            ``"first"``: in the order of their first members. An earlier batch may be filled by the last index, so this
-            holds the whole stream: about 40 bytes per index, and at least 8 x groups x ``batch_size`` bytes.
+        order: ``"completion"`` or ``"first"``, see `GroupedBatchSampler`.
         drop_partial: leave out partial batches.
     """
     # Samples that are in no batch yet, in the order of the stream.

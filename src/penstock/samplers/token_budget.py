@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 import xxhash
@@ -172,7 +173,8 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         Raises:
             IndexError: the epoch has no such batch.
         """
-        return self._plan(epoch).batch(operator.index(number))[0]
+        ((batch, _),) = self._plan(epoch).numbered(np.array([range(self.total)[operator.index(number)]]))
+        return batch
 
     def batch_of(self, sample: int, *, epoch: int | None = None) -> int:
         """Return the number, in the job's epoch, of the first batch with a sample; -1 if it is dropped or excluded.
