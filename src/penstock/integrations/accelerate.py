@@ -174,7 +174,7 @@ def _ends(layout: Layout) -> list[_End]:
     """
     found, counts = [], set()
     for rank in range(layout.ranks):
-        partition = layout.partition(layout.epoch, layout.mini_epoch, rank)
+        partition = layout.partition(rank)
         left = max(0, len(partition) - layout.skip)
         full, rest = divmod(left, layout.batch_size)
         rest = 0 if layout.drop_last else rest

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from penstock.errors import ConfigError, StateError
-from penstock.order import Partition
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import State, read_int
@@ -31,99 +30,78 @@ _NUMBERS = 10
 """Numbers of a layout in a state."""
 
 
-def steps_per_epoch(layout: Layout) -> int:
-    """Return the number of steps in a whole epoch."""
-    return sum(_counts(layout, False))
+class Stretch(Layout):
+    """The steps of one mini-epoch: a layout that begins in it, with its own number of the first step."""
 
+    @property
+    def steps(self) -> int:
+        """The number of steps to the end of the mini-epoch: batches of the rank with the most."""
+        left = max(0, len(self.partition()) - self.skip)
+        return left // self.batch_size if self.drop_last else -(-left // self.batch_size)
 
-@lru_cache(maxsize=256)
-def _counts(layout: Layout, first: bool) -> tuple[int, ...]:
-    """Return the number of batches in each mini-epoch, of the rank with the most.
+    def position(self, step: int) -> int:
+        """Return the first position of a step, over all ranks."""
+        return self.first + (step - self.step) * self.batch_size * self.ranks
 
-    ``first`` selects the layout's first epoch; all others are alike.
-    """
-    epoch = layout.epoch if first else layout.epoch + 1
-    counts = [0] * (layout.mini_epoch if first else 0)
-    for part in range(len(counts), layout.parts):
-        left = max(0, len(layout.partition(epoch, part)) - layout.begin(epoch, part))
-        counts.append(left // layout.batch_size if layout.drop_last else -(-left // layout.batch_size))
-    return tuple(counts)
-
-
-def _stretches(layout: Layout, epoch: int) -> Iterator[Stretch]:
-    """Yield the mini-epochs of an epoch, from the start of a layout."""
-    counts, step = _counts(layout, epoch == layout.epoch), layout.step
-    if epoch > layout.epoch:
-        step += sum(_counts(layout, True)) + (epoch - layout.epoch - 1) * sum(counts)
-    for part, count in enumerate(counts):
-        yield Stretch(layout, epoch, part, step, count)
-        step += count
-
-
-class Stretch(NamedTuple):
-    """The steps of one mini-epoch in one layout.
-
-    Attributes:
-        layout: the layout.
-        epoch, part: the mini-epoch.
-        first: the first step.
-        steps: the number of steps.
-    """
-
-    layout: Layout
-    epoch: int
-    part: int
-    first: int
-    steps: int
-
-    def partition(self, rank: int = 0) -> Partition:
-        """Return the positions of a rank in the whole mini-epoch."""
-        return self.layout.partition(self.epoch, self.part, rank)
-
-    def positions(self, step: int, rank: int) -> Indices:
-        """Return the positions of a rank's batch."""
-        size, begin = self.layout.batch_size, self._had(step)
-        found = self.partition(rank).positions(begin, begin + size)
-        return found if len(found) == size or not self.layout.drop_last else found[:0]
-
-    def all_positions(self, step: int) -> tuple[Indices, Indices]:
+    def positions(self, step: int) -> tuple[Indices, Indices]:
         """Return the positions of all ranks' batches, sorted by rank, and the rank of each position."""
-        size, ranks, begin = self.layout.batch_size, self.layout.ranks, self.position(step)
+        size, ranks, begin = self.batch_size, self.ranks, self.position(step)
         places = np.arange(begin, min(begin + size * ranks, self.partition().end))
         of_rank = (places - begin) % ranks
-        if self.layout.drop_last:
+        if self.drop_last:
             full = np.bincount(of_rank, minlength=ranks)[of_rank] == size
             places, of_rank = places[full], of_rank[full]
         by_rank = np.argsort(of_rank, kind="stable")
         return places[by_rank], of_rank[by_rank]
 
-    def position(self, step: int) -> int:
-        """Return the first position of a step, over all ranks."""
-        return self.partition().begin + self._had(step) * self.layout.ranks
-
-    def _had(self, step: int) -> int:
-        """Return the number of samples that each rank receives in the mini-epoch before a step."""
-        return self.layout.begin(self.epoch, self.part) + (step - self.first) * self.layout.batch_size
-
-    def number(self, position: int) -> int:
-        """Return the number, in this stretch, of the step with a position. It may exceed the stretch's steps."""
-        local = (position - self.partition().begin) // self.layout.ranks - self.layout.begin(self.epoch, self.part)
-        return local // self.layout.batch_size
+    def step_at(self, position: int) -> int:
+        """Return the step that contains a position. It may be outside this stretch."""
+        return self.step + (position - self.first) // (self.ranks * self.batch_size)
 
     def locate(self, position: int) -> tuple[int, int] | None:
         """Return the step and the rank of a position; None if no step of this stretch contains it."""
-        whole, number = self.partition(), self.number(position)
-        step, rank = self.first + number, (position - whole.begin) % self.layout.ranks
-        inside = whole.begin <= position < whole.end and 0 <= number < self.steps
-        return (step, rank) if inside and len(self.positions(step, rank)) else None
+        step = self.step_at(position)
+        positions, of_rank = self.positions(step)
+        found = of_rank[positions == position]
+        return (step, int(found[0])) if step >= self.step and len(found) else None
 
     def step_of(self, now: Layout) -> int:
         """Return the step at which an epoch plan of this mini-epoch starts, or the next one."""
-        *_, first = now.start
-        if now.empty and first >= min(self.partition().end, self.layout.samples):
-            return self.first + self.steps
-        last = first + self.layout.ranks * self.layout.batch_size - 1
-        return self.first + min(self.steps, max(0, self.number(last)))
+        end = self.step + self.steps
+        if now.empty and now.first >= min(self.partition().end, self.samples):
+            return end
+        return min(end, max(self.step, self.step_at(now.first + self.ranks * self.batch_size - 1)))
+
+
+def _parts(layout: Layout, epoch: int) -> Iterator[Stretch]:
+    """Yield the mini-epochs of an epoch, from the start of a layout, all with the layout's first step."""
+    begun = Stretch(*layout)
+    if epoch > layout.epoch:
+        begun = begun._replace(epoch=epoch, mini_epoch=0, done=0, base=0, skip=0)
+    yield begun
+    for part in range(begun.mini_epoch + 1, layout.parts):
+        yield begun._replace(mini_epoch=part, skip=0)
+
+
+@lru_cache(maxsize=256)
+def _steps(layout: Layout, epoch: int) -> int:
+    """Return the number of steps in an epoch, from the start of a layout."""
+    return sum(part.steps for part in _parts(layout, epoch))
+
+
+def steps_per_epoch(layout: Layout) -> int:
+    """Return the number of steps in a whole epoch."""
+    return _steps(layout, layout.epoch + 1)
+
+
+def _stretches(layout: Layout, epoch: int) -> Iterator[Stretch]:
+    """Yield the mini-epochs of an epoch, from the start of a layout."""
+    step = layout.step
+    if epoch > layout.epoch:
+        step += _steps(layout, layout.epoch) + (epoch - layout.epoch - 1) * steps_per_epoch(layout)
+    for part in _parts(layout, epoch):
+        yield part._replace(step=step)
+        step += part.steps
 
 
 class Layouts:
@@ -167,19 +145,19 @@ class Layouts:
         If the plan starts before the last layout, its own layout replaces all others, from the start of the job.
         """
         layouts = self._extended(now)
-        is_padded = now.here.padded >= now.ranks
+        is_padded = now.partition().padded >= now.ranks
         return Layouts(layouts, _last_stretch(layouts, now).step_of(now) if is_padded else None)
 
     def _extended(self, now: Layout) -> list[Layout]:
         layouts = list(self.layouts)
-        if not layouts or now.start < layouts[-1].start:
+        if not layouts or _place(now) < _place(layouts[-1]):
             layouts = [whole(now)]
         stretch = _last_stretch(layouts, now)
         step = stretch.step_of(now)
         if self.next_step is not None and now.empty:
-            step = min(max(stretch.first, self.next_step), step)
+            step = min(max(stretch.step, self.next_step), step)
         # The plan starts with this step, and ends with the stretch.
-        fits = now.start[2] == stretch.position(step) and now.here.end == stretch.partition().end
+        fits = now.first == stretch.position(step) and now.partition().end == stretch.partition().end
         if layouts[-1].rule == now.rule and (now.empty or fits):
             return layouts
         if kept := [layout for layout in layouts if layout.step < step]:
@@ -194,30 +172,34 @@ class Layouts:
         """Return the first step of an epoch plan."""
         return _last_stretch(self.layouts, now).step_of(now)
 
-    def at(self, step: int) -> Stretch:
-        """Return the stretch that contains a step.
+    def layout(self, step: int) -> Layout:
+        """Return the layout of a step.
 
         Raises:
-            ConfigError: the step does not exist, or its layout is no longer stored.
+            ConfigError: the step is negative, or its layout is no longer stored.
         """
         if step < 0:
             raise ConfigError(f"steps are counted from 0, got step {step}")
         found = [layout for layout in self.layouts if layout.step <= step]
         if not found:
             raise ConfigError(f"{self._forgotten()}, got step {step}")
-        layout = found[-1]
-        rest, each = step - layout.step, steps_per_epoch(layout)
-        head = sum(_counts(layout, True))
+        return found[-1]
+
+    def at(self, step: int) -> Stretch:
+        """Return the stretch that contains a step.
+
+        Raises:
+            ConfigError: as `layout`; also if the step does not exist.
+        """
+        layout = self.layout(step)
+        rest, head, each = step - layout.step, _steps(layout, layout.epoch), steps_per_epoch(layout)
         if rest >= head and not each:
             raise ConfigError(f"an epoch of this job has no step, got step {step}")
         epoch = layout.epoch if rest < head else layout.epoch + 1 + (rest - head) // each
-        for stretch in _stretches(layout, epoch):
-            if step < stretch.first + stretch.steps:
-                return stretch
-        raise AssertionError(step)
+        return next(one for one in _stretches(layout, epoch) if step < one.step + one.steps)
 
-    def in_epoch(self, epoch: int) -> Iterator[Stretch]:
-        """Yield the stretches of an epoch, each with the steps that the job ran in its layout.
+    def in_epoch(self, epoch: int) -> Iterator[tuple[Stretch, int]]:
+        """Yield the stretches of an epoch, each with the first step that the job did not run in it.
 
         Raises:
             ConfigError: the layouts are no longer stored.
@@ -228,9 +210,9 @@ class Layouts:
         ends = [layout.step for layout in self.layouts[1:]]
         for layout, end in zip(self.layouts, [*ends, None], strict=True):
             for one in _stretches(layout, epoch) if epoch >= layout.epoch else ():
-                count = one.steps if end is None else min(one.steps, end - one.first)
-                if count > 0:
-                    yield one._replace(steps=count)
+                stop = one.step + one.steps if end is None else min(one.step + one.steps, end)
+                if stop > one.step:
+                    yield one, stop
 
     def _forgotten(self) -> str:
         first = self.layouts[0]
@@ -244,9 +226,13 @@ def whole(layout: Layout) -> Layout:
     return layout._replace(step=0, epoch=0, mini_epoch=0, done=0, base=0, skip=0, rank=0)
 
 
+def _place(layout: Layout) -> tuple[int, int, int]:
+    return layout.epoch, layout.mini_epoch, layout.first
+
+
 def _last_stretch(layouts: Sequence[Layout], now: Layout) -> Stretch:
     """Return the mini-epoch in which an epoch plan starts, in the last of some layouts."""
-    return list(_stretches(layouts[-1], now.epoch))[now.mini_epoch]
+    return next(one for one in _stretches(layouts[-1], now.epoch) if one.mini_epoch >= now.mini_epoch)
 
 
 def _is_layout(entry: Any) -> bool:

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch, steps_per_epoch, whole
@@ -178,7 +176,7 @@ class Ledger:
 
     def layout(self, step: int) -> Layout:
         """Return the layout of a step."""
-        return self._job.at(step).layout
+        return self._job.layout(step)
 
     @property
     def world_size(self) -> int:
@@ -197,22 +195,22 @@ class Ledger:
 
     def _same_rows(self, stretch: Stretch) -> None:
         """Refuse a stretch in which the job had other rows, or another order, than the loader."""
-        layout, now = stretch.layout, self._now
+        now = self._now
         if stretch.epoch < self._windows_until:
             raise ConfigError(
                 f"epoch {stretch.epoch} of the job was read in windows of shards that had not been counted before: a "
                 f"ledger knows the rows from epoch {self._windows_until} on"
             )
-        if layout.samples != now.samples:
+        if stretch.samples != now.samples:
             raise ConfigError(
-                f"in step {stretch.first} the job had {layout.samples} samples per epoch, and the loader has "
+                f"in step {stretch.step} the job had {stretch.samples} samples per epoch, and the loader has "
                 f"{now.samples}: use a ledger of a loader over the data of that time"
             )
-        if layout.excluded != now.excluded:
+        if stretch.excluded != now.excluded:
             raise ConfigError(
-                f"in step {stretch.first} the job excluded other rows than the loader; the hashes are "
-                f"{layout.excluded or 'none'} and {now.excluded or 'none'}: use a ledger of a loader with the exclude= "
-                "of that time"
+                f"in step {stretch.step} the job excluded other rows than the loader; the hashes are "
+                f"{stretch.excluded or 'none'} and {now.excluded or 'none'}: use a ledger of a loader with the "
+                "exclude= of that time"
             )
 
     def _data(self, stretch: Stretch) -> DataPositions:
@@ -231,11 +229,10 @@ class Ledger:
     def step_from(self, position: int, *, epoch: int) -> int:
         """Return the first step that contains a position of an epoch or a later one, since the last may be dropped."""
         step = 0
-        for stretch in self._job.in_epoch(epoch):
-            number = stretch.number(max(position, stretch.position(stretch.first)))
-            if position < stretch.partition().end and number < stretch.steps:
-                return stretch.first + number
-            step = stretch.first + stretch.steps
+        for stretch, step in self._job.in_epoch(epoch):
+            found = stretch.step_at(max(position, stretch.first))
+            if position < stretch.partition().end and found < step:
+                return found
         return step
 
     # Queries.
@@ -252,14 +249,12 @@ class Ledger:
         """
         stretch = self._job.at(step)
         self._same_rows(stretch)
-        epoch, world_size = stretch.epoch, stretch.layout.ranks
-        if rank is not None and not 0 <= rank < world_size:
-            raise ConfigError(f"rank {rank} is outside the world of {world_size}, which step {step} had")
-        if rank is None:
-            where, of_rank = stretch.all_positions(step)
-        else:
-            where = stretch.positions(step, rank)
-            of_rank = np.full(len(where), rank)
+        epoch, world_size = stretch.epoch, stretch.ranks
+        where, of_rank = stretch.positions(step)
+        if rank is not None:
+            if not 0 <= rank < world_size:
+                raise ConfigError(f"rank {rank} is outside the world of {world_size}, which step {step} had")
+            where, of_rank = where[of_rank == rank], of_rank[of_rank == rank]
         found = self._data(stretch).rows(where)
         seed = self._seed if self._seed is not None else self._plan.key_seed
         keys = None if seed is None else sample_keys(seed, epoch, found.positions)
@@ -279,12 +274,13 @@ class Ledger:
 
     def _occurrences(self, row: int, source: int | str, epoch: int) -> Iterator[Occurrence]:
         """Yield the occurrences of a row in an epoch."""
-        for stretch in self._job.in_epoch(epoch):
+        for stretch, end in self._job.in_epoch(epoch):
             self._same_rows(stretch)
             for found in self._data(stretch).find(row, source):
                 # Padding repeats the first positions.
-                for position in range(found, stretch.partition().end, max(1, stretch.layout.samples)):
-                    if (place := stretch.locate(position)) is not None:
+                for position in range(found, stretch.partition().end, max(1, stretch.samples)):
+                    place = stretch.locate(position)
+                    if place is not None and place[0] < end:
                         step, rank = place
                         yield Occurrence(step, epoch, rank)
 

@@ -104,37 +104,28 @@ class Layout(NamedTuple):
         return self.ends >= len(REMAINDERS)
 
     @property
-    def start(self) -> tuple[int, int, int]:
-        """Epoch, mini-epoch and first position, over all ranks, of the place."""
-        return self.epoch, self.mini_epoch, self.here.begin + self.skip * self.ranks
-
-    @property
-    def here(self) -> Partition:
-        """This rank's positions in the whole mini-epoch of the place."""
-        return self.partition(self.epoch, self.mini_epoch, self.rank)
+    def first(self) -> int:
+        """First position, over all ranks."""
+        return self.partition().begin + self.skip * self.ranks
 
     @property
     def empty(self) -> bool:
-        """Whether no samples are left for this rank in the mini-epoch of the place."""
-        return self.skip >= len(self.here)
+        """Whether no samples are left for this rank in the mini-epoch."""
+        return self.skip >= len(self.partition(self.rank))
 
-    def partition(self, epoch: int, part: int, rank: int = 0) -> Partition:
-        """Return the positions of a rank in a mini-epoch."""
-        done, base = (self.done, self.base) if epoch == self.epoch else (0, 0)
+    def partition(self, rank: int = 0) -> Partition:
+        """Return a rank's positions in the whole mini-epoch."""
+        number = self.mini_epoch - self.done
         # A mini-epoch that was finished before the epoch was split again has no samples left.
         return Partition(
             self.samples,
             self.ranks,
             rank,
-            mini_epochs=max(1, self.parts - done),
-            mini_epoch=max(0, part - done),
+            mini_epochs=max(1, self.parts - self.done),
+            mini_epoch=max(0, number),
             remainder=REMAINDERS[self.ends % len(REMAINDERS)],
-            consumed=base if part >= done else self.samples,
+            consumed=self.base if number >= 0 else self.samples,
         )
-
-    def begin(self, epoch: int, part: int) -> int:
-        """Return the number of samples of a mini-epoch that each rank received before the place."""
-        return self.skip if (epoch, part) == (self.epoch, self.mini_epoch) else 0
 
 
 class OneEpoch(abc.ABC):

@@ -411,7 +411,9 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return a new view at a place, without caching it."""
-        return EpochView(self.seed, place, self.layout(place, self.world).here, self.rows_in(place))
+        return EpochView(
+            self.seed, place, self.layout(place, self.world).partition(self.world.rank), self.rows_in(place)
+        )
 
     def rows_in(self, place: MiniEpoch) -> Order:
         """Return the row at each position of a place's epoch."""
@@ -444,7 +446,7 @@ class SharePlan(Plan[ShareEpoch]):
     def __repr__(self) -> str:
         """Return a description of the order and the share, without fixing rank and world size."""
         place, world = self.shown, self._world.known()
-        rest = None if world is None else max(0, len(self.layout(place, world).here) - place.skip)
+        rest = None if world is None else max(0, len(self.layout(place, world).partition(world.rank)) - place.skip)
         left = "" if rest is None else f", {counted(rest, 'sample')}"
         part = f", mini-epoch {place.mini_epoch} of {self.mini_epochs}" if self.mini_epochs > 1 else ""
         return (
