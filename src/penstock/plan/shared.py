@@ -14,10 +14,9 @@ __all__ = ["SharedEpoch", "SharedIntegers"]
 
 _CURRENT, _NEXT, _TIMES_SET = range(3)
 _MAIN = 0
-_TRIANGLE = 64
-"""Each number of workers up to this has separate entries."""
-_LARGER = 1024
-_ENTRIES = 1 + _TRIANGLE * (_TRIANGLE + 1) // 2 + _LARGER
+_WORKERS = 4096
+"""Entries of workers: one for each worker of each number of workers up to 90. Larger numbers share theirs."""
+_ENTRIES = 1 + _WORKERS
 
 
 class SharedIntegers:
@@ -54,7 +53,7 @@ class SharedIntegers:
 
 
 class SharedEpoch(SharedIntegers):
-    """For each worker: the current epoch, the next epoch, and how often it was set. Always 75 KB.
+    """For each worker: the current epoch, the next epoch, and how often it was set. Always 96 KB.
 
     It is for iterations that are not told their epoch: by the loaders of other libraries, and by ``iter(dataset)``.
     torch's loader does not tell its workers the epoch, so there is one entry for each worker of each number of workers:
@@ -82,9 +81,7 @@ class SharedEpoch(SharedIntegers):
         info = get_worker_info()
         if info is None:
             return _MAIN
-        if info.num_workers <= _TRIANGLE:
-            return 1 + info.num_workers * (info.num_workers - 1) // 2 + info.id
-        return _ENTRIES - _LARGER + info.id % _LARGER
+        return 1 + (info.num_workers * (info.num_workers - 1) // 2 + info.id) % _WORKERS
 
     @property
     def current(self) -> int:
