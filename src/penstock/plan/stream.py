@@ -30,7 +30,6 @@ __all__ = [
     "EpochStart",
     "ResumableDataset",
     "Stream",
-    "StreamBookmark",
     "StreamPlan",
     "StreamStart",
     "UserEpochs",
@@ -87,21 +86,6 @@ EpochStart = StreamStart | None
 """Message to workers at the start of an epoch. None leaves the epoch to the dataset."""
 
 
-class StreamBookmark(Bookmark):
-    """Where each loader over an iterable dataset begins next."""
-
-    cursor: StreamStart
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cursor = StreamStart(chosen=False)
-
-    def leave(self) -> None:
-        """Drop a loaded state: a loader or an iterator has used it."""
-        if self.loaded:
-            self.cursor, self.loaded = StreamStart(epoch=self.cursor.epoch), False
-
-
 class ResumableDataset(IterableDataset[Any]):
     """An iterable dataset whose iterators are streams.
 
@@ -130,13 +114,21 @@ class ResumableDataset(IterableDataset[Any]):
         self._stream: Stream | None = None
         # `times_set` of the shared epoch when that stream began.
         self._times_set_at_start = 0
-        self.bookmark = StreamBookmark()
+        self.bookmark = Bookmark()
         """Where each loader begins next: at an epoch, or at a loaded state."""
+        self.bookmark.cursor = StreamStart(chosen=False)
 
     @property
     def _loaded(self) -> State | None:
         """A loaded state that was not used yet."""
-        return self.bookmark.cursor.stream if self.bookmark.loaded else None
+        cursor = self.bookmark.cursor
+        return cursor.stream if self.bookmark.loaded and isinstance(cursor, StreamStart) else None
+
+    def drop_loaded(self) -> None:
+        """Drop a loaded state: a loader or an iterator has used it."""
+        mark = self.bookmark
+        if mark.loaded:
+            mark.cursor, mark.loaded = StreamStart(epoch=mark.cursor.epoch), False
 
     # Defined by subclasses.
 
@@ -183,7 +175,7 @@ class ResumableDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Stream:
         cursor = self._loaded
-        self.bookmark.leave()
+        self.drop_loaded()
         # The old stream must close its files first.
         self._stream = None
         if cursor is None:
@@ -262,14 +254,14 @@ class StreamPlan(Plan[Any]):
         self._dataset = dataset
 
     @property
-    def bookmark(self) -> StreamBookmark:  # type: ignore[override]
+    def bookmark(self) -> Bookmark:  # type: ignore[override]
         """Where readers begin next."""
         return self._dataset.bookmark
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Show the epoch that a loader begins, also to workers. This uses up a loaded state."""
         if running:
-            self.bookmark.leave()
+            self._dataset.drop_loaded()
             self._dataset._epochs.show(cursor.epoch)
 
     def bind(self, cursor: Cursor, draws: Draws) -> StreamStart:
