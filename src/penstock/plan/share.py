@@ -617,13 +617,11 @@ class EpochRows:
         return len(self._order)
 
     def __getitem__(self, positions: Any) -> Any:
-        places = np.asarray(positions, dtype=np.int64)
-        rows = self._rows(places.reshape(-1))
-        return rows.reshape(places.shape) if places.ndim else int(rows[0])
-
-    def _rows(self, positions: Indices) -> Indices:
         places, plan = np.asarray(self._order[positions]), self._plan
-        return plan.kept(places if plan.excluded is None else plan.excluded.replace(places, plan.seed, self._epoch))
+        if plan.excluded is not None:
+            places = plan.excluded.replace(places.reshape(-1), plan.seed, self._epoch).reshape(places.shape)
+        rows = plan.kept(places)
+        return rows if places.ndim else int(rows)
 
     def positions_of(self, row: int) -> list[int]:
         """Return the positions of a row of the source: none if it is left out, several if a filter repeats it or if it
