@@ -29,9 +29,9 @@ from penstock.order.packing import (
     PackLayout,
     PackOrder,
     TypeTable,
-    different,
 )
 from penstock.order.permutation import Indices, normalise
+from penstock.order.shuffle import groups
 from penstock.plan.exclusion import ExcludedRows
 from penstock.samplers.lengths import SampleLengths
 
@@ -76,7 +76,7 @@ class BlockPacks(Packs):
     def _check_excluded(self) -> None:
         """Raise ConfigError if all documents of a block are excluded: nothing could replace them."""
         rows = np.empty(0, np.int64) if self.excluded is None else self.excluded.rows
-        for number in different(rows // self._block_size):
+        for number, _ in groups(rows // self._block_size):
             begin = number * self._block_size
             lengths = self.lengths[begin : begin + self._block_size].copy()
             first, last = rows.searchsorted([begin, begin + self._block_size])
@@ -146,16 +146,14 @@ class BlockPacks(Packs):
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         """Return the documents in packs of an epoch."""
-        blocks = self._blocks_of(packs)
         parts, places = [], []
-        for number in different(blocks):
-            here = np.flatnonzero(blocks == number)
+        for number, here in groups(self._blocks_of(packs)):
             block = self._block(number)
             inside = packs[here] - self._firsts[number]
             own, replacements = mix(seed, number), self._replacements(number)
             found = pieces_of(self._pack_order(number, seed, epoch), inside, replacements, own, epoch)
             parts.append(PackedDocuments(block.rows[found.places].astype(np.int64) + block.begin, *found[1:]))
-            places.append(here)
+            places.append(np.arange(len(packs))[here])
         return _merged(parts, places)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
@@ -170,10 +168,8 @@ class BlockPacks(Packs):
 
     def costs(self, packs: Indices) -> Indices:
         """Return the sum of squares of the lengths in each pack."""
-        blocks = self._blocks_of(packs)
         costs = np.zeros(len(packs), np.int64)
-        for number in different(blocks):
-            here = blocks == number
+        for number, here in groups(self._blocks_of(packs)):
             costs[here] = self._block(number).layout.costs(packs[here] - self._firsts[number])
         return costs
 

@@ -18,8 +18,9 @@ import xxhash
 from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, StateError
 from penstock.order import Order, Partition
-from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces, different, split_by_cost
+from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces, split_by_cost
 from penstock.order.permutation import Bijection, Indices, normalise
+from penstock.order.shuffle import groups
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
 from penstock.plan.exclusion import ExcludedRows, ExclusionMark
@@ -291,8 +292,7 @@ class _Balanced(Bijection):
     def _rows(self, positions: Indices) -> Indices:
         found = np.empty(positions.size, np.int64)
         windows = (positions - self._begin) // self._window
-        for number in different(windows):
-            here = windows == number
+        for number, here in groups(windows):
             begin = self._begin + number * self._window
             if begin < self._begin or begin + self._window > self._end:
                 found[here] = self._order[positions[here]]

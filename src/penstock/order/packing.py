@@ -30,7 +30,7 @@ from penstock.errors import OrderError
 from penstock.hashing import derive_key, mix
 from penstock.order.classes import ClassShuffle, class_of
 from penstock.order.permutation import Bijection, Indices, Permutation
-from penstock.order.shuffle import cached_permutation
+from penstock.order.shuffle import cached_permutation, groups
 
 __all__ = [
     "PACK_BLOCK_ORDER",
@@ -41,7 +41,6 @@ __all__ = [
     "PackOrder",
     "Pieces",
     "TypeTable",
-    "different",
     "pack_types",
     "split_by_cost",
 ]
@@ -415,16 +414,12 @@ class PackBlockOrder(Bijection):
         self.n = int(self._begins[-1])
 
     def _rows(self, positions: Indices) -> Indices:
-        steps = self._begins.searchsorted(positions, "right") - 1
-        for step in different(steps):
-            here = steps == step
+        for step, here in groups(self._begins.searchsorted(positions, "right") - 1):
             positions[here] = self._firsts[step] + self._inside(step)[positions[here] - self._begins[step]]
         return positions
 
     def _find(self, rows: Indices) -> Indices:
-        steps = self._order.inverse[self._starts.searchsorted(rows, "right") - 1]
-        for step in different(steps):
-            here = steps == step
+        for step, here in groups(self._order.inverse[self._starts.searchsorted(rows, "right") - 1]):
             rows[here] = self._begins[step] + self._inside(step).inverse[rows[here] - self._firsts[step]]
         return rows
 
@@ -432,14 +427,6 @@ class PackBlockOrder(Bijection):
         """Return the order of the packs of a block."""
         size = int(self._begins[step + 1] - self._begins[step])
         return cached_permutation(size, mix(self._key, 1, int(self._blocks[step])))
-
-
-def different(numbers: Indices) -> list[int]:
-    """Return the distinct numbers, ascending.
-
-    Not by `numpy.unique`: its first call in a process imports ``numpy.ma``, which takes longer than computing a batch.
-    """
-    return sorted(set(numbers.tolist()))
 
 
 _SWAPS = 16  # at most, per rank

@@ -44,8 +44,6 @@ __all__ = [
 
 DEFAULT_BLOCK_SIZE = 1024
 DEFAULT_WINDOW = 64
-_FEW = 8
-"""Up to this number of windows in one look-up, comparing is faster than sorting."""
 
 
 class Order(Protocol):
@@ -178,23 +176,19 @@ class BlockShuffle(Bijection):
 
 
 def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
-    """Yield every distinct number and its places: a slice, a mask, or an array of indices."""
-    steps = np.diff(numbers)
-    if (steps >= 0).all():
-        # Samplers request ascending positions.
-        ends = [*(np.flatnonzero(steps) + 1).tolist(), len(numbers)] if len(numbers) else []
-        for begin, end in itertools.pairwise([0, *ends]):
-            yield int(numbers[begin]), slice(begin, end)
-        return
-    distinct = np.unique(numbers)
-    if len(distinct) <= _FEW:
-        for number in distinct.tolist():
-            yield number, numbers == number
-        return
-    by_number = np.argsort(numbers, kind="stable")
-    bounds = np.append(np.searchsorted(numbers[by_number], distinct), len(by_number)).tolist()
-    for k, number in enumerate(distinct.tolist()):
-        yield number, by_number[bounds[k] : bounds[k + 1]]
+    """Yield every distinct number, ascending, and its places: a slice if all numbers ascend, else an array of indices.
+
+    Not by `numpy.unique`: its first call in a process imports ``numpy.ma``, which takes longer than computing a batch.
+    """
+    in_order, steps = None, np.diff(numbers)
+    # Samplers request ascending positions.
+    if (steps < 0).any():
+        in_order = np.argsort(numbers, kind="stable")
+        numbers = numbers[in_order]
+        steps = np.diff(numbers)
+    ends = [*(np.flatnonzero(steps) + 1).tolist(), len(numbers)] if len(numbers) else []
+    for begin, end in itertools.pairwise([0, *ends]):
+        yield int(numbers[begin]), slice(begin, end) if in_order is None else in_order[begin:end]
 
 
 @lru_cache(maxsize=8)
