@@ -126,8 +126,18 @@ class BlockShuffle(Bijection):
     def _rows(self, positions: Indices) -> Indices:
         for inside, begin, order in self._windows(self._pad(positions)):
             positions[inside] = begin + order[positions[inside] - begin]
-        self._permute_blocks(positions)
-        return positions
+        padded = self._pad(positions)
+        slots: Indices = padded // self.block_size
+        offsets = padded - slots * self.block_size
+        low, high = int(slots.min(initial=len(self._blocks))), int(slots.max(initial=0))
+        # Neighbouring positions share a few blocks, so each of these is looked up only once.
+        if high - low < slots.size:
+            slots = self._blocks[np.arange(low, high + 1)].take(slots - low)
+        else:
+            slots = self._blocks[slots]
+        slots *= self.block_size
+        slots += offsets
+        return slots
 
     def _find(self, rows: Indices) -> Indices:
         blocks, offsets = np.divmod(rows, self.block_size)
@@ -136,20 +146,6 @@ class BlockShuffle(Bijection):
         for inside, begin, order in self._windows(padded):
             places[inside] = begin + order.inverse[places[inside] - begin]
         return places
-
-    def _permute_blocks(self, positions: Indices) -> None:
-        """Replace positions in permuted blocks by rows, in place."""
-        padded = self._pad(positions)
-        slots = padded // self.block_size
-        offsets = padded - slots * self.block_size
-        low, high = (int(slots.min()), int(slots.max())) if slots.size else (0, 0)
-        # Neighbouring positions share a few blocks, so each of these is looked up only once.
-        if high - low < slots.size:
-            slots = self._blocks[np.arange(low, high + 1)].take(slots - low)
-        else:
-            slots = self._blocks[slots]
-        slots *= self.block_size
-        np.add(slots, offsets, out=positions)
 
     def _windows(self, padded: Indices) -> Iterator[tuple[Any, int, Permutation]]:
         """Yield, for each window of padded positions, the positions inside, its start, and its permutation."""
@@ -163,13 +159,7 @@ class BlockShuffle(Bijection):
         return self._unpad(number * span), min(self._unpad((number + 1) * span), self.n)
 
     def _pad(self, positions: Indices) -> Indices:
-        behind = (self._short_slot + 1) * self.block_size - self._missing
-        # Most look-ups are on one side of the short block.
-        if not self._missing or not positions.size or int(positions.max()) < behind:
-            return positions
-        if int(positions.min()) >= behind:
-            return positions + self._missing
-        return positions + self._missing * (positions >= behind)
+        return positions + self._missing * (positions >= (self._short_slot + 1) * self.block_size - self._missing)
 
     def _unpad(self, position: int) -> int:
         return position - self._missing * (position >= (self._short_slot + 1) * self.block_size)
