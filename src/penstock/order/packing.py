@@ -283,8 +283,11 @@ class PackLayout:
         place = np.empty(len(heads), np.int64)
         place[order] = ends - taken[order]
         # Ranks are places: documents are sorted by their remainders 1, 2, ...
-        self.slot_places: Indices = np.repeat(place, alike) + np.arange(len(lengths)) - np.repeat(heads, alike)
-        self.strides: Indices = np.repeat(alike, alike)
+        slot_places = np.repeat(place, alike) + np.arange(len(lengths)) - np.repeat(heads, alike)
+        # Full packs are like one more type, with one piece.
+        self.slot_places: Indices = np.append(slot_places, 0)
+        self.strides: Indices = np.append(np.repeat(alike, alike), 0)
+        self._sizes, self._lengths = np.append(sizes, 1), np.append(lengths, self.capacity)
         self._range_begins, self._range_heads = place[order], heads[order]
         self._types = types
 
@@ -293,25 +296,20 @@ class PackLayout:
 
     def pieces(self, packs: Indices) -> Pieces:
         """Return the pieces of packs with ranks as places: documents of the same length are not shuffled yet."""
-        mixed = packs < self.first[-1]
-        types = np.minimum(self.first.searchsorted(packs, "right") - 1, len(self.first) - 2)
-        counts = np.where(mixed, self.types.sizes[types], 1) if len(self.first) > 1 else np.ones_like(packs)
+        types = class_of(self.first, packs)
+        counts = self._sizes[types]
         splits = np.concatenate([[0], np.cumsum(counts)])
-        inside = np.arange(splits[-1]) - np.repeat(splits[:-1], counts)
-        places, lengths, begins = (np.zeros(len(inside), np.int64) for _ in range(3))
-        which = np.repeat(mixed, counts)
-        if which.any():
-            slots = np.repeat(self.slots[types], counts)[which] + inside[which]
-            ordinals = np.repeat(packs - self.first[types], counts)[which]
-            places[which] = self.slot_places[slots] + self.strides[slots] * ordinals
-            lengths[which] = self.types.lengths[slots]
-        if not which.all():
-            numbers = packs[~mixed] - self.first[-1]
-            classes = class_of(self.full, numbers)
-            documents, parts = np.divmod(numbers - self.full[classes], self.whole[classes])
-            places[~which] = self.starts[classes] + documents
-            lengths[~which], begins[~which] = self.capacity, parts * self.capacity
-        return Pieces(places, begins, lengths, splits)
+        which = np.repeat(np.arange(len(packs)), counts)
+        slots = self.slots[types][which] + np.arange(len(which)) - splits[which]
+        ordinals = (packs - self.first[types])[which]
+        places = self.slot_places[slots] + self.strides[slots] * ordinals
+        begins = np.zeros_like(places)
+        full = np.flatnonzero(types[which] == len(self.types.packs))
+        if full.size:
+            classes = class_of(self.full, ordinals[full])
+            documents, parts = np.divmod(ordinals[full] - self.full[classes], self.whole[classes])
+            places[full], begins[full] = self.starts[classes] + documents, parts * self.capacity
+        return Pieces(places, begins, self._lengths[slots], splits)
 
     def costs(self, packs: Indices) -> Indices:
         """Return the cost of attention for each pack: the sum of the squares of its documents' lengths."""
