@@ -368,6 +368,8 @@ class StagedMixture:
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
         """Return the source at each position of the epoch, and the number of its samples before: int64 arrays."""
+        if len(self.segments) == 1:
+            return self.segments[0].mixture.locate(positions)
         sources, ordinals = np.empty_like(positions), np.empty_like(positions)
         origins = [segment.origin for segment in self.segments[1:]]
         for number, here in groups(np.searchsorted(origins, positions, "right")):

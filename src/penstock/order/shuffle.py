@@ -81,7 +81,7 @@ class BlockShuffle(Bijection):
         window: number of blocks that are mixed; samples move within ``block_size * window`` positions.
 
     Raises:
-        OrderError: n is negative, or a size is not positive or too large.
+        OrderError: n is negative, or a size is not a positive integer or too large.
 
     In one window a job reads ``window`` runs of ``block_size`` consecutive rows. Positions are split among ranks in
     strides, so all ranks are in the same window at the same time, and each reads ``1 / world_size`` of the rows of
@@ -101,18 +101,20 @@ class BlockShuffle(Bijection):
     def __init__(self, n: int, key: int, *, block_size: int = DEFAULT_BLOCK_SIZE, window: int = DEFAULT_WINDOW) -> None:
         if n < 0:
             raise OrderError(f"an order needs n >= 0, got {n}")
-        if block_size < 1 or window < 1:
+        try:
+            self.block_size, self.window = operator.index(block_size), operator.index(window)
+        except TypeError:
+            raise OrderError(f"block_size and window must be integers, got {block_size!r} and {window!r}") from None
+        if self.block_size < 1 or self.window < 1:
             raise OrderError(f"block_size and window must be positive, got {block_size} and {window}")
-        if block_size * window >= 1 << 63:
+        if self.block_size * self.window >= 1 << 63:
             raise OrderError(f"block_size * window must be less than 2**63, got {block_size} * {window}")
         self.n = n
         self.key = key
-        self.block_size = block_size
-        self.window = window
-        self._blocks = Permutation(-(-n // block_size), mix(key, 0))
+        self._blocks = Permutation(-(-n // self.block_size), mix(key, 0))
         # All blocks are full except the last one of the file, which gets some slot of the permuted sequence. In padded
         # positions this slot is as long as the others, so plain division finds blocks and windows.
-        self._missing = -n % block_size
+        self._missing = -n % self.block_size
         self._short_slot = self._blocks.inverse[len(self._blocks) - 1] if n else 0
 
     def __repr__(self) -> str:
@@ -181,10 +183,8 @@ def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
         yield int(numbers[begin]), slice(begin, end) if in_order is None else in_order[begin:end]
 
 
-@lru_cache(maxsize=8)
-def cached_permutation(n: int, key: int) -> Permutation:
-    """Return a `Permutation`, for example of a window; the last ones are cached."""
-    return Permutation(n, key)
+cached_permutation = lru_cache(maxsize=8)(Permutation)
+"""Return a `Permutation`, for example of a window; the last ones are cached."""
 
 
 SHUFFLES: dict[str, Callable[[int, int, int, int, int], Order]] = {
@@ -229,19 +229,13 @@ def block_options(kind: str, block_size: int | None, window: int | None) -> dict
     """Return the sizes of the block shuffle as options of `make_order`; an empty dict for the other kinds.
 
     Raises:
-        ConfigError: sizes were passed for another kind, or are not positive integers.
+        ConfigError: sizes were passed for another kind.
+        OrderError: a size is not a positive integer or too large.
     """
+    given = {name: size for name, size in (("block_size", block_size), ("window", window)) if size is not None}
     if kind != "block":
-        if block_size is not None or window is not None:
+        if given:
             raise ConfigError(f"block_size and window belong to shuffle='block', not to shuffle={kind!r}")
         return {}
-    try:
-        sizes = {
-            "block_size": DEFAULT_BLOCK_SIZE if block_size is None else operator.index(block_size),
-            "window": DEFAULT_WINDOW if window is None else operator.index(window),
-        }
-    except TypeError:
-        raise ConfigError(f"block_size and window must be integers, got {block_size!r} and {window!r}") from None
-    if min(sizes.values()) < 1:
-        raise ConfigError(f"block_size and window must be positive, got {block_size} and {window}")
-    return sizes
+    order = BlockShuffle(0, 0, **given)
+    return {"block_size": order.block_size, "window": order.window}
