@@ -236,8 +236,8 @@ class BlockMixture:
         while high - low > 1:
             step = -(-(high - low) // _SEARCHED)
             places = np.arange(low, high, step)
-            counts = self._before(edge + 1, places, last=last) - self._before(edge, places, last=last)
-            low += (int(counts.searchsorted(ordinal, "right")) - 1) * step
+            begins, ends = self._before(np.array([[edge], [edge + 1]]), places, last=last)
+            low += (int((ends - begins).searchsorted(ordinal, "right")) - 1) * step
             high = min(low + step, high)
         return low
 
@@ -256,7 +256,8 @@ class BlockMixture:
         # Rounding moves the first slot behind an edge by less than one slot.
         wrong = bounds > slots
         more, ends = self._edges_at(edges + 1 - 2 * wrong, blocks, last=last)
-        return self._sources.take(edges - wrong), abs(more - before + _rank(path, ends) - _rank(path, bounds))
+        low, high = _rank(path, np.stack([bounds, ends]))
+        return self._sources.take(edges - wrong), abs(more + high - before - low)
 
     def _before(self, edges: Any, positions: Indices, *, last: bool) -> Indices:
         """Return the number of samples of the sources before edges, at earlier positions."""
