@@ -154,9 +154,8 @@ class Autotuner:
         elif self._skip:
             self._skip -= 1
         elif now.batches and train > max(_PAUSE, _LONGER * now.train / now.batches):
-            # A pause of the program: a validation, a checkpoint.
-            now = self._now = Throughput(now.workers)
-            self._skip = depth + now.workers
+            # A pause of the program (a validation, a checkpoint); what is ready then says nothing.
+            self._skip = depth + now.workers - 1
         else:
             now.batches += 1
             now.wait += had - asked
@@ -165,8 +164,8 @@ class Autotuner:
             # They keep samples alive.
             now.metrics.failures.clear()
         self._last = had
-        full = now.batches >= 2 * now.workers and now.batches % now.workers == 0
-        return full and now.wait + now.train >= _SECONDS
+        rounds, rest = divmod(now.batches, now.workers)
+        return rounds >= 2 and not rest and now.wait + now.train >= _SECONDS
 
     # The search.
 
