@@ -37,7 +37,7 @@ from penstock.images.transforms import (
     ToTensor,
     VerticalFlip,
 )
-from penstock.loader.collate import Collate, Shared
+from penstock.loader.collate import Collate, Shared, batch_memory, thread
 from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetch, Maker
@@ -249,13 +249,15 @@ class TestNoCopies:
 
     def test_threads_fill_one_tensor(self, manifest: Manifest) -> None:
         shared = Shared(8)
-        parts = [shared.rows(0, 5).ahead((5, 2), torch.uint8), shared.rows(5, 8).ahead((3, 2), torch.uint8)]
-        assert all(part is not None for part in parts)
-        rows = [row for part in parts if part is not None for row in part.unbind()]
+        rows: list[torch.Tensor] = []
+        for begin, end in ((0, 5), (5, 8)):
+            thread.arena = shared.rows(begin, end)
+            rows += batch_memory((end - begin, 2), torch.uint8).unbind()
+        thread.arena = None
         batch = Collate()(rows)
         assert batch.data_ptr() == rows[0].data_ptr()
         assert batch.shape == (8, 2)
-        assert shared.rows(0, 5).ahead((5, 3), torch.uint8) is None, "another shape than that of the others"
+        assert shared.rows(0, 5).empty((5, 3), torch.uint8) is None, "another shape than that of the others"
 
     def test_a_collate_function_of_the_users_gets_memory_of_its_own(self, manifest: Manifest) -> None:
         dataset = ImageDataset(manifest, transform=CHAINS["bytes"])
@@ -274,16 +276,27 @@ class TestRowsInPlace:
         assert made.data_ptr() != rows[0].data_ptr()
 
     def test_others(self) -> None:
-        base = torch.arange(24).view(4, 6)
+        base = batch_memory((4, 6), torch.int64)
+        base[:] = torch.arange(24).view(4, 6)
         rows = list(base.unbind())
-        assert Collate()(rows).data_ptr() == base.data_ptr()
-        self.check(rows[::-1])
         self.check(rows[:3])
         self.check(rows[1:])
         self.check([rows[0], rows[2], rows[1], rows[3]])
         self.check([rows[0], rows[1], rows[1], rows[3]])
         self.check([row.clone() for row in rows])
         self.check([base[:, 0], base[:, 1]])
+        self.check(rows[::-1])
+        assert Collate()(rows).data_ptr() == base.data_ptr()
+        self.check(rows)
+
+    def test_tensors_of_a_data_set_are_copied(self) -> None:
+        """In place, a program may change its batches, and not the data set by that."""
+        base = torch.arange(24).view(4, 6)
+        self.check(list(base))
+        self.check(list(base.clone()))
+        (batch,) = DataLoader(torch.utils.data.TensorDataset(base), 4)
+        batch[0].zero_()
+        assert base.any()
 
 
 @full_only("workers for each", but=["thread"])

@@ -3,7 +3,7 @@
 Types that users registered with torch, and values that are not plain tensors, arrays or numbers, are collated by torch.
 
 The memory of a batch, such as a slot of memory that processes share, is the `Arena` of the thread that makes it.
-Datasets that fill the rows of a batch themselves call `place_ahead` before collation.
+Datasets that write the rows of a batch themselves get them from `batch_memory`; collation does not copy those again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-__all__ = ["Arena", "Collate", "Shared", "collate", "is_default", "place", "place_ahead", "thread"]
+__all__ = ["Arena", "Collate", "Shared", "batch_memory", "collate", "is_default", "place", "thread"]
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -38,6 +38,9 @@ _LARGE = 1 << 14
 
 _NUMBERS = {int: np.int64, float: np.float64}
 """The dtypes of torch for Python's numbers."""
+
+_MARK = "_penstock_rows"
+"""Attribute of the memory of rows until it is a batch. A tensor of the user never becomes a batch without a copy."""
 
 _Map = dict[type | tuple[type, ...], Callable[..., Any]]
 
@@ -48,14 +51,9 @@ class Arena(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised contiguous tensor; None if there is no room for it."""
 
-    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the memory that `empty` will return for the same arguments, without allocating it."""
-
 
 class Shared:
     """An arena for the first tensor of a batch, whose rows several threads fill. The first of them allocates it.
-
-    Only for allocation ahead, since parts are not collated by themselves.
 
     Args:
         size: number of rows of the batch.
@@ -75,15 +73,11 @@ class Shared:
         return part
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `Arena`. Always None."""
-        return None
-
-    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """See `Arena`. None unless shape and dtype are those of the first call."""
         with self._lock:
             if not self._whole:
                 all_rows = self._size, *shape[1:]
-                tensor = None if self._arena is None else self._arena.ahead(all_rows, dtype)
+                tensor = None if self._arena is None else self._arena.empty(all_rows, dtype)
                 self._whole.append(torch.empty(all_rows, dtype=dtype) if tensor is None else tensor)
         whole = self._whole[0]
         if whole.dtype is not dtype or whole.shape[1:] != shape[1:] or shape[0] != self._end - self._begin:
@@ -110,14 +104,13 @@ def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
     return None if arena is None else arena.empty(shape, dtype)
 
 
-def place_ahead(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return memory for the first tensor of the current batch before collation.
-
-    Rows that are written there need no copy at collation. Without an arena it is ordinary memory.
-    """
-    arena = thread.arena
-    tensor = None if arena is None else arena.ahead(shape, dtype)
-    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+def batch_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor for rows of the current batch, in the memory of the batch if possible."""
+    tensor = place(shape, dtype)
+    if tensor is None:
+        tensor = torch.empty(shape, dtype=dtype)
+    setattr(tensor if tensor._base is None else tensor._base, _MARK, True)
+    return tensor
 
 
 def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
@@ -131,41 +124,31 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
     # A quantized tensor has more than its memory: stacking into a tensor over reserved memory would crash.
     if type(first) is not torch.Tensor or first.is_quantized:
         return torch.stack(tensors, 0)
-    out = place((len(tensors), *first.shape), first.dtype)
-    if out is not None and (len(set(map(type, tensors))) > 1 or len(set(map(_dtype, tensors))) > 1):
-        out = None
-    try:
-        base = first._base if out is None else out
-        # Usually the rows are elsewhere.
-        if base is not None and base.data_ptr() == first.data_ptr() and _are_rows(tensors, base, out is None):
-            return base.view(len(tensors), *first.shape)
+    base = first._base
+    # Usually the rows are elsewhere.
+    if base is not None and hasattr(base, _MARK) and _are_rows(tensors, base):
+        delattr(base, _MARK)
+        return base.view(len(tensors), *first.shape)
+    if len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
+        out = place((len(tensors), *first.shape), first.dtype)
         if out is not None:
-            return torch.stack(tensors, 0, out=out)
-    except RuntimeError:
-        # Without memory, of several shapes or devices, or with a gradient: torch raises or handles that without `out`.
-        pass
+            # Of several shapes or devices, or with a gradient: torch raises or handles that without `out`.
+            with suppress(RuntimeError):
+                return torch.stack(tensors, 0, out=out)
     return torch.stack(tensors, 0)
 
 
-def _are_rows(tensors: Sequence[torch.Tensor], base: torch.Tensor, views: bool) -> bool:
-    """Return whether tensors already are all rows of a base, whose memory begins with the first; as views of it."""
-    first = tensors[0]
-    begin, step, shape, count = base.data_ptr(), first.nbytes, first.shape, first.numel() * len(tensors)
-    if not begin or base.numel() != count or base.dtype is not first.dtype:
-        return False
-    if not base.is_contiguous() or base.requires_grad:
-        return False
-    for number, tensor in enumerate(tensors):
-        if type(tensor) is not torch.Tensor or tensor.dtype is not first.dtype:
-            return False
-        if tensor.data_ptr() != begin + number * step or tensor.shape != shape or not tensor.is_contiguous():
-            return False
-        if views and tensor._base is not base:
-            return False
-        # The values of a lazy conjugate or negative differ from its memory.
-        if tensor.is_conj() or tensor.is_neg():
-            return False
-    return True
+def _are_rows(tensors: Sequence[torch.Tensor], base: torch.Tensor) -> bool:
+    """Return whether tensors are all rows of a base, in order."""
+    first, begin = tensors[0], base.data_ptr()
+    return base.numel() == first.numel() * len(tensors) and all(
+        type(row) is torch.Tensor
+        and row._base is base
+        and (row.dtype, row.shape) == (base.dtype, first.shape)
+        and row.data_ptr() == begin + number * first.nbytes
+        and row.is_contiguous()
+        for number, row in enumerate(tensors)
+    )
 
 
 def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> torch.Tensor:

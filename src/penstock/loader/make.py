@@ -19,11 +19,10 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import Subset, default_collate
 
 from penstock.errors import escaped
-from penstock.loader.collate import Arena, Collate, is_default, place, place_ahead, thread
+from penstock.loader.collate import Arena, Collate, batch_memory, is_default, thread
 from penstock.loader.executors.base import Began, Start
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.on_error import SKIP, LoadOne, OnError, is_tolerable
@@ -210,10 +209,10 @@ class Fetch:
             try:
                 if self._whole:
                     scope.move(request.keys[0])
-                    return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
+                    return self.dataset.fetch_batch(request.indices, request.keys, batch_memory, **_at(request))
                 if self._batched_dataset and not self._seeds:
                     fills = self._stacks and getattr(self.dataset, "fills_rows", False)
-                    into: dict[str, Any] = {"into": place_ahead} if fills else {}
+                    into: dict[str, Any] = {"into": batch_memory} if fills else {}
                     return self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
                 if self._in_bulk:
                     scope.move(request.keys[0])
@@ -469,12 +468,6 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except (TypeError, NotImplementedError):
         return None
-
-
-def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor, in the memory of the current batch if possible."""
-    tensor = place(shape, dtype)
-    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
 
 
 def _at(request: BatchRequest) -> dict[str, Any]:

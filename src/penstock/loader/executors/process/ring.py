@@ -418,14 +418,6 @@ class Slot:
         self.used = end
         return tensor_at(self._file.map, self._begin + begin, NAMES[dtype], shape)
 
-    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the tensor that `empty` will return for the same arguments, without taking its memory."""
-        used = self.used
-        try:
-            return self.empty(shape, dtype)
-        finally:
-            self.used = used
-
     def put(self, address: int, nbytes: int, read: Callable[[], npt.NDArray[np.uint8]]) -> int | None:
         """See `penstock.loader.executors.process.transport.Target`."""
         offset = address - self._file.address - self._begin
