@@ -6,6 +6,7 @@ import pickle
 import queue
 import random
 from array import array
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from penstock.images.transforms import (
     ToTensor,
     VerticalFlip,
 )
-from penstock.loader.collate import Collate, Shared, batch_memory, thread
+from penstock.loader.collate import Collate, SharedRows, batch_memory, thread
 from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetch, Maker
@@ -221,7 +222,7 @@ class TestNoCopies:
         stack = torch.stack
         torch.stack = lambda *a, **k: calls.append(1) or stack(*a, **k)  # type: ignore[func-returns-value, assignment]
         try:
-            images, _ = Maker(fetch).make(BatchRequest(list(range(8)), list(range(8))), slot).batch
+            images, _ = Maker(fetch).make(BatchRequest(list(range(8)), list(range(8))), slot.empty).batch
         finally:
             torch.stack = stack  # type: ignore[assignment]
         assert slot.put(images.data_ptr(), images.nbytes, images.numpy) == 0
@@ -238,7 +239,7 @@ class TestNoCopies:
         stack = torch.stack
         torch.stack = None  # type: ignore[assignment]
         try:
-            pool.make(Maker(fetch), request, done.put, wanted=lambda _: True, arena=slot)
+            pool.make(Maker(fetch), request, done.put, wanted=lambda _: True, arena=slot.empty)
             result = done.get(timeout=60)
         finally:
             torch.stack = stack
@@ -248,16 +249,16 @@ class TestNoCopies:
         assert result.metrics.samples == 8
 
     def test_threads_fill_one_tensor(self, manifest: Manifest) -> None:
-        shared = Shared(8)
+        shared = SharedRows(8)
         rows: list[torch.Tensor] = []
         for begin, end in ((0, 5), (5, 8)):
-            thread.arena = shared.rows(begin, end)
+            thread.arena = partial(shared.part, begin, end)
             rows += batch_memory((end - begin, 2), torch.uint8).unbind()
         thread.arena = None
         batch = Collate()(rows)
         assert batch.data_ptr() == rows[0].data_ptr()
         assert batch.shape == (8, 2)
-        assert shared.rows(0, 5).empty((5, 3), torch.uint8) is None, "another shape than that of the others"
+        assert shared.part(0, 5, (5, 3), torch.uint8) is None, "another shape than that of the others"
 
     def test_a_collate_function_of_the_users_gets_memory_of_its_own(self, manifest: Manifest) -> None:
         dataset = ImageDataset(manifest, transform=CHAINS["bytes"])

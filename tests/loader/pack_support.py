@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.loader.collate import Arena, thread
+from penstock.loader.collate import thread
 from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.process.transport import pack, unpack
 
@@ -97,9 +97,9 @@ def content(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def collating_into(arena: Arena | None) -> Iterator[None]:
-    """In this thread, batches are collated into an arena."""
-    before, thread.arena = thread.arena, arena
+def collating_into(slot: Slot | None) -> Iterator[None]:
+    """In this thread, batches are collated into a slot."""
+    before, thread.arena = thread.arena, None if slot is None else slot.empty
     try:
         yield
     finally:

@@ -8,13 +8,12 @@ Datasets that write the rows of a batch themselves get them from `batch_memory`;
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-__all__ = ["Arena", "Collate", "Shared", "batch_memory", "collate", "is_default", "place", "thread"]
+__all__ = ["Arena", "Collate", "SharedRows", "batch_memory", "collate", "is_default", "place", "thread"]
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -45,15 +44,12 @@ _MARK = "_penstock_rows"
 _Map = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
-class Arena(Protocol):
-    """Memory for the tensors of a batch."""
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return an uninitialised contiguous tensor; None if there is no room for it."""
+Arena = Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None]
+"""Memory of a batch: returns an uninitialised contiguous tensor for it; None if there is no room."""
 
 
-class Shared:
-    """An arena for the first tensor of a batch, whose rows several threads fill. The first of them allocates it.
+class SharedRows:
+    """The first tensor of a batch, whose rows several threads fill. The first of them allocates it.
 
     Args:
         size: number of rows of the batch.
@@ -61,28 +57,19 @@ class Shared:
     """
 
     def __init__(self, size: int, arena: Arena | None = None) -> None:
-        self._size, self._begin, self._end = size, 0, size
-        self._arena = arena
+        self._size, self._arena = size, arena
         self._lock = threading.Lock()
-        self._whole: list[torch.Tensor] = []  # one, which all parts share
+        self._whole: torch.Tensor | None = None
 
-    def rows(self, begin: int, end: int) -> Shared:
-        """Return an arena for some of the rows."""
-        part = copy.copy(self)
-        part._begin, part._end = begin, end
-        return part
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `Arena`. None unless shape and dtype are those of the first call."""
+    def part(self, begin: int, end: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return some of the rows; None unless shape and dtype are those of the first call."""
         with self._lock:
-            if not self._whole:
+            if self._whole is None:
                 all_rows = self._size, *shape[1:]
-                tensor = None if self._arena is None else self._arena.empty(all_rows, dtype)
-                self._whole.append(torch.empty(all_rows, dtype=dtype) if tensor is None else tensor)
-        whole = self._whole[0]
-        if whole.dtype is not dtype or whole.shape[1:] != shape[1:] or shape[0] != self._end - self._begin:
-            return None
-        return whole[self._begin : self._end]
+                tensor = None if self._arena is None else self._arena(all_rows, dtype)
+                self._whole = torch.empty(all_rows, dtype=dtype) if tensor is None else tensor
+        alike = self._whole.dtype is dtype and self._whole.shape[1:] == shape[1:] and shape[0] == end - begin
+        return self._whole[begin:end] if alike else None
 
 
 class _Thread(threading.local):
@@ -101,7 +88,7 @@ thread = _Thread()
 def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
     """Return memory for a tensor of the current batch; None means ordinary memory."""
     arena = thread.arena
-    return None if arena is None else arena.empty(shape, dtype)
+    return None if arena is None else arena(shape, dtype)
 
 
 def batch_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import WorkerError
-from penstock.loader.collate import Arena, Shared
+from penstock.loader.collate import Arena, SharedRows
 from penstock.loader.executors.base import Began, Event, Executor, Start
 from penstock.loader.make import Fetcher, Maker
 from penstock.loader.messages import BatchRequest, BatchResult
@@ -124,7 +124,7 @@ class ThreadPool:
         request.unpack()
         size = len(request.indices)
         parts = left = max(1, min(self._count, size)) if maker.fetcher.divisible else 1
-        memory, loaded = Shared(size, arena), list[Any]([None] * parts)
+        rows, loaded = SharedRows(size, arena), list[Any]([None] * parts)
         lock, dropped = threading.Lock(), False
 
         def make(part: int, board: memoryview) -> None:
@@ -136,7 +136,7 @@ class ThreadPool:
                 board[1] = request.number + 1
                 if parts > 1:
                     begin, end = part * size // parts, (part + 1) * size // parts
-                    loaded[part] = maker.load(request.part(begin, end), memory.rows(begin, end))
+                    loaded[part] = maker.load(request.part(begin, end), partial(rows.part, begin, end))
             with lock:
                 left -= 1
                 last = left == 0

@@ -380,7 +380,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Slot:
-    """Memory for the tensors of one batch, a `penstock.loader.collate.Arena`: a worker's half.
+    """Memory for the tensors of one batch: a worker's half. `empty` is a `penstock.loader.collate.Arena`.
 
     Args:
         file: the memory of all slots.

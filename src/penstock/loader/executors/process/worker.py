@@ -167,13 +167,13 @@ class _Worker:
         memory = Slot(self._file, slot, extent)
         if self._pool is not None and self._quick < _ENOUGH:
             self._pool.make(
-                self.maker, request, partial(self._send_now, request, memory), wanted=self._wanted, arena=memory
+                self.maker, request, partial(self._send_now, request, memory), wanted=self._wanted, arena=memory.empty
             )
             return
         result = None
         if self._wanted(run):
             self._board[2] = number + 1
-            result = self.maker.make(request, memory)
+            result = self.maker.make(request, memory.empty)
             self._board[2] = 0
         self._answers.append(self._answer(request, memory, result))
 
