@@ -13,7 +13,7 @@ Invariant: a state counts only batches that the consumer has received, not one t
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -135,7 +135,7 @@ def copier_of(device: str | int | torch.device | DeviceCopier) -> DeviceCopier:
 
 
 _Copied = tuple[BatchResult, Any, float]
-"""A batch whose copy has started, or an error; the mark to wait for; and the seconds that this took."""
+"""A batch whose copy has started, or the error in its place; the mark to wait for; and the seconds that this took."""
 
 
 class CopiesAhead:
@@ -154,28 +154,20 @@ class CopiesAhead:
         self._window = window
         self._copier = copier
         self._statistics = statistics
-        self._ahead: _Copied | Exception | None = None
+        self._ahead: _Copied | None = None
         self.ready = 0
 
     def next(self) -> BatchResult:
         """Return the batch that was copied ahead, or else the window's next one, which `deliver` will copy.
 
         Raises:
-            StopIteration: there are no more batches.
-            Exception: an error that belongs to no batch; see `Window.next`.
+            Exception: as `Window.next`.
         """
-        ahead = self._ahead
-        if ahead is None:
-            return self._window.next()
-        if isinstance(ahead, Exception):
-            self._ahead = None
-            raise ahead
-        return ahead[0]
+        return self._window.next() if self._ahead is None else self._ahead[0]
 
     def deliver(self, result: BatchResult) -> BatchResult:
         """Return a batch of `next` on the device, or its error. Start to copy the following one if it is finished."""
         window, ahead = self._window, self._ahead
-        assert not isinstance(ahead, Exception)
         result, mark, seconds = self._copied(result) if ahead is None else ahead
         self._ahead, self.ready = None, window.ready_on_request
         if result.error is None:
@@ -186,11 +178,9 @@ class CopiesAhead:
         if window.poll():
             if ahead is not None:
                 self.ready = window.ready_on_request + 1
-            try:
+            # The window raises its errors again when the consumer requests that batch.
+            with suppress(Exception):
                 self._ahead = self._copied(window.next())
-            except Exception as error:
-                # Raised when the consumer requests that batch.
-                self._ahead = error
         if result.error is None:
             self._statistics.copied(seconds, ahead=ahead is not None)
         return result
