@@ -169,15 +169,15 @@ class CopiesAhead:
         """Return a batch of `next` on the device, or its error. Start to copy the following one if it is finished."""
         window, ahead = self._window, self._ahead
         result, mark, seconds = self._copied(result) if ahead is None else ahead
-        self._ahead, self.ready = None, window.ready_on_request
+        self._ahead = None
         if result.error is None:
             try:
                 self._copier.wait(mark, result.batch)
             except Exception as error:
                 result = result._replace(batch=None, error=error)
-        if window.poll():
-            if ahead is not None:
-                self.ready = window.ready_on_request + 1
+        follows = window.poll()
+        self.ready = window.ready_on_request + (ahead is not None)
+        if follows:
             # The window raises its errors again when the consumer requests that batch.
             with suppress(Exception):
                 self._ahead = self._copied(window.next())
