@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -82,22 +81,6 @@ class TestCounts:
                 mine.add([failed(1)], 8, **WHERE)
         assert mine.counts()["samples"] == 24
         assert mine.counts()["failed"] == 3
-
-    def test_from_several_threads(self) -> None:
-        mine = log()
-
-        def count() -> None:
-            for index in range(300):
-                mine.add([failed(index)] if index % 3 == 0 else [], 2, **WHERE)
-
-        with silent():
-            threads = [threading.Thread(target=count) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert mine.counts()["samples"] == 2400
-        assert mine.counts()["types"] == {"KeyError": 400}
 
     def test_of_batches_without_failures_cost_little(self) -> None:
         mine = log(max_rate=0.5)

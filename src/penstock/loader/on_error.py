@@ -14,8 +14,8 @@ SystemExit and everything else that is not an Exception.
     worker    OnError.load(...)  ->  a sample, another one, or SKIP    and a `Failure` in the metrics of the batch
     trainer   FailureLog.add(failures of a delivered batch)            counts, limits, report
 
-Failures travel to the main process with their batch. So counts, limits and report cover delivered batches, not
-prefetched ones. A batch that raises is not recorded, because its error has all details.
+Failures travel with their batch, so counts, limits and report cover delivered batches, not prefetched ones. A batch
+that raises is not recorded, because its error has all details.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import errno
 import json
 import operator
 import os
-import threading
 import time
 import traceback
 import warnings
@@ -71,9 +70,6 @@ _LONGEST = 8192
 
 SKIP: Final = object()
 """Marks a skipped sample in a list of samples. It never leaves its process."""
-
-_counting = threading.Lock()
-"""Held while a log changes. One for all, since loaders with their logs are pickled."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +230,8 @@ class OnError:
 class FailureLog:
     """Counts, limits and report of a loader's ``on_error``. Lives in the main process.
 
-    Counts cover the loader's whole life. Limits cover one epoch: a dataset with ten bad images has ten in each.
+    Counts cover the loader's whole life. Limits cover one epoch: a dataset with ten bad images has ten in each. Exact
+    while one consumer at a time iterates.
 
     Raises:
         ConfigError: the report cannot be written.
@@ -248,20 +245,18 @@ class FailureLog:
         self._actions: Counter[str] = Counter()
         self._types: Counter[str] = Counter()
         self.begin()
-        if self._report is not None:
-            try:
-                _append(self._report, "")
-            except OSError as error:
-                raise ConfigError(
-                    f"the report {self._report} of on_error cannot be written ({error.strerror}): use a file in a "
-                    "folder that exists and is writable"
-                ) from error
+        try:
+            self._write("")
+        except OSError as error:
+            raise ConfigError(
+                f"the report {self._report} of on_error cannot be written ({error.strerror}): use a file in a folder "
+                "that exists and is writable"
+            ) from error
 
     def begin(self) -> None:
-        """Reset the limits' counts at the start of an epoch iterator, also after a resume."""
-        with _counting:
-            self._pass_samples = self._pass_failed = 0
-            self._last: deque[Failure] = deque(maxlen=5)
+        """Begin to count for the limits: at the start of an epoch iterator, also after a resume."""
+        self._before = self._samples, self._actions.total()
+        self._last: deque[Failure] = deque(maxlen=5)
 
     def add(self, failures: Sequence[Failure], samples: int, **where: int | None) -> None:
         """Record one batch; takes less than 1 µs if nothing failed.
@@ -274,29 +269,32 @@ class FailureLog:
         Raises:
             TooManyErrors: a limit is exceeded. The failures are recorded all the same.
         """
-        with _counting:
-            self._samples += samples
-            self._pass_samples += samples
-            if not failures:
-                return
-            fresh = not self._types
-            for failure in failures:
-                self._types[failure.error] += 1
-                self._actions[failure.action] += failure.attempt == 0
-                self._pass_failed += failure.attempt == 0
-            self._last.extend(failures)
-            self._write(failures, where)
-            rule, failed, among, limit = self.on_error, self._pass_failed, self._pass_samples, None
-            if rule.max_failures is not None and failed > rule.max_failures:
-                limit = f"max_failures={rule.max_failures}"
-            elif rule.max_rate is not None and among >= rule.min_samples and failed > rule.max_rate * among:
-                limit = f"max_rate={rule.max_rate}"
-            if limit is not None:
-                listed = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
-                raise TooManyErrors(
-                    f"{failed} of the first {among} samples of this epoch cannot be loaded, which is more than "
-                    f"on_error allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {listed}"
-                )
+        self._samples += samples
+        if not failures:
+            return
+        fresh, context = not self._types, {"time": round(time.time(), 3), **where}
+        self._types.update(failure.error for failure in failures)
+        self._actions.update(failure.action for failure in failures if not failure.attempt)
+        self._last.extend(failures)
+        try:
+            self._write("".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures))
+        # A failed report must not end a training run.
+        except OSError as error:
+            if not self._unwritten:
+                warnings.warn(f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=5)
+            self._unwritten += len(failures)
+        rule, limit = self.on_error, None
+        among, failed = self._samples - self._before[0], self._actions.total() - self._before[1]
+        if rule.max_failures is not None and failed > rule.max_failures:
+            limit = f"max_failures={rule.max_failures}"
+        elif rule.max_rate is not None and among >= rule.min_samples and failed > rule.max_rate * among:
+            limit = f"max_rate={rule.max_rate}"
+        if limit is not None:
+            listed = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
+            raise TooManyErrors(
+                f"{failed} of the first {among} samples of this epoch cannot be loaded, which is more than "
+                f"on_error allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {listed}"
+            )
         if fresh:
             done = {"skip": "was left out", "replace": "was replaced"}[failures[0].action]
             warnings.warn(
@@ -311,22 +309,15 @@ class FailureLog:
         ``samples`` is the number delivered, ``failed`` the number ``skipped`` or ``replaced``. ``types`` counts all
         failures, including failed replacements, by exception type.
         """
-        with _counting:
-            skipped, replaced = self._actions["skip"], self._actions["replace"]
-            counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
-            return {**counts, "types": dict(self._types), "unwritten": self._unwritten}
+        skipped, replaced = self._actions["skip"], self._actions["replace"]
+        counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
+        return {**counts, "types": dict(self._types), "unwritten": self._unwritten}
 
-    def _write(self, failures: Sequence[Failure], where: dict[str, int | None]) -> None:
-        if self._report is None:
-            return
-        context = {"time": round(time.time(), 3), **where}
-        try:
-            _append(self._report, "".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures))
-        # A failed report must not end a training run.
-        except OSError as error:
-            if not self._unwritten:
-                warnings.warn(f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=6)
-            self._unwritten += len(failures)
+    def _write(self, text: str) -> None:
+        """Append to the report with a single write, so that lines of several processes do not mix."""
+        if self._report is not None:
+            with open(self._report, "ab", buffering=0) as file:
+                file.write(text.encode())
 
 
 def is_tolerable(error: BaseException) -> bool:
@@ -367,9 +358,3 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse a value that is not an integer of at least ``least``."""
     if not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise ConfigError(f"{name} must be an integer of {least} or more, got {value!r}")
-
-
-def _append(path: str, text: str) -> None:
-    """Append to a file with a single write, so that lines of several processes do not mix."""
-    with open(path, "ab", buffering=0) as file:
-        file.write(text.encode())
