@@ -335,7 +335,13 @@ class Consumer:
                     self._epoch_delivered = before.run.epoch
                 if run.epoch == self._epoch_delivered and not self._warned:
                     self._warn_of_same_epoch()
-                progress, self._job = self._beginning(run, base_seed)
+                progress = Progress(run, base_seed, self._ahead)
+                if self._job is not None:
+                    self._job = _followed(self._job, run)
+                order, plan, alone = self._own, self.plan, self._under is None
+                if alone and order is not None and order.ahead is not None and isinstance(plan, BatchSampler):
+                    advance, size = order.advance, plan.batch_size
+                    progress.advance = lambda count: advance(run.place, count * size)
             progress.reader = reader
             self._progress, self._ahead = progress, frozenset()
             yield progress
@@ -345,20 +351,8 @@ class Consumer:
                 one.undo(position)
             raise
 
-    def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, Layouts | None]:
-        """Return the progress of a new iterator over an epoch plan, and the job's layouts until then.
-
-        The iterator leaves out batches that were skipped, or delivered ahead of others.
-        """
-        own, plan = self._own, self.plan
-        job = None if self._job is None else _followed(self._job, run)
-        if own is None or own.ahead is None or self._under is not None or not isinstance(plan, BatchSampler):
-            return Progress(run, base_seed, self._ahead), job
-        advance, size = own.advance, plan.batch_size
-        return Progress(run, base_seed, self._ahead, lambda count: advance(run.place, count * size)), job
-
     def _present(self) -> tuple[Progress, Layouts | None]:
-        """Return the progress of the running or else the next iterator, and the job's layouts."""
+        """Return the progress of the running or else the next iterator, and the job's layouts until then."""
         progress, running = self._progress, self.running
         if self._job is None and self._counts:
             self._job = self._read_layouts({})
@@ -367,7 +361,8 @@ class Consumer:
         if running and progress is not None and progress.run is not None:
             return progress, self._job
         assert self._reader is not None
-        return self._beginning(self._reader.peek())
+        run = self._reader.peek()
+        return Progress(run, 0, self._ahead), None if self._job is None else _followed(self._job, run)
 
     def requests(self, progress: Progress) -> Iterator[Iterable[BatchRequest]]:
         """Yield the requests of an epoch iterator in blocks, because several batches cost little more than one."""

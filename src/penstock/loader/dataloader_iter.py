@@ -41,22 +41,16 @@ class Progress:
         run: the epoch plan; None for streams that only the dataset can order.
         base_seed: base seed of the iterator.
         ahead: numbers of batches already delivered ahead of missing ones (``in_order=False``).
-        advance: called after each delivery with the number of batches delivered without a gap; for a dataset that
-            fetches ahead.
 
     Attributes:
         count: number of batches delivered without a gap, including failed ones.
         ahead: numbers of the batches delivered after the first gap.
-        delivered_before: numbers of the batches that were delivered before this iterator, which it does not request.
+        delivered_before: numbers of the batches that were skipped, or delivered before this iterator: it does not
+            request them.
+        advance: called with `count` after each delivery; for a dataset that fetches ahead.
     """
 
-    def __init__(
-        self,
-        run: BatchEpochPlan | None,
-        base_seed: int,
-        ahead: frozenset[int] = frozenset(),
-        advance: Callable[[int], object] | None = None,
-    ) -> None:
+    def __init__(self, run: BatchEpochPlan | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
         self.run = run
         self.base_seed = base_seed
         self.count = 0
@@ -72,7 +66,7 @@ class Progress:
             self._close_gap()
         # The number of the first requested batch, and those after it that are not requested.
         self._first, self._left_out = self.count, sorted(self.ahead)
-        self._advance = advance
+        self.advance: Callable[[int], object] | None = None
 
     def is_held(self) -> bool:
         """Return whether the iterator still exists, so that its consumer may continue."""
@@ -89,8 +83,8 @@ class Progress:
                 number += other <= number
             self.ahead.add(number)
             self._close_gap()
-        if self._advance is not None:
-            self._advance(self.count)
+        if self.advance is not None:
+            self.advance(self.count)
 
     def _close_gap(self) -> None:
         while self.count in self.ahead:
