@@ -60,7 +60,9 @@ class LengthClasses:
     def __init__(self, lengths: Lengths, limit: int, count: int) -> None:
         self.limit = limit
         bins = int(_bins(np.array([limit]))[0]) + 1
-        ends = np.minimum(_upper_ends(bins), limit)
+        # The longest length in each bin.
+        behind = (np.arange(1, bins + 1, dtype=np.int64) + _ONE) << _SHIFT
+        ends = np.minimum(np.ceil(behind.view(np.float64)).astype(np.int64) - 1, limit)
         samples, too_long, longest, misfit = _histogram(lengths, limit, bins)
         self.misfit: tuple[int, int] | None = misfit
         """Row and length of the first sample above the limit; None if no sample is too long."""
@@ -151,9 +153,3 @@ def _bins(lengths: npt.NDArray[Any]) -> Indices:
     bits >>= _SHIFT
     bits -= _ONE
     return bits
-
-
-def _upper_ends(bins: int) -> Indices:
-    """Return the longest length in each bin."""
-    behind = (np.arange(1, bins + 1, dtype=np.int64) + _ONE) << _SHIFT
-    return np.ceil(behind.view(np.float64)).astype(np.int64) - 1

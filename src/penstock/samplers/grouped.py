@@ -152,12 +152,6 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
 
     @property
-    def _cuts(self) -> ClassBatches:
-        """The batches of order="class", with the batch size that the sampler has now."""
-        starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
-        return ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
-
-    @property
     def repeated(self) -> list[int]:
         """Numbers of the batches that are repeated at the end of the current epoch, so that all ranks have equally
         many.
@@ -221,7 +215,8 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
-        batches = self._cuts
+        starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
+        batches = ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
         return ClassBatchPlan(
             batches=batches,
             samples=self.groups,
