@@ -168,7 +168,7 @@ class ClassBatchPlan(BatchEpochPlan):
         batches = self.batches.batch_of(self._shuffle.inverse[places])
         numbers: list[int] = np.unique(self._order.inverse[batches[batches >= 0]]).tolist()
         if self.excluded.mark:
-            return [number for number in numbers for _ in range(self.batch(number)[0].count(row))]
+            return [number for number in numbers for _ in range(self.numbered(np.array([number]))[0][0].count(row))]
         return numbers
 
     @property

@@ -147,7 +147,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             )
         self._counted: tuple[Cursor, Indices] | None = None
         if order == "class":
-            self._excluded = self.groups.without(exclude, self._cuts.starts)
+            self._excluded = self.groups.without(exclude, self.groups.starts)
         elif exclude is not None:
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
 
@@ -215,8 +215,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
-        starts = np.concatenate([[0], np.cumsum(self.groups.sizes)])
-        batches = ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
+        batches = ClassBatches(self.groups.starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
         return ClassBatchPlan(
             batches=batches,
             samples=self.groups,
@@ -368,6 +367,11 @@ class Groups(SampleClasses):
     def sizes(self) -> Indices:
         """Number of samples of each group: int64 of shape (count,)."""
         return self.count_in(self.ids[a : a + _CHUNK] for a in range(0, len(self.ids), _CHUNK))
+
+    @property
+    def starts(self) -> Indices:
+        """The place of the first sample of each group, sorted by group, and the number of samples."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def count_in(self, chunks: Iterable[npt.NDArray[Any]]) -> Indices:
         """Return how often each group occurs in chunks of groups: int64 of shape (count,)."""

@@ -121,7 +121,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
 class _Endless(PartitionedOrder):
     """An endless stream: positions continue from one epoch to the next."""
 
-    rank_partition = None  # type: ignore[assignment]
+    layout = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         raise TypeError("an endless plan has no length")
