@@ -215,7 +215,9 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
                 f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
                 "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
-        batches = ClassBatches(self.groups.starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
+        batches = ClassBatches(
+            self.groups.starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last
+        )
         return ClassBatchPlan(
             batches=batches,
             samples=self.groups,
