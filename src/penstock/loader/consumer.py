@@ -125,7 +125,8 @@ class Consumer:
             initial = partial(take_snapshot, self.samples, None, config.collate_fn if shared else None, first=True)
         single = config.kind == "inline" or (config.kind == "thread" and not stream)
         stateful = stream or has_state(self.samples) or has_state(config.collate_fn)
-        return UserStates(0 if single else config.workers, stream=stream, stateful=stateful, initial=initial)
+        workers, kept = 0 if single else config.workers, shared or config.persistent_workers
+        return UserStates(workers, stream=stream, stateful=stateful, kept=kept, initial=initial)
 
     def change_workers(self, config: LoaderConfig) -> None:
         """Move the states of users' objects to the workers of a config.
@@ -386,13 +387,13 @@ class Consumer:
             requests = map(BatchRequest, packed, keys, itertools.repeat(place))
             yield (one for one in requests if next(numbers) not in without) if without else requests
 
-    def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
+    def finished(self, progress: Progress) -> None:
         """Record that the consumer has received the whole epoch. With a seed, the next iterator advances the epoch."""
         # A request during the iteration for its own epoch changes nothing.
         self.continues(progress)
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress, self._epoch_delivered = None, None if progress.run is None else progress.run.epoch
-            self.states.finish(fresh=fresh())
+            self.states.finish()
             if self._under is not None:
                 self._under.finish(advance=self.seed is not None)
             if self._reader is not None:

@@ -316,10 +316,7 @@ class DataLoaderIter:
                 self._statistics.ended(wait)
                 if self._bar is not None:
                     self._bar.close()
-                workers = self._loader._workers
-                self._loader.consumer.finished(
-                    self.progress, fresh=lambda: workers.config.forks_workers and not workers.kept
-                )
+                self._loader.consumer.finished(self.progress)
             return
         exits = threading.current_thread().daemon and not threading.main_thread().is_alive()
         if exits and isinstance(error, WorkerError):

@@ -234,11 +234,7 @@ class StreamFetch:
         None if none of them has a state, or none is due. At the end of the iterator none is due, because a resume
         repeats the end. But if only the collate function has a state, the next iterator starts with its last one.
         """
-        places = has_state(self.dataset) or has_state(self._items)
-        if places and self._ended:
-            self._wait = 0
-            return None
-        if places and self._wait > 0:
+        if (self._ended or self._wait > 0) and (has_state(self.dataset) or has_state(self._items)):
             self._wait -= 1
             return None
         snapshot = take_snapshot(self.dataset, self._items, self.collate_fn, self._own)

@@ -15,6 +15,7 @@ iterator, so a resume repeats once what an object does there. Workers never get 
 from __future__ import annotations
 
 import base64
+import copy
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -215,6 +216,7 @@ class UserStates:
             1.
         stream: whether batches come from the workers' iterators, so that the position of each worker matters.
         stateful: whether there is anything to record: a stream, or an object with a state.
+        kept: whether the next iterator has the same workers, or (inline) the same objects.
         initial: takes the states of objects in the trainer's process, for workers of which nothing is known. None if
             workers have their own copies: only those are asked, and a worker that delivered nothing starts fresh.
 
@@ -233,6 +235,7 @@ class UserStates:
         *,
         stream: bool,
         stateful: bool = True,
+        kept: bool = True,
         initial: Callable[[], Snapshot | None] | None = None,
     ) -> None:
         self.num_workers = num_workers
@@ -243,12 +246,17 @@ class UserStates:
         self.over = True
         self.resumes = False
         self.resumed: dict[int, WorkerState] = {}
+        self._kept = kept
         self._initial = initial
         self._count = max(1, num_workers)
         self._workers: dict[int, WorkerState] = {}
 
-    def _new(self) -> UserStates:
-        return UserStates(self.num_workers, stream=self.stream, stateful=self.stateful, initial=self._initial)
+    def _new(self, *, resumes: bool) -> UserStates:
+        """Return the states for an iterator that has not ended, of which nothing is known."""
+        new = copy.copy(self)
+        new.next, new.base_seed, new.over, new.resumes = 0, None, False, resumes
+        new.resumed, new._workers = {}, {}
+        return new
 
     # Iteration.
 
@@ -259,8 +267,7 @@ class UserStates:
             fresh: whether its workers are new. Otherwise they are the ones of the last iterator, or (inline) the same
                 objects.
         """
-        new = self._new()
-        new.over = False
+        new = self._new(resumes=False)
         if self.resumes:
             new.next, new.resumed, new._workers = self.next, self._workers, dict(self._workers)
         elif not fresh and (self.over or not self.stream):
@@ -306,14 +313,10 @@ class UserStates:
             return
         self.next = (worker + 1) % self._count
 
-    def finish(self, *, fresh: bool) -> None:
-        """Record that the consumer has received all batches of the iterator.
-
-        Args:
-            fresh: whether the next iterator has new workers.
-        """
+    def finish(self) -> None:
+        """Record that the consumer has received all batches of the iterator."""
         self.next, self.over = 0, True
-        if fresh:
+        if not self._kept:
             self._workers, self.base_seed = {}, None
         elif self.stream:
             # Without a position, only the start of the next iterator is known.
@@ -345,8 +348,7 @@ class UserStates:
             LayoutError: the number of workers differs, and one of them has a state.
             StateError: the state is damaged.
         """
-        new = self._new()
-        new.over, new.resumes = False, True
+        new = self._new(resumes=True)
         if state is None:
             return new
         of = "loader's workers"
