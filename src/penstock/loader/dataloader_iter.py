@@ -221,7 +221,7 @@ class DataLoaderIter:
             self._end_without_batch(error, perf_counter() - start)
             raise
         # From here on a signal handler may raise. The batch then counts as undelivered, and no other may follow it.
-        self._in_hand, made = True, result.error is None
+        self._in_hand = True
         if copies is not None:
             result = copies.deliver(result)
         elif self._finish is not None and result.error is None:
@@ -239,7 +239,7 @@ class DataLoaderIter:
             if isinstance(failure, Exception):
                 # The next call continues after the error.
                 self._statistics.failed(perf_counter() - start)
-                self._deliver(result, made=made)
+                self._deliver(result)
             self._in_hand = False
             try:
                 raise failure
@@ -265,11 +265,11 @@ class DataLoaderIter:
                 raise
         return self._deliver(result)
 
-    def _deliver(self, result: BatchResult, *, made: bool = True) -> Any:
+    def _deliver(self, result: BatchResult) -> Any:
         """Record a batch, or the error in its place, as received by the consumer, and return the batch."""
         if self._states is not None:
             self._states.begun(self._batches.first_states)
-            self._states.delivered(result.worker, result.state, made=made)
+            self._states.delivered(result.worker, result.state)
         self.progress.delivered(result.number)
         self._in_hand = False
         if self._bar is not None:

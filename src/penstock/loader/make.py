@@ -361,6 +361,8 @@ class Maker:
         self.worker = worker
         self._catches = catches
         self._stream = not isinstance(fetcher, Fetch)
+        # State of an error: a resumed stream makes a failed batch again, which fails again.
+        self._unmoved: Snapshot | None = {} if self._stream else None
         self._unusable: BaseException | None = None
         self.broken: BaseException | None = None
         self._traceback: TracebackType | None = None  # of that error: each time it is raised, it grows
@@ -402,7 +404,7 @@ class Maker:
         if self.broken is not None and not self._ended:
             self._ended = self._stream
             error = self.broken.with_traceback(self._traceback)
-            return BatchResult(None, metrics, number, worker, error=error, run=run)
+            return BatchResult(None, metrics, number, worker, self._unmoved, error=error, run=run)
         if self._ended:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)
         before, thread.arena = thread.arena, arena
@@ -414,11 +416,10 @@ class Maker:
             return BatchResult(None, metrics, number, worker, run=run, ended=True)
         except self._catches as error:
             try:
-                # A resumed stream makes a failed batch again, which fails again.
-                state = None if self._stream else self.fetcher.state_dict()
+                state = self._unmoved if self._stream else self.fetcher.state_dict()
                 return BatchResult(None, metrics, number, worker, state, error=error, run=run)
             except Exception as another:
-                return BatchResult(None, metrics, number, worker, error=another, run=run)
+                return BatchResult(None, metrics, number, worker, self._unmoved, error=another, run=run)
         finally:
             thread.arena = before
 

@@ -100,7 +100,7 @@ class BatchResult(NamedTuple):
         number: number of the batch in its run, 0 for the first one after a resume.
         worker: the worker that made it.
         state: states of the user's dataset, iterator and collate function right after this batch or its error; None
-            without states.
+            without states, and empty if a stream could not make the batch, which counts as not made.
         way: transport: "local" (same process), "ring", "pipe" (without large tensors), "refused" (the same, because
             there was no memory for it in the ring), or Ray's "message".
         error: exception raised in place of this batch.

@@ -294,17 +294,17 @@ class UserStates:
             if one is None or not one.ended or "stream" in snapshot or "iterator" in snapshot:
                 self._workers[worker] = WorkerState(snapshot)
 
-    def delivered(self, worker: int, snapshot: Snapshot | None, *, made: bool = True) -> None:
+    def delivered(self, worker: int, snapshot: Snapshot | None) -> None:
         """Record a delivered batch, or the error in its place.
 
         Args:
             worker: the worker that made it.
-            snapshot: snapshot right after it; None if there is none.
-            made: whether the worker has made it. If not, a stream stays where it was: the batch is made again.
+            snapshot: snapshot right after it; None if there is none. Empty if a stream could not make the batch: it
+                stays where it was.
         """
-        if snapshot is not None and not (self.stream and _PLACES.isdisjoint(snapshot)):
+        if snapshot and not (self.stream and _PLACES.isdisjoint(snapshot)):
             self._workers[worker] = WorkerState(snapshot)
-        elif self.stream and made:
+        elif self.stream and (snapshot is None or snapshot):
             one = self._workers.get(worker, WorkerState())
             newest = one.snapshot if snapshot is None or one.places else snapshot
             self._workers[worker] = one._replace(snapshot=newest, since=one.since + 1)
