@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import ConfigError
@@ -149,9 +149,10 @@ class Workers:
         assert executor is not None
         if not policy.persistent:
             self.executor = None
-        if self.config.kind == "ray":
-            requests = _drawn_together(requests, self.config.depth)
         restarted = self._count_restart
+        if self.config.kind == "ray":
+            # Fewer are submitted until the size of batches is known, but samplers draw as torch's loader asks them.
+            requests = chain(list(islice(requests, self.config.depth)), requests)
         try:
             return Window(
                 requests, executor, self._flow, policy, epoch=epoch, resume=resume, first=first, restarted=restarted
@@ -198,23 +199,6 @@ class Workers:
         for one in list(self._started) if running else [executor]:
             if one is not None and one.pid == os.getpid():
                 one.close(SHUTDOWN_TIMEOUT_S)
-
-
-def _drawn_together(requests: Iterator[BatchRequest], count: int) -> Iterator[BatchRequest]:
-    """Yield requests, the first ones drawn at once: samplers then draw when torch's loader asks them to.
-
-    On Ray fewer are submitted, until the size of batches is known.
-    """
-    drawn: list[BatchRequest] = []
-    failed: Exception | None = None
-    try:
-        drawn.extend(islice(requests, count))
-    except Exception as error:
-        failed = error
-    yield from drawn
-    if failed is not None:
-        raise failed
-    yield from requests
 
 
 def _start_method(context: Any, dataset: Any) -> Any:
