@@ -106,7 +106,8 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
     def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
-        n, count, replacement, epoch = len(self.data_source), self.num_samples, self.replacement, cursor.epoch
+        n, replacement, epoch = len(self.data_source), self.replacement, cursor.epoch
+        count = n if self._num_samples is None else self._num_samples
         if n == 0:
             raise SamplerError("the data source is empty: it has no samples to draw")
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
