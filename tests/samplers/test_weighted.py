@@ -100,7 +100,7 @@ def test_without_replacement_all_and_too_many() -> None:
 def test_a_draw_is_a_function_of_key_and_position() -> None:
     table = build_table(np.arange(1.0, 50.0))
     positions = np.random.default_rng(0).integers(0, 1 << 40, 1000)
-    draws = Hashed(1 << 40, 9, table.draw)
+    draws = Hashed(9, table.draw)
     together = draws[positions]
     assert [int(draws[positions[i : i + 1]][0]) for i in range(1000)] == together.tolist()
 

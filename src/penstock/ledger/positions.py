@@ -80,11 +80,11 @@ class OrderPositions:
     """An order of rows, of which the epoch has the first ``samples``."""
 
     def __init__(self, order: Any, samples: int) -> None:
-        self._order, self._samples = order, max(1, samples)
+        self._order, self._samples = order, samples
 
     def rows(self, positions: Indices) -> RowsAt:
         """Return the row at each position."""
-        rows = np.asarray(self._order[positions % self._samples])
+        rows = np.asarray(self._order[positions % max(1, self._samples)])
         return RowsAt(rows, np.arange(len(rows)), positions, np.full(len(rows), -1))
 
     def find(self, row: int, source: int | str) -> list[int]:
@@ -98,6 +98,6 @@ class OrderPositions:
 
     def _scanned(self, row: int) -> Iterator[int]:
         """Yield the positions of a row by a scan, for torch's orders and orders that repeat rows."""
-        for begin in range(0, len(self._order), _CHUNK):
-            rows = np.asarray(self._order[np.arange(begin, min(begin + _CHUNK, len(self._order)))])
+        for begin in range(0, self._samples, _CHUNK):
+            rows = np.asarray(self._order[np.arange(begin, min(begin + _CHUNK, self._samples))])
             yield from (begin + np.flatnonzero(rows == row)).tolist()

@@ -16,11 +16,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.order import Order, Partition
+from penstock.order import Partition
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
@@ -30,6 +30,7 @@ __all__ = [
     "BatchEpochPlan",
     "Batches",
     "Block",
+    "EpochOrder",
     "EpochPlan",
     "ForwardEpoch",
     "Layout",
@@ -54,6 +55,13 @@ Batch = tuple[list[Any], Indices]
 Block = tuple[list[list[Any]] | Indices, Indices]
 """The sample indices of several batches of one size, as lists or as an int64 array of shape (batches, size), and the
 array of their positions."""
+
+
+class EpochOrder(Protocol):
+    """The samples of an epoch: an `Order`, an array, or draws with repetition."""
+
+    def __getitem__(self, positions: Indices, /) -> Indices:
+        """Return the samples at some positions, int64 of shape (n,)."""
 
 
 class Layout(NamedTuple):
@@ -310,7 +318,7 @@ class PartitionedOrder(EpochPlan):
         at_end: called at the end of the epoch, perhaps more than once.
     """
 
-    make: Callable[[], Order]
+    make: Callable[[], EpochOrder]
     partition: Partition
     identity: Callable[[], State]
     _: KW_ONLY
@@ -322,7 +330,7 @@ class PartitionedOrder(EpochPlan):
     at_end: Callable[[], object] | None = None
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> EpochOrder:
         """The order of the whole epoch, of all ranks together."""
         return self.make()
 

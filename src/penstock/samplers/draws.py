@@ -21,10 +21,10 @@ import torch
 
 from penstock.errors import StateError
 from penstock.hashing import derive_key, mix_array
-from penstock.order import Order, Partition
-from penstock.order.permutation import Indices, normalise
+from penstock.order import Partition
+from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_int
-from penstock.plan.epoch import PartitionedOrder
+from penstock.plan.epoch import EpochOrder, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochSampler
 
@@ -51,48 +51,39 @@ def scale(hashes: npt.NDArray[np.uint64], n: int) -> Indices:
 
 
 class Hashed:
-    """``count`` numbers with repetition, each a function of a key and its position. O(1) memory.
+    """Numbers with repetition, each a function of a key and its position. O(1) memory.
 
-    Indexed like an `Order`, but not a bijection. ``number`` returns the numbers for an array of hashes.
+    ``number`` returns the numbers for an array of hashes.
     """
 
-    def __init__(self, count: int, key: int, number: Callable[[npt.NDArray[np.uint64]], Indices]) -> None:
-        self._count, self._key, self._number = count, key, number
+    def __init__(self, key: int, number: Callable[[npt.NDArray[np.uint64]], Indices]) -> None:
+        self._key, self._number = key, number
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        drawn = self._number(mix_array(self._key, normalise(index, self._count).view(np.uint64)))
-        return int(drawn) if drawn.ndim == 0 else drawn
+    def __getitem__(self, positions: Indices) -> Indices:
+        return self._number(mix_array(self._key, positions.view(np.uint64)))
 
 
 class Rounds:
-    """Indices in blocks of one size, with one block in memory. Indexed like an `Order`, but not a bijection.
+    """Indices in blocks of one size, with one block in memory.
 
     Args:
         size: indices of a block; the last block may have fewer.
-        count: number of indices.
         make: returns the block with a number.
     """
 
-    def __init__(self, size: int, count: int, make: Callable[[int], Order | Indices]) -> None:
-        self._size, self._count, self._make = size, count, make
-        self._held: tuple[int, Order | Indices] = -1, np.empty(0, dtype=np.int64)
+    def __init__(self, size: int, make: Callable[[int], EpochOrder]) -> None:
+        self._size, self._make = size, make
+        self._held: tuple[int, EpochOrder] = -1, np.empty(0, dtype=np.int64)
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        positions = normalise(index, self._count)
-        numbers, within = np.divmod(positions.reshape(-1), self._size)
+    def __getitem__(self, positions: Indices) -> Indices:
+        numbers, within = np.divmod(positions, self._size)
         # Positions usually ascend, so that each block is one slice.
         begins = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
         for begin, end in itertools.pairwise([*begins, len(within)]):
             within[begin:end] = self.block(int(numbers[begin]))[within[begin:end]]
-        return int(within[0]) if positions.ndim == 0 else within.reshape(positions.shape)
+        return cast(Indices, within)
 
-    def block(self, number: int) -> Order | Indices:
+    def block(self, number: int) -> EpochOrder:
         """Return a block, which is kept until another one is needed."""
         if number != self._held[0]:
             self._held = number, self._make(number)
@@ -142,13 +133,14 @@ class Draw:
         last call count.
 
         Args:
-            size, count: see `Rounds`.
+            size: indices of a block, see `Rounds`.
+            count: number of indices.
             last: number of the last block that torch draws, perhaps one of which no index is read.
             block: draws the block with a number from a generator. Blocks are drawn one after another.
         """
         numbers = size, count, last
         if self._order is None or self._moves is None or self._order[0] != numbers:
-            rounds = Rounds(size, count, partial(self._read, block))
+            rounds = Rounds(size, partial(self._read, block))
             self._order = numbers, rounds, partial(self._exhaust, block, last)
         return self._order[1:]
 
@@ -249,7 +241,7 @@ class DrawingSampler(EpochSampler):
             return draw.state()
 
         return PartitionedOrder(
-            lambda: cast(Order, order if count > size else order.block(0)),
+            lambda: order if count > size else order.block(0),
             Partition(count, remainder="uneven", consumed=cursor.consumed),
             identity,
             seed=None,

@@ -102,7 +102,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
         consumed = max(cursor.consumed, cursor.epoch * n)
         if consumed >= MAX_N:
             raise SamplerError(f"epoch {cursor.epoch} of {n} samples begins after 2**62 positions: set a smaller one")
-        order = Rounds(n, MAX_N, partial(epoch_order, self._kind, self._block, n, self.seed))
+        order = Rounds(n, partial(epoch_order, self._kind, self._block, n, self.seed))
         partition = Partition(MAX_N, world_size, rank, remainder="uneven", consumed=consumed)
         return _Endless(lambda: order, partition, self._identity, seed=self.seed, epoch=cursor.epoch)
 

@@ -124,9 +124,9 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             seed = self.seed or 0
             make: Callable[[], Any] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
             if replacement:
-                make = partial(Hashed, count, derive_key(seed, epoch, "replacement"), partial(scale, n=n))
+                make = partial(Hashed, derive_key(seed, epoch, "replacement"), partial(scale, n=n))
             elif count > n:
-                make = partial(Rounds, n, count, partial(self._round, n, seed, epoch))
+                make = partial(Rounds, n, partial(self._round, n, seed, epoch))
             return PartitionedOrder(make, partition, identity, seed=self.seed, epoch=epoch, rounds=rounds)
 
         def block(generator: torch.Generator, number: int) -> torch.Tensor:

@@ -18,10 +18,10 @@ import xxhash
 
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key, mix_array
-from penstock.order import ORDER_VERSION, Order, Partition
+from penstock.order import ORDER_VERSION, Partition
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import EpochPlan, PartitionedOrder
+from penstock.plan.epoch import EpochOrder, EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, Hashed, scale
 from penstock.samplers.orders import flag, positive
@@ -116,11 +116,11 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         seed, epoch = self.seed, cursor.epoch
         draw = self._draw(cursor, draws) if seed is None else None
 
-        def order() -> Order:
+        def order() -> EpochOrder:
             key = derive_key(seed or 0, epoch, "weighted") if draw is None else derive_key(draw.key(), 0, "weighted")
             if self.replacement:
-                return cast(Order, Hashed(self.num_samples, key, self._table.draw))
-            return cast(Order, _without_replacement(self._values, self.num_samples, key))
+                return Hashed(key, self._table.draw)
+            return _without_replacement(self._values, self.num_samples, key)
 
         return PartitionedOrder(
             order,
