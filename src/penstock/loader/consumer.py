@@ -287,7 +287,7 @@ class Consumer:
         if progress is None or reader is None:
             return progress is not None
         reader.follow()
-        return reader.attached or (reader.start_requested and progress.num_delivered > 0 and progress.is_held())
+        return reader.attached or (reader.requested and progress.num_delivered > 0 and progress.is_held())
 
     def base_seed(self, draw: Callable[[], int], *, workers: bool = False) -> int:
         """Return the base seed of the next iterator: the one of a loaded state, or one drawn once.

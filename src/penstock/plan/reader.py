@@ -168,9 +168,10 @@ class PlanReader(Generic[E]):
         self._seed = seed
         self.run: E | None = None
         self._run_draws = Draws(seed)
-        # Where the next epoch plan begins, if that was chosen, and whether the bookmark chose it.
+        # Where the next epoch plan begins, if that was chosen.
         self._next: Cursor | None = None
-        self._requested = False
+        self.requested = False
+        """Whether the bookmark chose that, perhaps while ``run`` was read. It counts when it is followed."""
         self.loaded = False
         """Whether the next run begins at a loaded state. The bookmark counts when it is followed."""
         # The random draw of the next epoch plan.
@@ -191,11 +192,6 @@ class PlanReader(Generic[E]):
         """Whether ``run`` is being read and no other start has been chosen since."""
         self.follow()
         return self.attached
-
-    @property
-    def start_requested(self) -> bool:
-        """Whether the bookmark was written while ``run`` was read. If the run continues, the next run obeys it."""
-        return self.run is not None and not self.current and self._requested
 
     @property
     def epoch(self) -> int:
@@ -248,7 +244,7 @@ class PlanReader(Generic[E]):
         cursor = self.next_start(advance=advance, delivered=delivered)
         run = self.plan.bind(cursor, self._draws)
         self.run, self._run_draws, self.attached = run, self._draws, True
-        self._next, self.loaded, self._requested, self._draws = None, False, False, Draws(self._seed)
+        self._next, self.loaded, self.requested, self._draws = None, False, False, Draws(self._seed)
         self.plan.show(cursor, loaded=False, running=True)
         return run
 
@@ -258,7 +254,7 @@ class PlanReader(Generic[E]):
         draws = self._draws if self.run is before["run"] else self._run_draws
         vars(self).update(before, _draws=draws)
         # If the bookmark had a loaded state, the start has used it up there.
-        self._requested = self._requested and not self.loaded
+        self.requested = self.requested and not self.loaded
         if self._next is not None:
             self.plan.show(self._next, loaded=self.loaded, running=False)
 
@@ -268,7 +264,7 @@ class PlanReader(Generic[E]):
         A bookmark written after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the
         epoch there). A later one is for the next run. The epoch of the run itself changes nothing.
         """
-        if self.run is not run or (self.attached and self.plan.bookmark.version == self._followed) or self.current:
+        if self.run is not run or self.current:
             return True
         upcoming = self.next_start()
         if not self.loaded and _is_in(upcoming, run.start):
@@ -311,19 +307,19 @@ class PlanReader(Generic[E]):
         mark = self.plan.bookmark
         if mark.version == self._followed:
             # A loaded state is used once. If another reader has used it, this reader begins the whole epoch.
-            if self._requested and self.loaded and not mark.loaded:
+            if self.requested and self.loaded and not mark.loaded:
                 self._choose(mark.cursor)
-                self._requested = True
+                self.requested = True
             return
         self._followed = mark.version
         # The epoch of a loaded state keeps the position of the state.
         if self.loaded and not mark.loaded and _is_in(mark.cursor, self.next_start()):
             return
         self._choose(mark.cursor, loaded=mark.loaded)
-        self._requested = True
+        self.requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        self._next, self.loaded, self.attached, self._requested = cursor, loaded, False, False
+        self._next, self.loaded, self.attached, self.requested = cursor, loaded, False, False
 
 
 def _is_in(requested: Cursor, place: Cursor) -> bool:

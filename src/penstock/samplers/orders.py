@@ -1,4 +1,4 @@
-"""Arguments that several samplers take (numbers, flags, and the names of shuffles), and torch's own order."""
+"""Arguments that several samplers take (numbers, flags, and the names of shuffles), and their orders."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from penstock.errors import SamplerError
 from penstock.order.permutation import Indices
 from penstock.order.shuffle import SHUFFLES, Order, make_order
 
-__all__ = ["epoch_order", "flag", "order_kind", "positive", "torch_order"]
+__all__ = ["epoch_order", "flag", "order_kind", "positive"]
 
 
-def torch_order(n: int, seed: int, epoch: int) -> Indices:
-    """Return torch's own order: ``torch.randperm`` with a generator seeded with ``seed + epoch``, 8 bytes per index."""
-    return cast(Indices, torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).numpy())
+def epoch_order(kind: str, block: dict[str, int], n: int, seed: int, epoch: int) -> Order | Indices:
+    """Return the order of an epoch, by its name from `order_kind` and the sizes of the block shuffle.
 
-
-def epoch_order(kind: str, block: dict[str, int], n: int, seed: int, epoch: int) -> Order:
-    """Return the order of an epoch, by its name from `order_kind` and the sizes of the block shuffle."""
+    torch's own takes 8 bytes per index.
+    """
     if kind == "torch":
-        return cast(Order, torch_order(n, seed, epoch))
+        return cast(Indices, torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).numpy())
     return make_order(kind, n, seed=seed, epoch=epoch, **block)
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from functools import partial
-from typing import Any
 
 import torch
 
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key
-from penstock.order import Order, Partition, make_order
+from penstock.order import Partition
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import EpochPlan, PartitionedOrder
+from penstock.plan.epoch import EpochOrder, EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, Hashed, Rounds, scale
 from penstock.samplers.identity import order_identity
-from penstock.samplers.orders import order_kind, positive
+from penstock.samplers.orders import epoch_order, order_kind, positive
 
 __all__ = ["RandomSampler", "RandomSamplerOfShare"]
 
@@ -122,7 +121,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         identity = partial(order_identity, name, self._block, self.data_source, n, self.seed if seeded else None)
         if seeded:
             seed = self.seed or 0
-            make: Callable[[], Any] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
+            make: Callable[[], EpochOrder] = partial(epoch_order, self._kind, self._block, n, seed, epoch)
             if replacement:
                 make = partial(Hashed, derive_key(seed, epoch, "replacement"), partial(scale, n=n))
             elif count > n:
@@ -141,11 +140,11 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         run.one_by_one = self.generator is not None and count > n
         return run
 
-    def _round(self, n: int, seed: int, epoch: int, number: int) -> Order:
+    def _round(self, n: int, seed: int, epoch: int, number: int) -> EpochOrder:
         # The first permutation is the epoch's own.
         if number:
             seed, epoch = derive_key(seed, epoch, f"round {number}"), 0
-        return make_order(self._kind, n, seed=seed, epoch=epoch, **self._block)
+        return epoch_order(self._kind, self._block, n, seed, epoch)
 
 
 class RandomSamplerOfShare(RandomSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc,override]

@@ -271,9 +271,11 @@ def _makers(
         return lambda epoch: NodeShuffle(n, seed=seed, epoch=epoch, block_size=size)
 
     def torchs(epoch: int) -> TableOrder:
-        from penstock.samplers.orders import torch_order
+        import numpy as np
 
-        return TableOrder(torch_order(n, seed, epoch))
+        from penstock.samplers.orders import epoch_order
+
+        return TableOrder(np.asarray(epoch_order("torch", {}, n, seed, epoch)))
 
     def buffered(size: int) -> Make:
         return lambda epoch: ShuffleBuffer(n, size, derive_key(seed, epoch, "buffer"))
