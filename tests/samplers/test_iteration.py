@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import weakref
+import json
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.permutation import Indices
+from penstock.order.permutation import Indices as Array
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batches, EpochPlan
-from penstock.samplers.base import CountedIterator, index_lists
+from penstock.plan.reader import Draws
+from penstock.samplers.base import EpochBatchSampler, EpochSampler
 
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 50_000]))
 batch_sizes = st.one_of(st.integers(1, 300), st.sampled_from([1023, 1024, 1025, 32_768, 32_769, 50_000]))
@@ -33,7 +34,7 @@ class Plan(EpochPlan):
             raise TypeError("endless")
         return self.length
 
-    def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+    def block(self, start: int, stop: int) -> tuple[Array, Array]:
         self.asked.append((start, stop))
         numbers = np.arange(start, stop, dtype=np.int64)
         return numbers * 7, numbers + 3
@@ -45,12 +46,37 @@ class Plan(EpochPlan):
         self.ends += 1
 
 
-def indices_of(plan: EpochPlan) -> CountedIterator[int]:
-    return CountedIterator(index_lists(plan))
+class Indices(EpochSampler):
+    def __init__(self, plan: EpochPlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def bind(self, cursor: Cursor, draws: Draws) -> EpochPlan:
+        return self.plan
+
+    def read(self, state: Any) -> Cursor:
+        raise NotImplementedError
+
+    @property
+    def yielded(self) -> int:
+        return int(json.loads(self.state_dict()["penstock"])["consumed"])
 
 
-def batches_of(plan: EpochPlan, batch_size: int, drop_last: bool) -> CountedIterator[list[int]]:
-    return CountedIterator(rows.tolist() for rows, _ in Batches(plan, batch_size, drop_last).blocks())
+class BatchesOf(EpochBatchSampler):
+    def __init__(self, plan: EpochPlan, batch_size: int, drop_last: bool) -> None:
+        super().__init__()
+        self.plan = Batches(plan, batch_size, drop_last)
+        self.batch_size = batch_size
+
+    def bind(self, cursor: Cursor, draws: Draws) -> Batches:
+        return self.plan
+
+    def read(self, state: Any) -> Cursor:
+        raise NotImplementedError
+
+    @property
+    def yielded(self) -> int:
+        return int(json.loads(self.state_dict()["penstock"])["consumed"]) // self.batch_size
 
 
 def expected(length: int, batch_size: int, drop_last: bool) -> list[list[int]]:
@@ -62,7 +88,7 @@ def expected(length: int, batch_size: int, drop_last: bool) -> list[list[int]]:
 @settings(deadline=None)
 @given(length=lengths)
 def test_every_index_once_in_order(length: int) -> None:
-    run = indices_of(Plan(length))
+    run = Indices(Plan(length))
     indices = list(run)
     assert indices == list(range(0, 7 * length, 7))
     assert all(type(index) is int for index in indices[:3])
@@ -72,7 +98,7 @@ def test_every_index_once_in_order(length: int) -> None:
 @settings(deadline=None)
 @given(length=lengths, batch_size=batch_sizes, drop_last=st.booleans())
 def test_every_batch_once_in_order(length: int, batch_size: int, drop_last: bool) -> None:
-    run = batches_of(Plan(length), batch_size, drop_last)
+    run = BatchesOf(Plan(length), batch_size, drop_last)
     assert list(run) == expected(length, batch_size, drop_last)
     assert run.yielded == len(expected(length, batch_size, drop_last))
 
@@ -89,7 +115,7 @@ def test_blocks_are_whole_batches_and_the_first_is_one(length: int, batch_size: 
 
 
 def test_the_count_is_exact_after_every_index() -> None:
-    run = indices_of(Plan(7000))
+    run = Indices(Plan(7000))
     assert run.yielded == 0
     for number, _ in enumerate(run, 1):
         assert run.yielded == number
@@ -98,7 +124,7 @@ def test_the_count_is_exact_after_every_index() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 600, 2000])
 def test_the_count_is_exact_after_every_batch(batch_size: int) -> None:
-    run = batches_of(Plan(7000), batch_size, False)
+    run = BatchesOf(Plan(7000), batch_size, False)
     assert run.yielded == 0
     for number, _ in enumerate(run, 1):
         assert run.yielded == number
@@ -106,7 +132,7 @@ def test_the_count_is_exact_after_every_batch(batch_size: int) -> None:
 
 def test_no_more_is_computed_than_the_consumer_needs() -> None:
     plan = Plan(None)
-    indices = iter(indices_of(plan))
+    indices = iter(Indices(plan))
     assert plan.asked == []
     next(indices)
     assert plan.asked == [(0, 256)]
@@ -119,14 +145,14 @@ def test_no_more_is_computed_than_the_consumer_needs() -> None:
 
 def test_an_endless_plan_is_asked_for_blocks_of_bounded_size() -> None:
     plan = Plan(None)
-    assert sum(1 for _ in itertools.islice(indices_of(plan), 100_000)) == 100_000
-    assert sum(map(len, itertools.islice(batches_of(plan, 100, True), 1000))) == 100_000
+    assert sum(1 for _ in itertools.islice(Indices(plan), 100_000)) == 100_000
+    assert sum(map(len, itertools.islice(BatchesOf(plan, 100, True), 1000))) == 100_000
     assert max(stop - start for start, stop in plan.asked) <= 32_768
 
 
 def test_the_end_is_reported_once_and_when_it_is_asked_for() -> None:
     plan = Plan(300)
-    indices = iter(indices_of(plan))
+    indices = iter(Indices(plan))
     for _ in range(300):
         next(indices)
     assert plan.ends == 0
@@ -137,7 +163,7 @@ def test_the_end_is_reported_once_and_when_it_is_asked_for() -> None:
 def ends_at(length: int, drop_last: bool) -> tuple[int, int]:
     """Return the number of the request that reported the end, and how many batches came after it."""
     plan = Plan(length)
-    made = iter(batches_of(plan, 4, drop_last))
+    made = iter(BatchesOf(plan, 4, drop_last))
     seen = next(number for number in itertools.count(1) if next(made, None) is None or plan.ends)
     rest = list(made)
     assert plan.ends == 1
@@ -155,31 +181,18 @@ def test_the_end_of_batches_is_reported_while_a_short_one_is_drawn() -> None:
 def test_a_plan_is_read_one_by_one_if_it_must_be() -> None:
     plan = Plan(10)
     plan.one_by_one = True
-    list(batches_of(plan, 3, False))
+    list(BatchesOf(plan, 3, False))
     assert plan.asked == [(0, 3), (3, 6), (6, 9), (9, 10)]
 
 
 def test_an_error_of_the_plan_reaches_the_consumer_and_leaves_the_count() -> None:
     class Broken(Plan):
-        def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        def block(self, start: int, stop: int) -> tuple[Array, Array]:
             if start:
                 raise OSError("the plan is gone")
             return super().block(start, stop)
 
-    run = indices_of(Broken(1000))
+    run = Indices(Broken(1000))
     with pytest.raises(OSError, match="the plan is gone"):
         list(run)
     assert run.yielded == 256
-
-
-def test_a_plan_goes_with_its_last_iterator() -> None:
-    gc.disable()
-    try:
-        plan = Plan(1000)
-        gone = weakref.ref(plan)
-        run = indices_of(plan)
-        next(iter(run))
-        del plan, run
-        assert gone() is None
-    finally:
-        gc.enable()

@@ -14,7 +14,7 @@ import abc
 import copy
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from torch.utils.data import Sampler
@@ -25,7 +25,7 @@ from penstock.plan.cursor import State, checked_epoch, pack, unpack
 from penstock.plan.epoch import BatchEpochPlan, Batches, EpochPlan, length_of
 from penstock.plan.reader import Bookmark, Plan, PlanReader
 
-__all__ = ["CountedIterator", "EpochBatchSampler", "EpochSampler", "PlanSampler", "RankMixin", "index_lists"]
+__all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler", "RankMixin"]
 
 _FIRST_BLOCK = 256
 _LARGEST_BLOCK = 32768
@@ -36,63 +36,11 @@ E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
 T = TypeVar("T")
 
 
-class CountedIterator(Generic[T]):
-    """Yields the items of one list after another, once, and counts them.
-
-    The loops run in C: no Python code runs per item, not even a counter. The count is computed from the rest of the
-    current list (`operator.length_hint`), so it is always exact.
-
-    >>> run = CountedIterator([[0, 1], [2]])
-    >>> items = iter(run)
-    >>> next(items), next(items), run.yielded
-    (0, 1, 2)
-    """
-
-    def __init__(self, lists: Iterable[list[T]]) -> None:
-        self._lists = lists
-        # One attribute for both values, so that another thread always reads a consistent pair.
-        self._current: tuple[Iterator[T], int] = iter(()), 0
-
-    def __iter__(self) -> Iterator[T]:
-        # Not stored here: the iterator would be in a reference cycle, which keeps its plan in memory.
-        return itertools.chain.from_iterable(self._follow())
-
-    def _follow(self) -> Iterator[Iterator[T]]:
-        end = 0
-        for items in self._lists:
-            end += len(items)
-            iterator = iter(items)
-            self._current = iterator, end
-            yield iterator
-
-    @property
-    def yielded(self) -> int:
-        """Number of items yielded so far."""
-        iterator, end = self._current
-        return end - operator.length_hint(iterator)
-
-
-def index_lists(run: EpochPlan) -> Iterator[list[int]]:
-    """Yield the indices of an epoch plan in lists of Python ints. The plan is exhausted after the last one.
-
-    The first block is small, so that the first item is ready soon. Later blocks grow until NumPy's cost per call is
-    negligible. Memory is constant.
-    """
-    begin, size, length = 0, _FIRST_BLOCK, length_of(run)
-    while begin < length:
-        stop = min(begin + size, length)
-        block, _ = run.block(begin, stop)
-        for first in range(0, stop - begin, _LIST):
-            yield block[first : first + _LIST].tolist()
-        begin, size = stop, min(size * 4, _LARGEST_BLOCK)
-    run.exhaust()
-
-
 class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     """A plan with torch's interface.
 
-    Subclasses implement `bind`, `read` and `_iterate`, which makes the iterator of a bound plan. Length and state are
-    always exact: ``len(sampler)`` counts the items of the iterator made last, or of the next one if none was made.
+    Subclasses implement `bind`, `read` and `_lists`, which yields the items of a bound plan in lists. Length and state
+    are always exact: ``len(sampler)`` counts the items of the iterator made last, or of the next one if none was made.
     """
 
     _bookmark: Bookmark
@@ -102,7 +50,9 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     def __init__(self) -> None:
         self._bookmark = Bookmark()
         self._reader: PlanReader[E] = PlanReader(self)
-        self._iterator: CountedIterator[T] | None = None
+        # Of the iterator made last: its current list, and the number of items up to the end of that list. In one entry,
+        # so that another thread always reads a consistent pair.
+        self._current: list[tuple[Iterator[T], int]] = [(iter(()), 0)]
 
     @property
     def source(self) -> Any:
@@ -133,8 +83,8 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
 
         A Penstock loader has its own position: save `DataLoader.state_dict` instead.
         """
-        count = 0 if self._iterator is None else self._iterator.yielded
-        return pack(self._reader.cursor(count).state())
+        items, end = self._current[0]
+        return pack(self._reader.cursor(end - operator.length_hint(items)).state())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``, in the state's epoch.
@@ -147,20 +97,25 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self.chosen(cursor)
 
     def __iter__(self) -> Iterator[T]:
-        # As in torch's samplers, an epoch begins at the first next(), not at iter(). The rest runs in C.
+        # As in torch's samplers, an epoch begins at the first next(), not at iter(). No Python code runs per item, not
+        # even a counter: the count is computed from the rest of the current list.
         return itertools.chain.from_iterable(self._begin())
 
     def _begin(self) -> Iterator[Iterator[T]]:
         run = self._reader.start(advance=False)
-        self._iterator = self._iterate(run)
-        yield iter(self._iterator)
+        current: list[tuple[Iterator[T], int]] = [(iter(()), 0)]
+        self._current = current
+        for one in self._lists(run):
+            items = iter(one)
+            current[0] = items, current[0][1] + len(one)
+            yield items
 
     def __len__(self) -> int:
         return len(self._reader.peek())
 
     def __getstate__(self) -> dict[str, Any]:
         # An iterator is not pickled: the next iter() of a copy is a whole epoch, or begins at a loaded state.
-        return {**self.__dict__, "_iterator": None}
+        return {**self.__dict__, "_current": [(iter(()), 0)]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -170,14 +125,26 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self._reader.plan = self
 
     @abc.abstractmethod
-    def _iterate(self, run: E) -> CountedIterator[T]: ...
+    def _lists(self, run: E) -> Iterator[list[T]]: ...
 
 
 class EpochSampler(PlanSampler[int, EpochPlan]):
     """Base of the samplers that yield indices."""
 
-    def _iterate(self, run: EpochPlan) -> CountedIterator[int]:
-        return CountedIterator(index_lists(run))
+    def _lists(self, run: EpochPlan) -> Iterator[list[int]]:
+        """Yield the indices in lists of Python ints. The plan is exhausted after the last one.
+
+        The first block is small, so that the first item is ready soon. Later blocks grow until NumPy's cost per call is
+        negligible. Memory is constant.
+        """
+        begin, size, length = 0, _FIRST_BLOCK, length_of(run)
+        while begin < length:
+            stop = min(begin + size, length)
+            block, _ = run.block(begin, stop)
+            for first in range(0, stop - begin, _LIST):
+                yield block[first : first + _LIST].tolist()
+            begin, size = stop, min(size * 4, _LARGEST_BLOCK)
+        run.exhaust()
 
 
 class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
@@ -188,10 +155,10 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
         """Whether the number of batches can differ between epochs."""
         return False
 
-    def _iterate(self, run: BatchEpochPlan) -> CountedIterator[list[int]]:
+    def _lists(self, run: BatchEpochPlan) -> Iterator[list[list[int]]]:
         if isinstance(run, Batches):
-            return CountedIterator(rows.tolist() for rows, _ in run.blocks())
-        return CountedIterator([indices] for indices, _ in run)
+            return (rows.tolist() for rows, _ in run.blocks())
+        return ([indices] for indices, _ in run)
 
 
 class RankMixin:
