@@ -24,14 +24,14 @@ class Corpus:
         self.classes = PackClasses(capacity, np.unique(self.lengths[self.lengths >= capacity]))
         keys = self.classes.of(self.lengths)
         assert (self.classes.lengths[keys] == self.lengths).all()
-        self.index = ClassIndex.open(keys, self.classes.count)
+        self.index = ClassIndex(keys, self.classes.count)
         self.layout = PackLayout(self.classes, self.index.starts, **options)
         self.order = PackOrder(self.layout, seed, epoch)
 
     def packs(self) -> list[list[tuple[int, int, int]]]:
         """Return for each pack its pieces: document, begin, length."""
         found = self.order.pieces(np.arange(len(self.order)))
-        rows = self.index.rows[found.places].astype(np.int64)
+        rows = self.index.rows(found.places)
         pieces = list(zip(rows.tolist(), found.begins.tolist(), found.lengths.tolist(), strict=True))
         splits = found.splits.tolist()
         return [pieces[a:b] for a, b in itertools.pairwise(splits)]
@@ -69,7 +69,7 @@ def test_every_token_of_every_document_is_in_one_pack(
         tokens = sorted(begin + i for begin, size in had.get(row, []) for i in range(size))
         assert tokens == list(range(length))
         assert all(size == capacity for begin, size in had.get(row, []) if begin + size < length)
-        place = int(corpus.index.find(np.array([row]), corpus.classes.of(corpus.lengths[[row]]))[0])
+        place = int(corpus.index.places(np.array([row]))[0])
         assert corpus.order.packs_of(place).tolist() == [number for _, number in sorted(where.get(row, []))]
 
 
@@ -81,7 +81,7 @@ def test_some_packs_are_those_of_all(seed: int, epoch: int) -> None:
     some = np.random.default_rng(seed).integers(0, len(every), 7)
     found = corpus.order.pieces(some)
     for number, (a, b) in zip(some.tolist(), itertools.pairwise(found.splits), strict=True):
-        assert corpus.index.rows[found.places[a:b]].tolist() == [row for row, _, _ in every[number]]
+        assert corpus.index.rows(found.places[a:b]).tolist() == [row for row, _, _ in every[number]]
 
 
 @pytest.mark.parametrize("capacity", [2048, 8192])

@@ -21,7 +21,6 @@ from penstock.order import Order, Partition
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces, split_by_cost
 from penstock.order.permutation import Bijection, Indices, normalise
 from penstock.order.shuffle import groups
-from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
 from penstock.plan.exclusion import ExcludedRows, ExclusionMark
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
@@ -29,6 +28,7 @@ from penstock.plan.share_options import PartitionOptions
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths
 from penstock.sources.batched import BatchedDataset
+from penstock.storage.class_index import ClassIndex
 from penstock.wording import counted
 
 __all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "check_lengths", "packs_at", "pieces_of"]
@@ -141,8 +141,8 @@ class GlobalPacks(Packs):
     def _compute_packs(self) -> None:
         classes = PackClasses(self.capacity, _distinct_from(self.capacity, self.lengths))
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
-        self._samples = SampleClasses(self.lengths, classes.count, digest, classes.of)
-        self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
+        self._samples = ClassIndex(self.lengths, classes.count, digest, classes.of)
+        self._layout = PackLayout(classes, self._samples.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
         self._excluded: ExcludedRows | None = None
         if self.excluded is not None:

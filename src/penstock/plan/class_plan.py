@@ -10,14 +10,10 @@ sample is its slot, which does not depend on the number of ranks.
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.hashing import derive_key, mix
 from penstock.order import Partition
@@ -28,71 +24,10 @@ from penstock.plan.epoch import Batch, BatchEpochPlan, Layout
 from penstock.plan.exclusion import ExcludedRows
 from penstock.storage.class_index import ClassIndex
 
-__all__ = ["ClassBatchPlan", "SampleClasses"]
+__all__ = ["ClassBatchPlan"]
 
 _LARGEST_BLOCK = 64
 """Batches computed at once."""
-
-
-@dataclass(eq=False)
-class SampleClasses:
-    """The class of each sample. Maps places in the class-sorted sequence to samples, and back.
-
-    Args:
-        values: the class of each sample, or a value from which ``classify`` computes it: an array, or an object that
-            returns arrays for slices and for arrays of rows.
-        count: number of classes.
-        digest: a hash that identifies the classes, see `ClassIndex.open`.
-        classify: returns the classes of an array of values.
-        cache_dir: folder of the index.
-
-    The index is opened at the first use. Each copy, in this process or another, opens it by itself.
-    """
-
-    values: Any
-    count: int
-    digest: str
-    classify: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray
-    cache_dir: str | os.PathLike[str] | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
-        """Return the classes of a slice or an array of samples."""
-        return self.classify(self.values[part])
-
-    @cached_property
-    def index(self) -> ClassIndex:
-        """All rows sorted by class, in a mapped file that is written at the first use."""
-        return ClassIndex.open(self, self.count, cache_dir=self.cache_dir, digest=self.digest)
-
-    def rows(self, places: Indices) -> Indices:
-        """Return the samples at places of the index: int64 of the same shape."""
-        return self.index.rows[places].astype(np.int64)
-
-    def places(self, rows: Indices) -> Indices:
-        """Return the places of samples in the index: int64 of the same shape."""
-        return self.index.find(rows, self[rows])
-
-    def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedRows:
-        """Return the places of excluded samples and their replacements.
-
-        Args:
-            exclude: rows of the samples; None excludes no sample.
-            starts: of the classes that have batches.
-
-        Raises:
-            ConfigError, IndexError: see `ExcludedRows`.
-        """
-        given = ExcludedRows.of([] if exclude is None else exclude, len(self))
-        found = ExcludedRows(self.places(given.rows) if given.mark else given.rows, starts)
-        # States compare the rows that the user gave.
-        found.mark = given.mark
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "index"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -101,7 +36,7 @@ class ClassBatchPlan(BatchEpochPlan):
 
     Args:
         batches: the cuts of the class-sorted sequence into batches.
-        samples: maps places of that sequence to samples.
+        samples: the samples by class: maps places of that sequence to samples.
         partition: the numbers of this rank's batches.
         identity: entries that a state must match, see `Cursor.plan`.
         seed: seed of the order (None is 0), and of the samples' generators.
@@ -111,7 +46,7 @@ class ClassBatchPlan(BatchEpochPlan):
     """
 
     batches: ClassBatches
-    samples: SampleClasses
+    samples: ClassIndex
     partition: Partition
     identity: State
     seed: int | None
@@ -159,6 +94,8 @@ class ClassBatchPlan(BatchEpochPlan):
 
     def numbers_of(self, row: int) -> list[int]:
         """Return the epoch's numbers of all batches that contain a sample, including as a replacement."""
+        if not 0 <= row < len(self.samples):
+            return []
         places = self.samples.places(np.array([row]))
         if self.excluded.mark:
             found = self.excluded.places_of(int(places[0]), self.seed or 0, self.epoch)

@@ -19,6 +19,7 @@ from penstock.hashing import derive_key, mix_array
 from penstock.order.classes import class_of
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
+from penstock.storage.class_index import ClassIndex
 
 __all__ = ["ExcludedRows", "ExclusionMark", "check_excluded"]
 
@@ -78,6 +79,21 @@ class ExcludedRows:
             return ExcludedRows(normalise(given, count), np.array([0, count]))
         except IndexError as error:
             raise IndexError(f"exclude=: {error}") from error
+
+    @classmethod
+    def by_class(cls, rows: npt.ArrayLike | None, samples: ClassIndex, starts: Indices) -> ExcludedRows:
+        """Return the places of excluded samples in an index of classes, and their replacements.
+
+        Args:
+            rows: the samples; None excludes no sample.
+            samples: the index.
+            starts: of the classes that have batches, as for `ExcludedRows`.
+        """
+        given = cls.of([] if rows is None else rows, len(samples))
+        found = cls(samples.places(given.rows) if given.mark else given.rows, starts)
+        # States compare the rows that the user gave.
+        found.mark = given.mark
+        return found
 
     def among(self, kept: KeptRows) -> ExcludedRows:
         """Return the excluded rows that a filter keeps, as ordinals of its kept rows."""

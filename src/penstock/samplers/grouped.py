@@ -27,10 +27,10 @@ from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.classes import ClassBatches
 from penstock.order.permutation import Indices
-from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
+from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan, PartitionedOrder
-from penstock.plan.exclusion import check_excluded
+from penstock.plan.exclusion import ExcludedRows, check_excluded
 from penstock.plan.reader import Draws, OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, RankMixin
 from penstock.samplers.distributed import DistributedSampler
@@ -40,6 +40,7 @@ from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.lengths import check_integers, check_sizes
 from penstock.samplers.orders import flag, positive
 from penstock.samplers.random import RandomSampler
+from penstock.storage.class_index import ClassIndex
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
             )
         self._counted: tuple[Cursor, Indices] | None = None
         if order == "class":
-            self._excluded = self.groups.without(exclude, self.groups.starts)
+            self._excluded = ExcludedRows.by_class(exclude, self.groups, self.groups.starts)
         elif exclude is not None:
             raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
 
@@ -328,7 +329,7 @@ class _Formed(BatchEpochPlan):
         )
 
 
-class Groups(SampleClasses):
+class Groups(ClassIndex):
     """The group of every sample, as small integers.
 
     Args:

@@ -17,14 +17,15 @@ from penstock.errors import PartitionError, SamplerError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.length_classes import LengthClasses
-from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
+from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.exclusion import check_excluded
+from penstock.plan.exclusion import ExcludedRows, check_excluded
 from penstock.plan.reader import Draws
 from penstock.samplers.base import EpochBatchSampler, RankMixin
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import lengths_of
 from penstock.samplers.orders import positive
+from penstock.storage.class_index import ClassIndex
 from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
@@ -149,14 +150,14 @@ class TokenBudgetBatchSampler(RankMixin, EpochBatchSampler):
         self.total = len(self._cuts)
         """Number of batches of an epoch over all ranks, without repeats; the same in every epoch."""
         ends = xxhash.xxh3_64_hexdigest(self._classes.longest.tobytes())
-        self._samples = SampleClasses(
+        self._samples = ClassIndex(
             self.lengths,
             len(self._classes),
             classify=self._classes.of,
             digest=f"{self.lengths.digest}-{self.max_tokens}-{ends}",
             cache_dir=cache_dir,
         )
-        self._excluded = self._samples.without(exclude, self._cuts.starts)
+        self._excluded = ExcludedRows.by_class(exclude, self._samples, self._cuts.starts)
 
     @property
     def key_seed(self) -> int:

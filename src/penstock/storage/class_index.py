@@ -18,9 +18,10 @@ from __future__ import annotations
 import os
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from penstock.errors import ConfigError, DataFileIOError
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.derived import kept_path, write_kept
 
-__all__ = ["ClassIndex", "Keys", "digest_of"]
+__all__ = ["ClassIndex", "digest_of"]
 
 _MAGIC = b"PSTKCLS1"
 _HEADER = struct.Struct("<8sQQQ")
@@ -41,111 +42,98 @@ _SHARED_FROM = 1 << 16  # rows; a smaller index takes less than 256 KiB, and is 
 Indices = npt.NDArray[np.int64]
 
 
-class Keys(Protocol):
-    """One small integer for each row: an array, or anything whose slices are arrays."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> npt.NDArray[Any]: ...
-
-
 class ClassIndex:
-    """The rows of each class.
+    """The rows of each class: maps places in the sequence of all rows by class to rows, and back.
 
-    Attributes:
-        rows: all rows by class, ascending within a class: uint32 (int64 from 2**32 rows on) of shape (n,), read-only,
-            mapped.
-        starts: the start of each class in ``rows``, and the end of the last: int64 of shape (classes + 1,).
-        path: the file; None if the index is in memory.
+    Args:
+        values: the class of each row, or a value from which ``classify`` computes it: an array, mapped or not, or an
+            object that returns arrays for slices and for arrays of rows. They are read in chunks.
+        count: number of classes, which are 0 to ``count - 1``; some may be empty.
+        digest: identity of the classes, by default a hash of all values (0.1 s a gigabyte, if in memory).
+        classify: returns the classes of an array of values.
+        cache_dir: folder of the file, by default ``classes`` in the user's cache folder. Tables of fewer than 65,536
+            rows have no file unless a folder is given.
 
-    Pickles as the path of its file, which must exist where it is unpickled.
+    Raises:
+        ConfigError: (at the first use) a class outside the range, or classes that are not integers.
+        DataFileIOError: (at the first use) ``cache_dir`` cannot be written. If the user's cache folder cannot be
+            written, each process holds the index in its own memory, with a warning.
 
-    >>> index = ClassIndex.open(np.array([0, 2, 1, 0, 2, 2]), 3)
-    >>> index.rows.tolist(), index.starts.tolist()
+    The file is mapped at the first use, and built if needed. Each copy, in this process or another, opens it by itself.
+
+    >>> index = ClassIndex(np.array([0, 2, 1, 0, 2, 2]), 3)
+    >>> index.rows(np.arange(6)).tolist(), index.starts.tolist()
     ([0, 3, 2, 1, 4, 5], [0, 2, 3, 6])
-    >>> index.find(np.array([4, 2]), np.array([2, 1])).tolist()  # their positions in rows
+    >>> index.places(np.array([4, 2])).tolist()
     [4, 2]
     """
 
-    def __init__(self, rows: npt.NDArray[Any], starts: Indices, path: Path | None = None) -> None:
-        """Use `ClassIndex.open`."""
-        self.rows = rows
-        self.starts = starts
-        self.path = path
+    def __init__(
+        self,
+        values: Any,
+        count: int,
+        digest: str | None = None,
+        classify: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._values, self._classify, self._cache_dir = values, classify, cache_dir
+        self.count = count
+        self.digest = digest or digest_of(values)
 
-    @classmethod
-    def open(
-        cls, keys: Keys, count: int, *, cache_dir: str | os.PathLike[str] | None = None, digest: str | None = None
-    ) -> ClassIndex:
-        """Return the index of the rows with these keys, mapped from the cache folder; build it if needed.
+    def __len__(self) -> int:
+        return len(self._values)
 
-        Args:
-            keys: the class of each row, 0 to ``count - 1``: an array, mapped or not, or any sequence whose slices are
-                integer arrays. They are read in chunks.
-            count: number of classes; some may be empty.
-            cache_dir: folder of the file, by default ``classes`` in the user's cache folder. Tables of fewer than
-                65,536 rows have no file unless a folder is given.
-            digest: identity of the keys, by default a hash of all keys (0.1 s a gigabyte, if in memory).
+    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
+        """Return the classes of a slice or an array of rows."""
+        return self._classify(self._values[part])
 
-        Raises:
-            ConfigError: a key outside the classes, or keys that are not integers.
-            DataFileIOError: ``cache_dir`` cannot be written. If the user's cache folder cannot be written, each process
-                holds the index in its own memory, with a warning.
-        """
-        n = len(keys)
-        if cache_dir is None and n < _SHARED_FROM:
-            return cls(*_in_memory(keys, count))
-        name = f"{digest or digest_of(keys)}-{n}-{count}.classes"
-        path = kept_path("classes", name) if cache_dir is None else Path(cache_dir) / name
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    @property
+    def starts(self) -> Indices:
+        """The first place of each class, and the number of rows: int64 of shape (count + 1,)."""
+        return self._opened[1]
+
+    def rows(self, places: Indices) -> Indices:
+        """Return the rows at places: int64 of the same shape."""
+        return self._opened[0][places].astype(np.int64)
+
+    def places(self, rows: Indices) -> Indices:
+        """Return the places of rows: int64 of the same shape. Binary search, O(log n)."""
+        (by_class, starts), classes = self._opened, self[rows]
+        low: Indices = starts[classes]
+        high: Indices = starts[classes.astype(np.int64) + 1]
+        while (open_ := low < high).any():
+            middle = (low + high) >> 1
+            less = np.zeros_like(open_)
+            less[open_] = by_class[middle[open_]] < rows[open_]
+            low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
+        return low
+
+    @cached_property
+    def _opened(self) -> tuple[npt.NDArray[Any], Indices]:
+        """All rows by class, ascending within a class, and the start of each class; from a file, or in memory."""
+        n = len(self)
+        if self._cache_dir is None and n < _SHARED_FROM:
+            return _in_memory(self, self.count)
+        name = f"{self.digest}-{n}-{self.count}.classes"
+        path = kept_path("classes", name) if self._cache_dir is None else Path(self._cache_dir) / name
         try:
-            return _opened(path, keys, count)
+            return _from_file(path, self, self.count)
         except OSError as error:
             advice = f"{path}: the index of the classes cannot be stored there: {error.strerror or error}"
-            if cache_dir is None and error.errno in UNWRITABLE:
+            if self._cache_dir is None and error.errno in UNWRITABLE:
                 warnings.warn(
                     f"{advice}. Each process now holds its own copy in memory, {_itemsize(n)} bytes a row. Free space, "
                     "or set XDG_CACHE_HOME to another folder",
                     stacklevel=2,
                 )
-                return cls(*_in_memory(keys, count))
+                return _in_memory(self, self.count)
             raise DataFileIOError(f"{advice}; pass a writable folder as cache_dir=") from error
 
-    def __len__(self) -> int:
-        return len(self.rows)
 
-    @property
-    def sizes(self) -> Indices:
-        """The number of rows of each class: int64 of shape (classes,)."""
-        return np.diff(self.starts)
-
-    def find(self, rows: npt.NDArray[Any], classes: npt.NDArray[Any]) -> Indices:
-        """Return the positions of rows of known classes in ``rows``: int64 of their shape. Binary search, O(log n).
-
-        Raises:
-            ConfigError: a row is not in the given class.
-        """
-        wanted = np.asarray(rows, dtype=np.int64)
-        low: Indices = self.starts[classes]
-        high: Indices = self.starts[np.asarray(classes) + 1]
-        last = high
-        while (open_ := low < high).any():
-            middle = (low + high) >> 1
-            less = np.zeros_like(open_)
-            less[open_] = self.rows[middle[open_]] < wanted[open_]
-            low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
-        found: npt.NDArray[np.bool_] = low < last
-        found[found] = self.rows[low[found]] == wanted[found]
-        if not found.all():
-            raise ConfigError(f"row {int(wanted[~found].flat[0])} is not in the given class")
-        return low
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.path is None:
-            return ClassIndex, (self.rows, self.starts)
-        return _reopen, (self.path, len(self.rows), len(self.starts) - 1)
-
-
-def digest_of(keys: Keys) -> str:
+def digest_of(keys: Any) -> str:
     """Return a hash of the type and all values of an array, read in chunks."""
     digest = xxhash.xxh3_128(str(keys[0:0].dtype).encode())
     for _, chunk in _chunks(keys):
@@ -153,13 +141,13 @@ def digest_of(keys: Keys) -> str:
     return digest.hexdigest()
 
 
-def _chunks(keys: Keys) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+def _chunks(keys: Any) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Yield the first row and the keys of each chunk of the table."""
     for begin in range(0, len(keys), _CHUNK):
         yield begin, np.asarray(keys[begin : begin + _CHUNK])
 
 
-def _count(keys: Keys, count: int) -> Indices:
+def _count(keys: ClassIndex, count: int) -> Indices:
     """Return the start of each class, and the end of the last."""
     sizes = np.zeros(count, dtype=np.int64)
     for begin, chunk in _chunks(keys):
@@ -172,7 +160,7 @@ def _count(keys: Keys, count: int) -> Indices:
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _place(keys: Keys, starts: Indices, out: npt.NDArray[Any]) -> None:
+def _place(keys: ClassIndex, starts: Indices, out: npt.NDArray[Any]) -> None:
     """Write the rows by class, chunk by chunk."""
     count = len(starts) - 1
     free = starts[:-1].copy()
@@ -189,7 +177,7 @@ def _place(keys: Keys, starts: Indices, out: npt.NDArray[Any]) -> None:
         free += sizes
 
 
-def _in_memory(keys: Keys, count: int) -> tuple[npt.NDArray[Any], Indices]:
+def _in_memory(keys: ClassIndex, count: int) -> tuple[npt.NDArray[Any], Indices]:
     starts = _count(keys, count)
     rows = np.empty(len(keys), dtype=_dtype(len(keys)))
     _place(keys, starts, rows)
@@ -197,8 +185,8 @@ def _in_memory(keys: Keys, count: int) -> tuple[npt.NDArray[Any], Indices]:
     return rows, starts
 
 
-def _opened(path: Path, keys: Keys, count: int) -> ClassIndex:
-    """Return the index in a file, which one process builds while the others wait."""
+def _from_file(path: Path, keys: ClassIndex, count: int) -> tuple[npt.NDArray[Any], Indices]:
+    """Return rows and starts of a file, which one process builds while the others wait."""
     found = _map(path, len(keys), count)
     if found is None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +201,7 @@ def _opened(path: Path, keys: Keys, count: int) -> ClassIndex:
     return found
 
 
-def _write(file: BinaryIO, keys: Keys, count: int) -> None:
+def _write(file: BinaryIO, keys: ClassIndex, count: int) -> None:
     n, starts = len(keys), _count(keys, count)
     file.write(_header(n, count))
     file.write(starts.tobytes())
@@ -230,8 +218,8 @@ def _write(file: BinaryIO, keys: Keys, count: int) -> None:
         rows.flush()
 
 
-def _map(path: Path, n: int, count: int) -> ClassIndex | None:
-    """Return the index in a file; None if it is missing or incomplete."""
+def _map(path: Path, n: int, count: int) -> tuple[npt.NDArray[Any], Indices] | None:
+    """Return rows and starts of a file; None if it is missing or incomplete."""
     try:
         mapped = np.memmap(path, dtype=np.uint8, mode="r")
     except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
@@ -241,14 +229,7 @@ def _map(path: Path, n: int, count: int) -> ClassIndex | None:
         return None
     body = np.asarray(mapped)
     starts = body[_HEADER_SIZE:begin].view(np.int64).copy()
-    return ClassIndex(body[begin:].view(_dtype(n)), starts, path)
-
-
-def _reopen(path: Path, n: int, count: int) -> ClassIndex:
-    found = _map(path, n, count)
-    if found is None:
-        raise DataFileIOError(f"{path}: the index of the classes is gone; create the sampler or dataset again")
-    return found
+    return body[begin:].view(_dtype(n)), starts
 
 
 def _layout(n: int, count: int) -> tuple[int, int]:
