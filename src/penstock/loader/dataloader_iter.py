@@ -204,7 +204,7 @@ class DataLoaderIter:
         # Asked for the first batch, and after another start was chosen at the loader. One that a sampler's bookmark
         # requests counts at the end of the pass, whether a property of the loader was read since or not.
         reader = progress.reader
-        asks = not progress.num_delivered or not (reader is None or reader.attached or reader.start_requested)
+        asks = not progress.num_delivered or not (reader is None or reader.attached or reader.requested)
         if asks and not self._loader.consumer.continues(progress):
             # Another epoch was set, and nothing is delivered yet.
             self._become(self._loader.start_iterator())
