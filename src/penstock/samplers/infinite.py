@@ -11,7 +11,7 @@ import torch.distributed as dist
 from penstock import distributed
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed
-from penstock.order import ORDER_VERSION, Partition
+from penstock.order import Partition
 from penstock.order.permutation import MAX_N
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, read_int
@@ -115,7 +115,7 @@ class InfiniteSampler(RankMixin, EpochSampler):
 
     def _identity(self) -> State:
         identity = order_identity(self._kind, self._block, self.dataset, len(self.dataset), self.seed)
-        return {"order_version": ORDER_VERSION, "order": "infinite", **identity}
+        return {**identity, "order": "infinite"}
 
 
 class _Endless(PartitionedOrder):
