@@ -29,9 +29,6 @@ __all__ = ["CHUNK", "KeptRows"]
 CHUNK = 1 << 20
 """Rows processed at once."""
 
-Chunks = Callable[[], Iterable[npt.NDArray[np.integer]]]
-"""Returns an iterator over the rows to keep, part by part. It may be called twice."""
-
 _HEADER = struct.Struct("<8s?7xqq16s16x")
 _MAGIC = b"PSTKROWS"
 _IN_MEMORY = 1 << 16  # bytes; larger arrays are stored in a file
@@ -127,11 +124,13 @@ class KeptRows:
         return cls.of_chunks(lambda: (normalise(part, of) for part in _cut(rows)), of)
 
     @classmethod
-    def of_chunks(cls, chunks: Chunks, of: int, *, name: str | None = None) -> KeptRows:
+    def of_chunks(
+        cls, chunks: Callable[[], Iterable[npt.NDArray[np.integer]]], of: int, *, name: str | None = None
+    ) -> KeptRows:
         """Return the kept rows from arrays of rows.
 
         Args:
-            chunks: a function that returns an iterator over the rows, part by part.
+            chunks: returns the rows, part by part. It may be called twice.
             of: number of rows of the table.
             name: identity of the rows, if they are expensive to compute: they are always stored, and a file of this
                 name in the cache is used instead.
