@@ -78,7 +78,23 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
                 "weights should be a 1d sequence but given weights have shape " + str(tuple(self.weights.shape))
             )
         self.seed = None if seed is None else checked_seed(seed)
-        _check_weights(self._values, self.num_samples, replacement)
+        values = self._values
+        if values.size == 0:
+            raise SamplerError("weights are empty: there is nothing to draw")
+        bad = np.flatnonzero(~((values >= 0) & (values < np.inf)))  # also NaN
+        if bad.size:
+            raise SamplerError(
+                f"weights must be finite and not negative: weight {bad[0]} is {values[bad[0]]} "
+                f"({bad.size} bad of {values.size})"
+            )
+        drawable = np.count_nonzero(values)
+        if not drawable:
+            raise SamplerError(f"all {values.size} weights are zero: there is nothing to draw")
+        if not replacement and self.num_samples > drawable:
+            raise SamplerError(
+                f"cannot draw {self.num_samples} samples without replacement: only {drawable} of {values.size} weights "
+                "are positive"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_table"}
@@ -149,27 +165,6 @@ def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
 def weights_digest(weights: Weights) -> str:
     """Return the xxh3 of the weights, which identifies them in states."""
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(weights).view(np.uint8).data)
-
-
-def _check_weights(weights: Weights, count: int, replacement: bool) -> None:
-    """Raise a SamplerError unless ``count`` samples can be drawn with these weights. The message names the first bad
-    weight.
-    """
-    if weights.size == 0:
-        raise SamplerError("weights are empty: there is nothing to draw")
-    bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))  # also NaN
-    if bad.size:
-        at = int(bad[0])
-        raise SamplerError(
-            f"weights must be finite and not negative: weight {at} is {weights[at]} ({bad.size} bad of {weights.size})"
-        )
-    positive = np.count_nonzero(weights)
-    if not positive:
-        raise SamplerError(f"all {weights.size} weights are zero: there is nothing to draw")
-    if not replacement and count > positive:
-        raise SamplerError(
-            f"cannot draw {count} samples without replacement: only {positive} of {weights.size} weights are positive"
-        )
 
 
 class AliasTable(NamedTuple):
