@@ -204,7 +204,13 @@ class ForwardEpoch(OneEpoch):
 
 
 class BatchEpochPlan(OneEpoch):
-    """The batches of one epoch on one rank, starting at a cursor."""
+    """The batches of one epoch on one rank, starting at a cursor.
+
+    Attributes:
+        length_varies: whether other epochs may have another number of batches.
+    """
+
+    length_varies: bool = False
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Batch]:

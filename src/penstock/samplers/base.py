@@ -150,11 +150,6 @@ class EpochSampler(PlanSampler[int, EpochPlan]):
 class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
     """Base of the samplers that yield lists of indices."""
 
-    @property
-    def length_varies(self) -> bool:
-        """Whether the number of batches can differ between epochs."""
-        return False
-
     def _lists(self, run: BatchEpochPlan) -> Iterator[list[list[int]]]:
         if isinstance(run, Batches):
             return (rows.tolist() for rows, _ in run.blocks())

@@ -162,12 +162,6 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         numbers: list[int] = run.partition.repeated.tolist()
         return numbers
 
-    @property
-    def length_varies(self) -> bool:
-        """Whether the number of batches can differ between epochs: if the stream is not a permutation."""
-        run = self._reader.whole()
-        return isinstance(run, _Formed) and run.rounds is None
-
     # As a plan.
 
     @property
@@ -235,7 +229,7 @@ class GroupedBatchSampler(RankMixin, OuterPlan[BatchEpochPlan], EpochBatchSample
         of, run = "GroupedBatchSampler", self.bind(Cursor(), Draws())
         assert isinstance(run, _Formed | ClassBatchPlan)
         # Known only for permutations: if indices repeat, counting the batches would read the whole stream.
-        most = None if isinstance(run, _Formed) and run.rounds is None else run.partition.n
+        most = None if run.length_varies else run.partition.n
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=most, sampler=self.inner.read)
         if self.order == "class":
             check_excluded(state, self._excluded.mark, of=of)
@@ -266,6 +260,7 @@ class _Formed(BatchEpochPlan):
             n, begun = self._job.partition.n, self._job.partition.consumed
             self._job.partition = Partition(n, remainder="uneven", consumed=begun)
             self.rounds = None if begun else self._job.rounds
+        self.length_varies = self.rounds is None
         self._identity = sampler._identity()
         self.seed, self.epoch = inside.seed, inside.epoch
 

@@ -198,7 +198,7 @@ class _Iterations(BatchEpochPlan):
         run, skip = self._bind(Cursor(epoch=self.epoch)), self._start
         if skip == 0 or len(run) == 0:
             return run, 0
-        if not self._sampler.inner.length_varies:
+        if not run.length_varies:
             number, skip = divmod(skip, len(run))
             return self._bind(Cursor(epoch=self.epoch + number)), skip
         while skip >= len(run):
