@@ -464,8 +464,9 @@ class _MixturePlan(SharePlan):
         weights = [[begin, self._hash(weights), *weights] for begin, weights in changes]
         return super().write_changes(changes) | ({"weights": weights} if weights else {})
 
-    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
-        cursor = super()._read(state, samples, **grown)
+    def read(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> ShareCursor:
+        """Return the cursor in a state, with the changes of the weights."""
+        cursor = super().read(state, allow_growth=allow_growth)
         return replace(cursor, place=cursor.place._replace(changes=self.read_changes(state)))
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[WeightStage, ...]:

@@ -252,17 +252,18 @@ class PackPlan(SharePlan):
         """Return the values that a state must agree with."""
         return {**super().identity(), "balance": self.balance}
 
-    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
-        found = super()._read(state, samples, **grown)
+    def read(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> ShareCursor:
+        """Return the cursor in a state; with ``balance``, the ranks may change only between windows of packs."""
+        found = super().read(state, allow_growth=allow_growth)
         ranks = read_int(state, "world_size", of="dataset")
         if self.balance is None or ranks == self.world.world_size or state.get("finished"):
             return found
         done, base, _ = state["dealt"]
         parts = {"mini_epochs": max(1, self.mini_epochs - done), "mini_epoch": max(0, state["mini_epoch"] - done)}
-        dealt = Partition(samples, ranks, 0, **parts, remainder=self.remainder, consumed=base)
+        dealt = Partition(found.place.samples, ranks, 0, **parts, remainder=self.remainder, consumed=base)
         window = self.balance * dealt.world_size
         had = state["consumed"] - dealt.begin
-        if had % window and dealt.begin + (had // window + 1) * window <= min(dealt.end, samples):
+        if had % window and dealt.begin + (had // window + 1) * window <= min(dealt.end, dealt.n):
             raise StateError(
                 f"this state is in the middle of {window} packs that were assigned to {ranks} ranks by cost: each rank "
                 f"has consumed {had // ranks % self.balance} of {self.balance}. Resume on {ranks} ranks, or from a "

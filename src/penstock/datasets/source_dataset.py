@@ -289,5 +289,4 @@ class SourceDataset(BatchedDataset):
             StateError: the state is of another source, order or partition.
         """
         entries = unpack(state, of=type(self).__name__)
-        cursor = self.plan.read_grown(entries) if allow_growth else self.plan.read(entries)
-        self.plan.request(cursor, loaded=True)
+        self.plan.request(self.plan.read(entries, allow_growth=allow_growth), loaded=True)

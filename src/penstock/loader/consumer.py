@@ -500,7 +500,7 @@ class Consumer:
             if reader is None and entry in state:
                 reader = self._count_epochs()
         if allow_growth and self._own is not None:
-            cursor = self._own.read_grown(read_mapping(state, entry, of=of))
+            cursor = self._own.read(read_mapping(state, entry, of=of), allow_growth=True)
         elif reader is not None and isinstance(reader.plan, UserEpochs) and entry not in state:
             cursor = Cursor(epoch=reader.epoch)  # nobody had set an epoch
         elif reader is not None:

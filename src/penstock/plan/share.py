@@ -559,36 +559,27 @@ class SharePlan(Plan[ShareEpoch]):
             "remainder": self.remainder,
         }
 
-    def read(self, state: Mapping[str, Any]) -> ShareCursor:
+    def read(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> ShareCursor:
         """Return the cursor in a state of the same or of another world size.
+
+        Args:
+            state: of the same source and order.
+            allow_growth: also accept a state from before rows were appended to the source. The current epoch keeps the
+                rows with which it began. Its later states name these, too.
 
         Raises:
             StateError: the state belongs to another source, order or partition, or is damaged.
         """
-        return self._read(state, self.samples)
-
-    def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
-        """Return the cursor in a state of the same source before rows were appended.
-
-        The current epoch keeps the rows with which it began. Its later states name these, too.
-
-        Raises:
-            StateError: as `read`; also if rows were changed, not only appended.
-        """
-        samples: Any = state.get("samples") if isinstance(state, Mapping) else None
-        # Filters were made for the old number of rows.
-        may_have_grown = not self.filters and type(samples) is int and 0 <= samples < len(self.source)
-        if not (may_have_grown and self.source.is_prefix_of_current(str(state.get("fingerprint")), samples)):
-            return self.read(state)
-        cursor = self._read(state, samples, fingerprint=state.get("fingerprint"))
-        self.begun_with[samples] = str(state.get("fingerprint"))
-        return cursor
-
-    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
-        of = "dataset"
+        of, samples, expected = "dataset", self.samples, self.identity()
         check_state(state, {}, of=of)
+        had: Any = state.get("samples")
+        fingerprint = str(state.get("fingerprint"))
+        # Filters were made for the old number of rows.
+        may_have_grown = allow_growth and not self.filters and type(had) is int and 0 <= had < samples
+        if may_have_grown and self.source.is_prefix_of_current(fingerprint, had):
+            samples, expected["fingerprint"] = had, fingerprint
         locality = {"locality": "none"} if "locality" in state else {}
-        check_state(state, {**locality, **self.identity(), "samples": samples, **grown}, of=of)
+        check_state(state, {**locality, **expected, "samples": samples}, of=of)
         epoch, mini_epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "mini_epoch", "consumed"))
         if mini_epoch >= self.mini_epochs or consumed > samples:
             raise StateError(
@@ -604,6 +595,8 @@ class SharePlan(Plan[ShareEpoch]):
             check_excluded(state, self.excluded_mark, of=of)
         if state.get("world_size") != self.world.world_size:
             done, base, skip = mini_epoch + 1 if state.get("finished") else mini_epoch, consumed, 0
+        if samples != self.samples:
+            self.begun_with[samples] = fingerprint
         return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip))
 
 

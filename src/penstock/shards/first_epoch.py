@@ -447,7 +447,7 @@ class WindowPlan(SharePlan):
 
     # States.
 
-    def read(self, state: Mapping[str, Any]) -> ShareCursor:
+    def read(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> ShareCursor:
         """Return the cursor in a state: of an epoch in windows of the same world size, or of another epoch.
 
         Raises:
@@ -458,7 +458,10 @@ class WindowPlan(SharePlan):
         if not isinstance(state, Mapping) or state.get("order") != "windows":
             # This position is defined only by the counts of all shards.
             self._count_all()
-            return super().read(state)
+            cursor = super().read(state, allow_growth=allow_growth)
+            if "windows" not in state:
+                return cursor
+            return replace(cursor, entries={"windows": read_int(state, "windows", of="dataset")})
         of, ranks = "dataset", self.world.world_size
         check_state(state, self._windows_identity(), of=of)
         epoch, consumed, there = (read_int(state, name, of=of) for name in ("epoch", "consumed", "world_size"))
@@ -478,12 +481,6 @@ class WindowPlan(SharePlan):
                 f"names the contents {contents!r} of {counted(last - first, 'shard')}"
             )
         return self.cursor_at(epoch, consumed, window, begin, contents)
-
-    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
-        cursor = super()._read(state, samples, **grown)
-        if "windows" not in state:
-            return cursor
-        return replace(cursor, entries={"windows": read_int(state, "windows", of="dataset")})
 
     def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
         """Return the entries of a state that may change during a job, and for the epochs read in windows."""
