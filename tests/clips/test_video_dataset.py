@@ -599,9 +599,8 @@ def test_a_frame_of_too_many_pixels(folder: Path) -> None:
 
 
 def test_an_argument_that_there_is_not(folder: Path) -> None:
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz': it takes .*frames.*size") as raised:
-        ps.VideoDataset(folder, zzz=1)
-    assert not {"found", "kind", "rule", "share", "loading"} & set(str(raised.value).replace(",", "").split())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'frmes': did you mean 'frames'"):
+        ps.VideoDataset(folder, frmes=1)
 
 
 @pytest.mark.parametrize("ending", ["mp4", "ts"])

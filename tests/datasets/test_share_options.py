@@ -31,7 +31,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 def test_an_unknown_option_names_the_class_and_the_closest_one(name: str) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'sed': did you mean 'seed'"):
         FAMILIES[name](sed=1)
-    with pytest.raises(TypeError, match=rf"^{name}\(\) .* 'zzz': it takes .*world_size"):
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'zzz'$"):
         FAMILIES[name](zzz=1)
 
 
@@ -42,8 +42,6 @@ def test_a_subclass_is_named() -> None:
 
     with pytest.raises(TypeError, match=r"^Birds\(\) .* 'feather': did you mean 'feathers'"):
         Birds("missing.txt", feather=False)
-    with pytest.raises(TypeError, match=r"^Birds\(\) .* 'preloaded': did you mean 'preload'"):
-        Birds("missing.txt", preloaded=False)
 
 
 WRONG: list[dict[str, Any]] = [

@@ -90,10 +90,11 @@ def check_share(
     """
     if "nodes" in share:
         raise ConfigError(f"{owner.__name__}: {NO_NODES}")
-    for name in share:
-        if name not in known:
-            raise TypeError(_unexpected(owner, name, [*known, *_parameters(owner)]))
     for name, value in share.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *inspect.signature(owner).parameters], 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}{hint}")
         wanted = wrong_share_option(name, value)
         if wanted is not None:
             raise ConfigError(f"{owner.__name__}: {name}= takes {wanted}, got {value!r}")
@@ -124,19 +125,3 @@ _TAKES: dict[str, tuple[tuple[type, ...], str]] = {
     "remainder": ((str,), "'pad', 'drop' or 'uneven'"),
     "locality": ((str,), "'none' or 'node'"),
 }
-
-
-def _parameters(owner: type) -> list[str]:
-    """Return the names of the keyword arguments of a class and its bases."""
-    found = (inspect.signature(vars(base)["__init__"]) for base in owner.__mro__ if "__init__" in vars(base))
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = [one for signature in found for one in [*signature.parameters.values()][1:]]
-    return [one.name for one in parameters if one.kind in by_name]
-
-
-def _unexpected(owner: type, name: str, known: list[str]) -> str:
-    # A base class may have an argument of this name that the class does not pass on.
-    known = [one for one in known if one != name]
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(set(known)))}"
-    return f"{owner.__name__}() got an unexpected keyword argument {name!r}: {hint}"
