@@ -55,6 +55,25 @@ def test_every_count_resumes(rows: Manifest) -> None:
         assert had(other) == whole
 
 
+@pytest.mark.parametrize(("epochs", "keeps"), [((2,), True), ((2, 2), True), ((0, 2), False), ((2, 0, 2), False)])
+def test_another_epoch_drops_the_position_of_a_loaded_state(
+    rows: Manifest, epochs: tuple[int, ...], keeps: bool
+) -> None:
+    loader = DataLoader(make(rows, 0, 1), 5)
+    loader.set_epoch(2)
+    whole = [batch[2].tolist() for batch in loader]
+    loader.set_epoch(2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    dataset = make(rows, 0, 1)
+    other = DataLoader(dataset, 5)
+    other.load_state_dict(travelled(state))
+    for epoch in epochs:
+        dataset.set_epoch(epoch)
+    assert [batch[2].tolist() for batch in other] == whole[keeps:]
+
+
 def test_states_of_all_ranks_are_the_same(rows: Manifest) -> None:
     states = [make(rows[:57], rank, 4).state_dict(3) for rank in range(4)]
     assert all(state == states[0] for state in states)

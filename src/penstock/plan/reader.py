@@ -31,6 +31,7 @@ class Bookmark:
 
     Attributes:
         version: changes when the user chooses where to begin. Readers compare it.
+        moved: the last version that chose another epoch than the version before.
         cursor: the start of an epoch, or the cursor of a loaded state.
         loaded: whether the cursor is of a loaded state that no reader has used yet. `set_epoch` with its epoch keeps
             it.
@@ -39,7 +40,7 @@ class Bookmark:
     """
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = self.moved = 0
         self.cursor = Cursor()
         self.loaded = False
         self.advances = True
@@ -48,6 +49,8 @@ class Bookmark:
     def write(self, cursor: Cursor, *, loaded: bool = False) -> None:
         """Choose where to begin: at the start of an epoch, or at the cursor of a loaded state."""
         self.version += 1
+        if cursor.epoch != self.cursor.epoch:
+            self.moved = self.version
         self.cursor, self.loaded, self.epoch = cursor, loaded, cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -311,9 +314,9 @@ class PlanReader(Generic[E]):
                 self._choose(mark.cursor)
                 self.requested = True
             return
-        self._followed = mark.version
-        # The epoch of a loaded state keeps the position of the state.
-        if self.loaded and not mark.loaded and _is_in(mark.cursor, self.next_start()):
+        one_epoch, self._followed = mark.moved <= self._followed + 1, mark.version
+        # The epoch of a loaded state keeps the position of the state, unless another one was set in between.
+        if self.loaded and not mark.loaded and one_epoch and _is_in(mark.cursor, self.next_start()):
             return
         self._choose(mark.cursor, loaded=mark.loaded)
         self.requested = True
