@@ -16,7 +16,7 @@ from penstock.datasets.packed import PackedDataset
 from penstock.datasets.packs import PackPlan
 from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.errors import ConfigError
-from penstock.ledger.positions import DataPositions, OrderPositions, RowsAt, check_no_source
+from penstock.ledger.positions import Positions, RowsAt
 from penstock.order import Partition
 from penstock.order.mixture import WeightStage, counts_before
 from penstock.order.permutation import Indices
@@ -28,7 +28,7 @@ __all__ = ["positions_of_dataset"]
 
 def positions_of_dataset(
     dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[WeightStage, ...]
-) -> DataPositions:
+) -> Positions:
     """Return the positions of a dataset with its own order.
 
     Args:
@@ -41,43 +41,41 @@ def positions_of_dataset(
         return _Mixed(dataset, epoch, changes)
     if isinstance(dataset, PackedDataset):
         return _Packed(dataset, epoch, partition)
-    return OrderPositions(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)), partition.n)
+    return Positions(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)), partition.n)
 
 
-class _Packed:
+class _Packed(Positions):
     """Packs of documents."""
 
     def __init__(self, dataset: PackedDataset, epoch: int, partition: Partition) -> None:
         self._dataset, self._epoch = dataset, epoch
         plan = cast(PackPlan, dataset.plan)
-        self._order = plan.dealt(plan.rows_in(MiniEpoch(epoch, 0, plan.samples)), partition)
+        super().__init__(plan.dealt(plan.rows_in(MiniEpoch(epoch, 0, plan.samples)), partition), plan.samples)
 
     def rows(self, positions: Indices) -> RowsAt:
-        found = self._dataset.documents(self._order[positions % max(1, len(self._order))], self._epoch)
+        found = self._dataset.documents(self._order[positions % self._samples], self._epoch)
         at = np.repeat(np.arange(len(positions)), np.diff(found.splits))
         return RowsAt(found.rows, at, positions[at], np.full(len(at), -1))
 
-    def find(self, row: int, source: int | str) -> list[int]:
-        check_no_source(source)
+    def _find(self, row: int) -> list[int]:
         if not 0 <= row < len(self._dataset.lengths):
             return []
-        order = cast(Any, self._order)
-        return [int(order.inverse[int(pack)]) for pack in self._dataset.packs_of(row, self._epoch)]
+        return [int(self._order.inverse[int(pack)]) for pack in self._dataset.packs_of(row, self._epoch)]
 
 
-class _Mixed:
+class _Mixed(Positions):
     """A mixture of rows or of packs."""
 
     def __init__(self, dataset: Mixture, epoch: int, changes: tuple[WeightStage, ...]) -> None:
         self._rows: MixedRows = dataset.plan.source
         stages = self._rows.stages_with(changes)
-        self._order = MixedOrder(self._rows, epoch, stages)
+        super().__init__(MixedOrder(self._rows, epoch, stages), len(self._rows))
         self._had = counts_before(stages, epoch, len(self._rows))
 
     def rows(self, positions: Indices) -> RowsAt:
         none = np.empty(0, np.int64)
         parts = [(none, none, none)]
-        for turn in self._order.turns(positions % max(1, len(self._rows))):
+        for turn in self._order.turns(positions % self._samples):
             dataset, rows, at = self._rows.datasets[turn.source], turn.rows, turn.places
             if isinstance(dataset, PackedDataset):
                 found = dataset.documents(rows, turn.turn)

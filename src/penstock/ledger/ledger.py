@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch, steps_per_epoch, whole
-from penstock.ledger.positions import BatchPositions, DataPositions, OrderPositions
+from penstock.ledger.positions import BatchPositions, Positions
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
 from penstock.plan.cursor import Cursor, read_int, read_mapping, unpack
@@ -213,13 +213,13 @@ class Ledger:
                 "exclude= of that time"
             )
 
-    def _data(self, stretch: Stretch) -> DataPositions:
+    def _data(self, stretch: Stretch) -> Positions:
         if self._own:
             from penstock.ledger.dataset_positions import positions_of_dataset
 
             return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
         run = sampler_of(self._plan).bind(Cursor(epoch=stretch.epoch), Draws())
-        return BatchPositions(run) if isinstance(run, ClassBatchPlan) else OrderPositions(run.order, run.partition.n)
+        return BatchPositions(run) if isinstance(run, ClassBatchPlan) else Positions(run.order, run.partition.n)
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and its first position in the job's epoch."""
