@@ -72,6 +72,10 @@ def test_another_epoch_drops_the_position_of_a_loaded_state(
     for epoch in epochs:
         dataset.set_epoch(epoch)
     assert [batch[2].tolist() for batch in other] == whole[keeps:]
+    other.load_state_dict(travelled(state))
+    dataset.set_mini_epoch(2)
+    dataset.set_epoch(2)
+    assert [batch[2].tolist() for batch in other] == whole
 
 
 def test_states_of_all_ranks_are_the_same(rows: Manifest) -> None:

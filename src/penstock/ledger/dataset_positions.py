@@ -53,7 +53,7 @@ class _Packed(Positions):
         super().__init__(plan.dealt(plan.rows_in(MiniEpoch(epoch, 0, plan.samples)), partition), plan.samples)
 
     def rows(self, positions: Indices) -> RowsAt:
-        found = self._dataset.documents(self._order[positions % self._samples], self._epoch)
+        found = self._dataset.documents(self._order[positions % max(1, self._samples)], self._epoch)
         at = np.repeat(np.arange(len(positions)), np.diff(found.splits))
         return RowsAt(found.rows, at, positions[at], np.full(len(at), -1))
 
@@ -75,7 +75,7 @@ class _Mixed(Positions):
     def rows(self, positions: Indices) -> RowsAt:
         none = np.empty(0, np.int64)
         parts = [(none, none, none)]
-        for turn in self._order.turns(positions % self._samples):
+        for turn in self._order.turns(positions % max(1, self._samples)):
             dataset, rows, at = self._rows.datasets[turn.source], turn.rows, turn.places
             if isinstance(dataset, PackedDataset):
                 found = dataset.documents(rows, turn.turn)

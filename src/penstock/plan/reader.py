@@ -31,7 +31,7 @@ class Bookmark:
 
     Attributes:
         version: changes when the user chooses where to begin. Readers compare it.
-        moved: the last version that chose another epoch than the version before.
+        moved: the last version that chose another epoch or mini-epoch than the version before.
         cursor: the start of an epoch, or the cursor of a loaded state.
         loaded: whether the cursor is of a loaded state that no reader has used yet. `set_epoch` with its epoch keeps
             it.
@@ -49,7 +49,7 @@ class Bookmark:
     def write(self, cursor: Cursor, *, loaded: bool = False) -> None:
         """Choose where to begin: at the start of an epoch, or at the cursor of a loaded state."""
         self.version += 1
-        if cursor.epoch != self.cursor.epoch:
+        if (cursor.epoch, cursor.mini_epoch) != (self.cursor.epoch, self.cursor.mini_epoch):
             self.moved = self.version
         self.cursor, self.loaded, self.epoch = cursor, loaded, cursor.epoch
 
@@ -314,9 +314,9 @@ class PlanReader(Generic[E]):
                 self._choose(mark.cursor)
                 self.requested = True
             return
-        one_epoch, self._followed = mark.moved <= self._followed + 1, mark.version
+        moved_once, self._followed = mark.moved <= self._followed + 1, mark.version
         # The epoch of a loaded state keeps the position of the state, unless another one was set in between.
-        if self.loaded and not mark.loaded and one_epoch and _is_in(mark.cursor, self.next_start()):
+        if self.loaded and not mark.loaded and moved_once and _is_in(mark.cursor, self.next_start()):
             return
         self._choose(mark.cursor, loaded=mark.loaded)
         self.requested = True
