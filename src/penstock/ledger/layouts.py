@@ -160,13 +160,11 @@ class Layouts:
         fits = now.first == stretch.position(step) and now.partition().end == stretch.partition().end
         if layouts[-1].rule == now.rule and (now.empty or fits):
             return layouts
-        if kept := [layout for layout in layouts if layout.step < step]:
-            # The last layout had no step.
-            if len(kept) < len(layouts):
-                return Layouts(kept, self.next_step)._extended(now)
-        else:
-            layouts = []
-        return [*layouts, now._replace(step=step, rank=0)][-_MOST:]
+        kept = [layout for layout in layouts if layout.step < step]
+        # The last layout had no step.
+        if 0 < len(kept) < len(layouts):
+            return Layouts(kept, self.next_step)._extended(now)
+        return [*kept, now._replace(step=step, rank=0)][-_MOST:]
 
     def step_of(self, now: Layout) -> int:
         """Return the first step of an epoch plan."""
@@ -240,7 +238,7 @@ def _is_layout(entry: Any) -> bool:
     if not isinstance(entry, list) or len(entry) not in (_NUMBERS, _NUMBERS + 1):
         return False
     numbers = entry[:_NUMBERS]
-    whole = all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+    valid = all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
     # Zero ranks or an empty batch would cause a division by zero.
-    sizes = whole and numbers[6] > 0 and numbers[7] > 0 and numbers[9] < 2 * len(REMAINDERS)
+    sizes = valid and numbers[6] > 0 and numbers[7] > 0 and numbers[9] < 2 * len(REMAINDERS)
     return sizes and max(numbers[4:6]) <= numbers[8] and (len(entry) == _NUMBERS or isinstance(entry[_NUMBERS], str))

@@ -411,9 +411,9 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return a new view at a place, without caching it."""
-        return EpochView(
-            self.seed, place, self.layout(place, self.world).partition(self.world.rank), self.rows_in(place)
-        )
+        world = self.world
+        partition = self.layout(place, world).partition(world.rank)
+        return EpochView(self.seed, place, partition, self.rows_in(place))
 
     def rows_in(self, place: MiniEpoch) -> Order:
         """Return the row at each position of a place's epoch."""
