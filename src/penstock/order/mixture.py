@@ -210,11 +210,9 @@ class BlockMixture:
     def counts(self, position: int) -> tuple[int, ...]:
         """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
         self._check(position, position, self._end)
-        if position == self.length:
-            return exact_counts(self.weights, position)
-        every = np.arange(len(self._edges))
+        edges, last = np.arange(len(self._edges)), position >= self.last_begin
         counts = np.zeros(len(self.weights), dtype=np.int64)
-        counts[self._sources] = np.diff(self._before(every, np.array([position]), last=position >= self.last_begin))
+        counts[self._sources] = np.diff(self._before(edges, np.array([position]), last=last))
         return tuple(counts.tolist())
 
     def position(self, source: int, ordinal: int) -> int:

@@ -166,10 +166,10 @@ def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | 
     for part in _BEST_FIT:
         found.append(_packed(counts, capacity, most, part))
         # No packing needs fewer packs than `least`, so other fractions need not be tried.
-        if sum(found[-1].values()) <= least * (1 + _HARDLY):
+        if found[-1].total() <= least * (1 + _HARDLY):
             break
-    packs = [sum(types.values()) for types in found]
-    chosen = next(types for types, number in zip(found, packs, strict=True) if number <= min(packs) * (1 + _HARDLY))
+    fewest = min(types.total() for types in found)
+    chosen = next(types for types in found if types.total() <= fewest * (1 + _HARDLY))
     kinds = sorted(chosen, reverse=True)
     return TypeTable(
         np.array([chosen[lengths] for lengths in kinds], np.int64),
@@ -178,7 +178,7 @@ def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | 
     )
 
 
-def _packed(counts: Indices, capacity: int, most: int, part: float) -> dict[tuple[int, ...], int]:
+def _packed(counts: Indices, capacity: int, most: int, part: float) -> Counter[tuple[int, ...]]:
     """Return the number of packs of each combination of lengths; the last ``part`` of all tokens goes by best fit."""
     tokens = left = int((counts * np.arange(len(counts))).sum())
     # By free space: numbers of packs, and their lengths. The sizes of the spaces ascend.
@@ -270,26 +270,18 @@ class PackLayout:
 
     def _assign(self) -> None:
         """Assign ranks of each length to each type. Slots of the same length in one type alternate."""
-        counts, sizes, lengths = self.types
-        types = np.repeat(np.arange(len(counts)), sizes)
-        # Slots of a type are sorted by length, so slots of the same length are neighbours.
-        new = np.ones(len(lengths), np.bool_)
-        new[1:] = (lengths[1:] != lengths[:-1]) | (types[1:] != types[:-1])
-        heads = np.flatnonzero(new)
-        alike = np.diff(np.append(heads, len(lengths)))
-        taken = alike * counts[types[heads]]
-        order = np.argsort(lengths[heads].astype(np.min_scalar_type(self.capacity)), kind="stable")
-        ends = np.cumsum(taken[order])
-        place = np.empty(len(heads), np.int64)
-        place[order] = ends - taken[order]
-        # Ranks are places: documents are sorted by their remainders 1, 2, ...
-        slot_places = np.repeat(place, alike) + np.arange(len(lengths)) - np.repeat(heads, alike)
-        # Full packs are like one more type, with one piece.
-        self.slot_places: Indices = np.append(slot_places, 0)
-        self.strides: Indices = np.append(np.repeat(alike, alike), 0)
+        packs, sizes, lengths = self.types
+        types = np.repeat(np.arange(len(packs)), sizes)
+        # Ranks are places: documents are sorted by their remainders 1, 2, ... So a range for each length of each type.
+        keys = lengths * len(packs) + types
+        _, first, ranges, alike = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        self._range_types, self._range_strides = types[first], alike
+        ranks = alike * packs[self._range_types]
+        self._range_begins = np.cumsum(ranks) - ranks
+        # Slots of a type are sorted by length, so slots of a range are neighbours. Full packs are like one more type.
+        places = self._range_begins[ranges] + np.arange(len(lengths)) - first[ranges]
+        self.slot_places, self.strides = np.append(places, 0), np.append(alike[ranges], 0)
         self._sizes, self._lengths = np.append(sizes, 1), np.append(lengths, self.capacity)
-        self._range_begins, self._range_heads = place[order], heads[order]
-        self._types = types
 
     def __len__(self) -> int:
         return int(self.first[-1] + self.full[-1])
@@ -324,8 +316,8 @@ class PackLayout:
     def pack_at(self, place: int) -> int:
         """Return the pack of a rank, given as a place: the inverse of `pieces`."""
         number = int(self._range_begins.searchsorted(place, "right")) - 1
-        head = self._range_heads[number]
-        return int(self.first[self._types[head]] + (place - self._range_begins[number]) // self.strides[head])
+        ordinal = (place - self._range_begins[number]) // self._range_strides[number]
+        return int(self.first[self._range_types[number]] + ordinal)
 
 
 class PackOrder:
