@@ -20,7 +20,6 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,11 +83,8 @@ class PackClasses:
         """
         self._classes = np.empty(len(order), np.min_scalar_type(len(order)))
         self._classes[order] = np.arange(len(order))
-
-    @property
-    def count(self) -> int:
+        self.count = len(order)
         """Number of classes."""
-        return len(self.lengths)
 
     def of(self, lengths: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
         """Return the class of each length: unsigned integers of the smallest size for `count`, of the same shape."""
@@ -332,16 +328,10 @@ class PackOrder:
 
     def __init__(self, layout: PackLayout, seed: int, epoch: int) -> None:
         self.layout = layout
-        self._key = derive_key(seed, epoch, PACK_ORDER)
-
-    @cached_property
-    def order(self) -> Permutation:
+        key = derive_key(seed, epoch, PACK_ORDER)
+        self.order = Permutation(len(layout), mix(key, 0))
         """The pack at each position of the epoch."""
-        return Permutation(len(self.layout), mix(self._key, 0))
-
-    @cached_property
-    def _shuffle(self) -> ClassShuffle:
-        return ClassShuffle(self.layout.shuffled, mix(self._key, 1))
+        self._shuffle = ClassShuffle(layout.shuffled, mix(key, 1))
 
     def __len__(self) -> int:
         return len(self.layout)
