@@ -50,10 +50,8 @@ _MASK32 = 0xFFFFFFFF
 
 _ROUND_TABLES_LIMIT = 1 << 26
 """The tables of a larger network would not stay in the CPU's cache."""
-# Number of look-ups after which a network builds its tables, so that they pay off: the larger of a minimum and a number
-# per value of a half.
-_WARM_UP = 4096
-_WARM_UP_PER_HALF = 8
+_WARM_UP = 8
+"""Look-ups for each value of a half after which a network builds its tables, so that they pay off."""
 
 
 def normalise(indices: Any, n: int) -> Indices:
@@ -160,7 +158,7 @@ class Permutation(Bijection):
             a = math.isqrt(self.n - 1) + 1
             keys = [mix(self.key, self.n, r) & _MASK32 for r in range(ROUNDS)]
             self._walk = partial(feistel, a=a, b=-(-self.n // a), keys=keys)
-            self._until_tables = max(_WARM_UP, _WARM_UP_PER_HALF * a)
+            self._until_tables = _WARM_UP * a
 
     def __repr__(self) -> str:
         return f"Permutation(n={self.n}, key={self.key:#x})"
