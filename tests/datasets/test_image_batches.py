@@ -38,7 +38,7 @@ from penstock.images.transforms import (
     ToTensor,
     VerticalFlip,
 )
-from penstock.loader.collate import Collate, SharedRows, batch_memory, thread
+from penstock.loader.collate import Collate, SharedRows, batch_rows, thread
 from penstock.loader.executors.process.ring import SharedFile, Slot
 from penstock.loader.executors.threads import ThreadPool
 from penstock.loader.make import Fetch, Maker
@@ -226,6 +226,7 @@ class TestNoCopies:
         finally:
             torch.stack = stack  # type: ignore[assignment]
         assert slot.put(images.data_ptr(), images.nbytes, images.numpy) == 0
+        assert not images.__dict__, "its pickle refers to the slot"
         assert not calls
 
     def test_a_divided_batch_is_made_in_the_slot(self, manifest: Manifest) -> None:
@@ -253,7 +254,7 @@ class TestNoCopies:
         rows: list[torch.Tensor] = []
         for begin, end in ((0, 5), (5, 8)):
             thread.arena = partial(shared.part, begin, end)
-            rows += batch_memory((end - begin, 2), torch.uint8).unbind()
+            rows += batch_rows((end - begin, 2), torch.uint8).unbind()
         thread.arena = None
         batch = Collate()(rows)
         assert batch.data_ptr() == rows[0].data_ptr()
@@ -277,7 +278,7 @@ class TestRowsInPlace:
         assert made.data_ptr() != rows[0].data_ptr()
 
     def test_others(self) -> None:
-        base = batch_memory((4, 6), torch.int64)
+        base = batch_rows((4, 6), torch.int64)
         base[:] = torch.arange(24).view(4, 6)
         rows = list(base.unbind())
         self.check(rows[:3])

@@ -3,7 +3,7 @@
 Types that users registered with torch, and values that are not plain tensors, arrays or numbers, are collated by torch.
 
 The memory of a batch, such as a slot of memory that processes share, is the `Arena` of the thread that makes it.
-Datasets that write the rows of a batch themselves get them from `batch_memory`; collation does not copy those again.
+Datasets that write the rows of a batch themselves get them from `batch_rows`; collation does not copy those again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-__all__ = ["Arena", "Collate", "SharedRows", "batch_memory", "collate", "is_default", "place", "thread"]
+__all__ = ["Arena", "Collate", "SharedRows", "batch_memory", "batch_rows", "collate", "is_default", "place", "thread"]
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -92,10 +92,14 @@ def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def batch_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor for rows of the current batch, in the memory of the batch if possible."""
+    """Return an uninitialised tensor, in the memory of the current batch if possible."""
     tensor = place(shape, dtype)
-    if tensor is None:
-        tensor = torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+
+
+def batch_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor for rows of the current batch, which collation does not copy."""
+    tensor = batch_memory(shape, dtype)
     setattr(tensor if tensor._base is None else tensor._base, _MARK, True)
     return tensor
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Subset, default_collate
 
 from penstock.errors import escaped
-from penstock.loader.collate import Arena, Collate, batch_memory, is_default, thread
+from penstock.loader.collate import Arena, Collate, batch_memory, batch_rows, is_default, thread
 from penstock.loader.executors.base import Began, Start
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.on_error import SKIP, LoadOne, OnError, is_tolerable
@@ -212,7 +212,7 @@ class Fetch:
                     return self.dataset.fetch_batch(request.indices, request.keys, batch_memory, **_at(request))
                 if self._batched_dataset and not self._seeds:
                     fills = self._stacks and getattr(self.dataset, "fills_rows", False)
-                    into: dict[str, Any] = {"into": batch_memory} if fills else {}
+                    into: dict[str, Any] = {"into": batch_rows} if fills else {}
                     return self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
                 if self._in_bulk:
                     scope.move(request.keys[0])
