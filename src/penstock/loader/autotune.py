@@ -161,8 +161,6 @@ class Autotuner:
             now.wait += had - asked
             now.train += train
             now.metrics.add(metrics)
-            # They keep samples alive.
-            now.metrics.failures.clear()
         self._last = had
         rounds, rest = divmod(now.batches, now.workers)
         return rounds >= 2 and not rest and now.wait + now.train >= _SECONDS

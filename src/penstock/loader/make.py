@@ -442,6 +442,7 @@ class Maker:
         while parts:
             part = parts.pop(0)
             metrics.add(part.metrics)
+            metrics.failures += part.metrics.failures
             samples += part.batch
             error = error or part.error
             del part

@@ -68,17 +68,14 @@ class BatchMetrics:
     failures: list[Any] = field(default_factory=list)
 
     def add(self, other: BatchMetrics) -> None:
-        """Add the metrics of another part of the same batch."""
+        """Add the costs of another batch, or of another part of the same one."""
         self.samples += other.samples
         self.fetch += other.fetch
         self.collate += other.collate
         self.hand_over += other.hand_over
         self.cpu += other.cpu
-        if other.stages:
-            for name, seconds in other.stages.items():
-                self.stages[name] = self.stages.get(name, 0.0) + seconds
-        if other.failures:
-            self.failures += other.failures
+        for name, seconds in other.stages.items():
+            self.stages[name] = self.stages.get(name, 0.0) + seconds
 
     def by_stage(self) -> dict[str, float]:
         """Return the seconds of work by stage, without overlap."""

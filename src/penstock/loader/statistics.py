@@ -98,8 +98,6 @@ class Statistics:
         self.batches += 1
         self.bytes += nbytes
         self.work.add(result.metrics)
-        # They keep samples alive.
-        self.work.failures.clear()
         self.ways[result.way] += 1
 
     def copied(self, seconds: float, *, ahead: bool) -> None:
