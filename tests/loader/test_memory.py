@@ -233,16 +233,11 @@ def test_too_little_memory_is_the_error_of_its_batch() -> None:
 
 
 def test_batches_for_which_the_system_refuses_memory_come_by_the_pipe() -> None:
-    """Fewer are in flight for a while."""
     data = Scarce(200, OSError(errno.ENOSPC, "no more"))
     with DataLoader(data, 2, num_workers=1, prefetch_factor=8, executor="process") as loader:
         batches: Any = iter(loader)
-        depths = []
         for number in range(200):
             assert (next(batches)[1] == (2 * number + 1) % 251).all()
-            depths.append(batches._batches.depth)
         ways = loader.stats()["ways"]
         assert set(ways) == {"ring", "refused"}
         assert 100 <= ways["ring"] < 120
-        assert depths[90] == 8
-        assert min(depths) == depths[-1] == 1

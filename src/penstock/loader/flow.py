@@ -4,7 +4,6 @@
     small, quickly made batches   up to sixteen times as many, in groups: their hand-over costs more than the work
     a late batch                  more, while finished batches wait for it and workers are idle
     max_bytes_in_flight           fewer, by the largest of the last batches; one until it is known
-    too little memory             fewer, for a while
 
 This is the only place that decides it, for all executors. `Window` asks.
 """
@@ -29,9 +28,6 @@ _QUICK, _RAY_QUICK = 1e-3, 10e-3
 _GROUP, _RAY_GROUP = 2e-3, 30e-3
 """Seconds that a group takes at most."""
 
-_RETRY = 64
-"""Batches after which as many as before are asked for again, after memory was short."""
-
 
 class Flow:
     """How far ahead the workers of a loader are. It keeps what it has learned between epoch iterators.
@@ -52,7 +48,6 @@ class Flow:
         self._batch_seconds = 0.0
         self._extra = 0  # batches beyond the usual ones, because one is late
         self._first = True  # whether the consumer waits for its first batch
-        self._short: tuple[int, int] | None = None  # fewer batches, for so many
 
     def begin(self) -> None:
         """Start an epoch iterator: its consumer waits for the first batch, and no others should delay it."""
@@ -81,8 +76,6 @@ class Flow:
             most = max(most, more)
         if limit is not None:
             most = max(1, min(most, limit // max(1, size)))
-        if self._short is not None:
-            most = min(most, self._short[0])
         together = self._ahead and light and (config.pure or config.in_order)
         return most, max(1, int(self._group / self._batch_seconds)) if together else 1
 
@@ -96,12 +89,6 @@ class Flow:
             self._batch_seconds = seconds * metrics.samples
         if result.error is None and (result.nbytes or self._limit is not None):
             self._sizes.append(result.nbytes or size_of(result.batch))
-        if result.way == "refused":
-            most = self.ahead()[0] if self._short is None else self._short[0]
-            self._short = max(1, most - 1), _RETRY
-        elif self._short is not None:
-            most, left = self._short
-            self._short = (most, left - 1) if left else None
 
     def stall(self) -> None:
         """Allow more batches: finished ones wait for a late one, and workers are idle."""

@@ -84,7 +84,7 @@ class Statistics:
             nbytes: size of the batch in bytes, see `size_of`.
             wait: seconds between request and delivery.
             ready: number of finished batches at the time of the request.
-            depth: number of batches that may be in flight now; less than requested if memory is short.
+            depth: number of batches that may be in flight now.
         """
         self.waited(wait)
         if self._first:
