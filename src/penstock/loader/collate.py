@@ -201,16 +201,14 @@ def _stack_arrays(batch: Sequence[Any], *, any_dtype: bool = False, collate_fn_m
 def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: _Map | None = None) -> Any:
     """Return numbers as a tensor, with the dtype that torch's function for their type chooses."""
     dtype = _NUMBERS.get(type(batch[0]))
-    tensor = None
     if dtype is not None and len(set(map(type, batch))) == 1:
         # After an OverflowError torch's function below raises.
         with suppress(OverflowError):
             # Faster than torch.tensor of a list.
-            tensor = torch.from_numpy(np.array(batch, dtype))
-    if tensor is not None:
-        out = place(tuple(tensor.shape), tensor.dtype)
-        # Memory that NumPy allocated cannot be resized.
-        return tensor.clone() if out is None else out.copy_(tensor)
+            numbers = torch.from_numpy(np.array(batch, dtype))
+            out = place(tuple(numbers.shape), numbers.dtype)
+            # Memory that NumPy allocated cannot be resized.
+            return numbers.clone() if out is None else out.copy_(numbers)
     tensor = make(batch, collate_fn_map=collate_fn_map)
     out = place(tuple(tensor.shape), tensor.dtype) if type(tensor) is torch.Tensor else None
     return tensor if out is None else out.copy_(tensor)
