@@ -2,8 +2,8 @@
 
     penstock ━━━━━━━━━━────────── 312/625 0:00:41 0:00:40 7.6/s, waiting 3%
 
-The consumer's thread writes it to standard error, at most twice a second. If that is not a terminal, one line is
-written at the end of the epoch.
+The consumer's thread writes it to standard error, at most twice a second. If that is neither a terminal nor a notebook,
+one line is written at the end of the epoch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Bar:
         self._before = statistics.wait, statistics.train
         self._total, self._done, self._had = total, done, 0
         self._begin, self._next = monotonic(), 0.0
-        # A daemon has no standard error.
-        self._watched = sys.stderr is not None and sys.stderr.isatty()
+        # A daemon has no standard error, and a notebook shows it.
+        self._watched = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
         self._open, self._pid = True, os.getpid()
 
     def update(self) -> None:
@@ -73,9 +73,9 @@ class Bar:
         if seconds:
             speed = self._had / seconds
             words.append(f"{speed:,.{0 if speed >= 100 else 1}f}/s, waiting {waited / seconds:.0%}")
-        # On a terminal, in place of the line before.
-        begin, end = ("\r", "\x1b[K") if self._watched else ("", "")
-        print(begin + " ".join(words), end=end, file=sys.stderr, flush=True)
+        # In place of the line before, which may be longer.
+        text = f"\r{' '.join(words):79}" if self._watched else " ".join(words)
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:
