@@ -186,7 +186,7 @@ class LoaderConfig:
     def policy(self) -> OnError | None:
         """What to do with a sample that cannot be loaded; None if its error is raised."""
         given = self.on_error if isinstance(self.on_error, OnError) else OnError(self.on_error)
-        return given if given.tolerant else None
+        return None if given.action == "raise" else given
 
     @cached_property
     def to_device(self) -> bool:

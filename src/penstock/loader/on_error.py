@@ -165,15 +165,11 @@ class OnError:
         check_count("attempts", self.attempts)
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
             raise ConfigError(f"max_rate must be a share of the samples, from 0 to 1; got {self.max_rate}")
-        if not self.tolerant and any(value is not None for value in (self.max_failures, self.max_rate, self.report)):
+        limits = self.max_failures, self.max_rate, self.report
+        if self.action == "raise" and any(value is not None for value in limits):
             raise ConfigError(
                 "max_failures, max_rate and report have no effect with action='raise': the first failure raises"
             )
-
-    @property
-    def tolerant(self) -> bool:
-        """Whether any error is tolerated."""
-        return self.action != "raise"
 
     def load(self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any) -> Any:
         """Return a sample, or `SKIP`.
