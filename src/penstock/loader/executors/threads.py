@@ -37,13 +37,13 @@ from penstock.loader.workerinfo import enter, thread_worker
 from penstock.random import show_samples
 from penstock.threads import Daemon
 
-__all__ = ["ThreadExecutor", "ThreadPool"]
+__all__ = ["MOST_THREADS", "ThreadExecutor", "ThreadPool"]
 
 _Job = Callable[[memoryview], object]
 _Jobs = queue.SimpleQueue[_Job | None]
 
-_MOST = 1 << 10
-"""Maximum number of threads of an executor that show what they load."""
+MOST_THREADS = 1 << 10
+"""Maximum number of threads of an executor, or of a single worker process, that show what they load."""
 
 
 class ThreadPool:
@@ -193,7 +193,7 @@ class ThreadExecutor(Executor):
         self.workers, self.lock, self.pid = threads, threading.RLock(), os.getpid()
         self._run = 0
         self._start: Start | None = None
-        self._boards = memoryview(array("Q", [0] * 2 * _MOST))
+        self._boards = memoryview(array("Q", [0] * 2 * MOST_THREADS))
         self._events: deque[Began | BatchResult] = deque()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stream = isinstance(fetcher, StreamFetch)

@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as readable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -33,7 +34,8 @@ from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Event, Executor, Lost, Start
 from penstock.loader.executors.process.ring import BOARD, Ring, fork
 from penstock.loader.executors.process.transport import Channel, unpack
-from penstock.loader.executors.process.worker import ENDED, MOST_THREADS, REFUSED, SKIPPED, Setup, main
+from penstock.loader.executors.process.worker import ENDED, REFUSED, SKIPPED, Setup, main
+from penstock.loader.executors.threads import MOST_THREADS
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
@@ -147,21 +149,19 @@ class ProcessExecutor(Executor):
 
     def wait(self, run: int, deadline: float | None) -> list[Event]:
         """See `Executor`."""
-        timeout = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self.closed:
             return []
+        ready: list[tuple[Any, int]]
         self.waiting = True
         if self._polls.acquire(blocking=False):
             try:
-                ready = self._poller.poll(timeout)
+                ready = self._poller.poll(None if timeout is None else timeout * 1000)
             finally:
                 self._polls.release()
         else:
             # The consumer of an older iterator, in another thread, is in that call.
-            poller = select.poll()
-            for fd in list(self._by_fd):
-                poller.register(fd, select.POLLIN)
-            ready = poller.poll(timeout)
+            ready = [(fd, 0) for fd in readable(list(self._by_fd), timeout)]
         self.waiting = False
         events: list[Event] = []
         with self.lock:
@@ -393,11 +393,8 @@ class WorkerProcess:
 
     def wait(self, deadline: float) -> bool:
         """Wait for the process to end; return whether it has."""
-        if self.process.exitcode is None:
-            poller = select.poll()
-            poller.register(self.sentinel, select.POLLIN)
-            if poller.poll(max(0.0, (deadline - time.monotonic()) * 1000)) and self.process.exitcode is None:
-                self.process.join(1)  # a fork server reports it a little later
+        if self.process.exitcode is None and readable([self.sentinel], max(0.0, deadline - time.monotonic())):
+            self.process.join(1)  # a fork server reports it a little later
         if self.process.exitcode is None:
             return False
         self.process.join(0)  # makes multiprocessing release its resources
@@ -463,8 +460,7 @@ def _holding_back_signals(method: str) -> Iterator[bool]:
     came: list[int] = []
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        found = {number: signal.getsignal(number) for number in signal.valid_signals()}
-        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+        handlers = {n: handler for n in signal.valid_signals() if callable(handler := signal.getsignal(n))}
 
     def hold_back(number: int, frame: Any) -> None:
         if starting and os.getpid() == here:

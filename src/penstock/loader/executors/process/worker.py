@@ -39,13 +39,10 @@ from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent
 from penstock.random import show_samples
 
-__all__ = ["ENDED", "MOST_THREADS", "REFUSED", "SKIPPED", "Setup", "main"]
+__all__ = ["ENDED", "REFUSED", "SKIPPED", "Setup", "main"]
 
 ENDED, SKIPPED, REFUSED = 1, 2, 3
 """How an answer is special: the stream has ended; the run is not wanted; the slot got no more memory."""
-
-MOST_THREADS = 1 << 10
-"""Maximum number of threads of a single worker process, if they become more."""
 
 _QUICK, _ENOUGH = 1e-3, 64
 """Batches with less work than this (seconds) gain nothing from several threads. After this many in a row, one thread
