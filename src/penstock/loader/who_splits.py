@@ -81,21 +81,25 @@ def choose_data(
     ranks = 1 if known is None else known.world_size
     loader_may_split = config.split is None and config.shuffles and given is None
     shares, whole = _shares_and_whole(dataset, ranks, loader_may_split=loader_may_split)
-    if world.given:
-        _check_splits(dataset, shares, config, given)
+    ranks_given = "rank=, world_size=, process_group=, mesh="
+    if world.given and config.split is False:
+        raise ConfigError(f"split=False lets every rank read all samples: omit {ranks_given}")
+    iterable = isinstance(dataset, IterableDataset)
+    other = dataset if iterable or (world.given and shares) else given
+    if config.split is not None and other is not None:
+        what, there = (ranks_given, "pass the ranks there") if world.given else ("split=", "omit it")
+        raise ConfigError(
+            f"{what} of a DataLoader is for a dataset that it splits itself. Here {kind_text(other)} determines which "
+            f"samples this rank reads: {there}"
+        )
     if given is not None:
-        _check_sampler(dataset, shares, config, given, ranks)
+        _check_sampler(dataset, shares, given, ranks)
         return dataset, None
     own = own_order(dataset) is not None
     # A random order of the positions in wrapped shares is one of rows, whatever the shares' own orders are.
-    free = config.shuffles and not own and not isinstance(dataset, IterableDataset)
+    free = config.shuffles and not own and not iterable
     _check_shares(shares, replace(config, shuffle=None, seed=None) if free else config, ranks)
-    if isinstance(dataset, IterableDataset):
-        if config.split is not None:
-            raise ConfigError(
-                f"split={config.split} has no effect on {type(dataset).__name__}: an iterable dataset splits itself or "
-                "not. Omit split, or make it a map-style dataset"
-            )
+    if iterable:
         return dataset, None
     # A share is never split again.
     split = (config.split and not shares) or (loader_may_split and whole and ranks > 1)
@@ -241,27 +245,8 @@ def _check_shares(shares: list[Any], config: LoaderConfig, ranks: int) -> None:
             )
 
 
-def _check_splits(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any) -> None:
-    """Raise if the loader was given ranks, but does not split."""
-    if config.split is False:
-        raise ConfigError(
-            "split=False lets every rank read all samples: omit rank=, world_size=, process_group=, mesh="
-        )
-    other = dataset if shares or isinstance(dataset, IterableDataset) else given
-    if other is not None:
-        raise ConfigError(
-            "rank=, world_size=, process_group= and mesh= of a DataLoader are for a dataset that it splits itself: "
-            f"pass them to {kind_text(other)} instead"
-        )
-
-
-def _check_sampler(dataset: Any, shares: list[Any], config: LoaderConfig, given: Any, ranks: int) -> None:
-    """Raise if a user's sampler contradicts ``split=``, or the share or the order of the dataset."""
-    if config.split is not None:
-        raise ConfigError(
-            f"split={config.split} and sampler= or batch_sampler= exclude each other: the sampler determines which "
-            "samples this rank reads. Omit split, or pass shuffle= instead of the sampler"
-        )
+def _check_sampler(dataset: Any, shares: list[Any], given: Any, ranks: int) -> None:
+    """Raise if a user's sampler contradicts the share or the order of the dataset."""
     second = rank_splitter(given, ranks=ranks) if shares else None
     if second is not None:
         raise PartitionError(
