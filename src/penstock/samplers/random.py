@@ -9,14 +9,14 @@ import torch
 
 from penstock.errors import SamplerError
 from penstock.hashing import checked_seed, derive_key
-from penstock.order import Partition
+from penstock.order import Partition, make_order
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import EpochOrder, EpochPlan, PartitionedOrder
 from penstock.plan.reader import Draws
 from penstock.samplers.draws import DrawingSampler, Hashed, Rounds, scale
 from penstock.samplers.identity import order_identity
-from penstock.samplers.orders import epoch_order, order_kind, positive
+from penstock.samplers.orders import order_kind, positive
 
 __all__ = ["RandomSampler", "RandomSamplerOfShare"]
 
@@ -121,7 +121,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         identity = partial(order_identity, name, self._block, self.data_source, n, self.seed if seeded else None)
         if seeded:
             seed = self.seed or 0
-            make: Callable[[], EpochOrder] = partial(epoch_order, self._kind, self._block, n, seed, epoch)
+            make: Callable[[], EpochOrder] = partial(make_order, self._kind, n, seed=seed, epoch=epoch, **self._block)
             if replacement:
                 make = partial(Hashed, derive_key(seed, epoch, "replacement"), partial(scale, n=n))
             elif count > n:
@@ -144,7 +144,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         # The first permutation is the epoch's own.
         if number:
             seed, epoch = derive_key(seed, epoch, f"round {number}"), 0
-        return epoch_order(self._kind, self._block, n, seed, epoch)
+        return make_order(self._kind, n, seed=seed, epoch=epoch, **self._block)
 
 
 class RandomSamplerOfShare(RandomSampler, torch.utils.data.DistributedSampler[int]):  # type: ignore[misc,override]
