@@ -99,7 +99,9 @@ def batch_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def batch_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised tensor for rows of the current batch, which collation does not copy."""
-    tensor = batch_memory(shape, dtype)
+    tensor = place(shape, dtype)
+    if tensor is None:
+        tensor = torch.empty(shape, dtype=dtype)
     setattr(tensor if tensor._base is None else tensor._base, _MARK, True)
     return tensor
 
