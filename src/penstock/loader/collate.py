@@ -122,7 +122,7 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
     if base is not None and hasattr(base, _MARK) and _are_rows(tensors, base):
         delattr(base, _MARK)
         return base.view(len(tensors), *first.shape)
-    if len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
+    if thread.arena is not None and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
         out = place((len(tensors), *first.shape), first.dtype)
         if out is not None:
             # Of several shapes or devices, or with a gradient: torch raises or handles that without `out`.
