@@ -140,11 +140,6 @@ class ProcessExecutor(Executor):
             self._by_fd[channel.writes] = member
             self._poller.register(channel.writes, select.POLLOUT)
 
-    def _give_back(self, run: int, number: int) -> None:
-        """Free the slot of a request that nobody works on. Nobody knows how much memory it has."""
-        _, slot = self._lent.pop((run, number))
-        self.ring.give_back(slot, None)
-
     # Answers.
 
     def wait(self, run: int, deadline: float | None) -> list[Event]:
@@ -256,7 +251,7 @@ class ProcessExecutor(Executor):
             self._poller.unregister(fd)
 
     def _bury(self, member: WorkerProcess, events: list[Event]) -> None:
-        """Note the death of a worker. Its slots are free."""
+        """Note the death of a worker. Its slots are free, though nobody knows how much memory they have."""
         member.wait(time.monotonic() + 1)
         for fd in (member.channel.reads, member.channel.writes, member.sentinel):
             self._forget(fd, member)
@@ -268,7 +263,7 @@ class ProcessExecutor(Executor):
             peak = self._words[1 + self._width * member.number]
             events.append(Lost(member.number, member.obituary(peak)))
         for key in owed:
-            self._give_back(*key)
+            self.ring.give_back(self._lent.pop(key)[1], None)
 
     def where(self, worker: int) -> list[tuple[int, int]]:
         """See `Executor`."""
@@ -290,8 +285,9 @@ class ProcessExecutor(Executor):
         # Another thread may be inside a user's sampler. Then the ring is not reused.
         if self.pid == os.getpid() and self.lock.acquire(timeout=_HELD):
             try:
-                for key in list(self._lent):
-                    self._give_back(*key)
+                for _, slot in self._lent.values():
+                    self.ring.give_back(slot, None)
+                self._lent.clear()
                 self._rings.append(self.ring)
             finally:
                 self.lock.release()
