@@ -112,8 +112,7 @@ class Draw:
         if generator is not None and entropy and (entropy["begun"] or generator is torch.default_generator):
             self._start = _decode_generator(entropy["generator"])
         self._generator: torch.Generator | None = None
-        # The blocks that move the generator: those of which the first was drawn. And the number of the last one drawn.
-        self._moves: Block | None = None
+        # Number of the last block that moved the generator.
         self._front = -1
         # For earlier blocks: a copy of the generator, and the number of the last block drawn from it.
         self._again: tuple[Block, torch.Generator, int] | None = None
@@ -139,7 +138,7 @@ class Draw:
             block: draws the block with a number from a generator. Blocks are drawn one after another.
         """
         numbers = size, count, last
-        if self._order is None or self._moves is None or self._order[0] != numbers:
+        if self._order is None or self._front < 0 or self._order[0] != numbers:
             rounds = Rounds(size, partial(self._read, block))
             self._order = numbers, rounds, partial(self._exhaust, block, last)
         return self._order[1:]
@@ -148,7 +147,7 @@ class Draw:
         """Draw blocks to the end, so that the generator has the state in which torch would leave it."""
         if self._given is None:
             self.key()
-        elif self._moves in (None, block) and self._front < last:
+        elif self._front < last:
             self._read(block, last)
 
     def state(self) -> State:
@@ -175,8 +174,7 @@ class Draw:
     def _read(self, block: Block, number: int) -> Indices:
         """Return the block with a number, and draw those before it."""
         generator, at = self._begin(), self._front
-        self._moves = self._moves or block
-        ahead = self._moves is block and number > at
+        ahead = number > at
         if not ahead:
             if self._again is None or self._again[0] is not block or self._again[2] >= number:
                 self._again = block, torch.Generator(), -1
