@@ -261,8 +261,7 @@ class PackPlan(SharePlan):
         done, base, _ = state["dealt"]
         parts = {"mini_epochs": max(1, self.mini_epochs - done), "mini_epoch": max(0, state["mini_epoch"] - done)}
         dealt = Partition(found.place.samples, ranks, 0, **parts, remainder=self.remainder, consumed=base)
-        window = self.balance * dealt.world_size
-        had = state["consumed"] - dealt.begin
+        had, window = state["consumed"] - dealt.begin, self.balance * ranks
         if had % window and dealt.begin + (had // window + 1) * window <= min(dealt.end, dealt.n):
             raise StateError(
                 f"this state is in the middle of {window} packs that were assigned to {ranks} ranks by cost: each rank "

@@ -39,7 +39,7 @@ from penstock.errors import ConfigError
 from penstock.integrations.dispatch_batches import DispatchedBatches
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.who_splits import splits_by_rank
-from penstock.plan.epoch import Layout
+from penstock.order.partition import Layout
 from penstock.plan.share import SharePlan
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of, sampler_of

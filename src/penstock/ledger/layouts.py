@@ -17,10 +17,9 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.errors import ConfigError, StateError
-from penstock.order.partition import REMAINDERS
+from penstock.order.partition import REMAINDERS, Layout
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import State, read_int
-from penstock.plan.epoch import Layout
 
 __all__ = ["Layout", "Layouts", "Stretch", "steps_per_epoch", "whole"]
 

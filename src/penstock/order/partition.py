@@ -1,4 +1,5 @@
-"""Partition: the positions of an epoch that belong to a rank (sharding of the data among ranks), computed.
+"""Partition: the positions of an epoch that belong to a rank (sharding of the data among ranks), computed. Layout: the
+partitions of all ranks from a step on.
 
 An epoch of n samples has the positions ``0 .. n-1``. The order maps them to samples. The whole job has consumed the
 first ``consumed`` positions. The rest is cut into ``mini_epochs`` ranges (sub-epochs), and each range is split among
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from penstock.errors import PartitionError
 from penstock.order.permutation import MAX_N, Indices, normalise
 from penstock.wording import counted
 
-__all__ = ["REMAINDERS", "Partition"]
+__all__ = ["REMAINDERS", "Layout", "Partition"]
 
 REMAINDERS = ("pad", "drop", "uneven")
 
@@ -152,3 +153,75 @@ class Partition:
     def repeated(self) -> Indices:
         """The positions that padding repeats, in order: int64 of shape (padded,)."""
         return np.arange(self.n, self.n + self.padded, dtype=np.int64) % max(self.n, 1)
+
+
+class Layout(NamedTuple):
+    """How a job's batches are distributed to ranks, from a place in an epoch on. `penstock.Ledger` computes the rows of
+    any step from it.
+
+    Attributes:
+        step: number of the first batch, counted from the start of the job; 0 in an epoch plan, which does not know it.
+        epoch, mini_epoch, done, base, skip: the place where it begins, see `penstock.plan.share.MiniEpoch`.
+        ranks: number of ranks.
+        batch_size: batch size of each rank.
+        samples: samples per epoch; batches, if the order is one of batches.
+        ends: handling of the end of an epoch: index of the remainder rule, plus 3 if a last short batch is dropped.
+        excluded: hash of the excluded rows.
+        parts: mini-epochs per epoch.
+        rank: this rank. States contain neither ``parts`` nor ``rank``.
+    """
+
+    step: int
+    epoch: int
+    mini_epoch: int
+    done: int
+    base: int
+    skip: int
+    ranks: int
+    batch_size: int
+    samples: int
+    ends: int
+    excluded: str | None = None
+    parts: int = 1
+    rank: int = 0
+
+    @classmethod
+    def of(cls, epoch: int, partition: Partition, excluded: str | None = None) -> Layout:
+        """Return the layout of an epoch without mini-epochs, from its partition."""
+        ends = REMAINDERS.index(partition.remainder)
+        place = 0, epoch, 0, 0, partition.consumed, 0
+        return cls(*place, partition.world_size, 1, partition.n, ends, excluded, rank=partition.rank)
+
+    @property
+    def rule(self) -> tuple[Any, ...]:
+        """The fields that depend on neither the place nor the rank."""
+        return self[6:-1]
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last short batch is dropped."""
+        return self.ends >= len(REMAINDERS)
+
+    @property
+    def first(self) -> int:
+        """First position, over all ranks."""
+        return self.partition().begin + self.skip * self.ranks
+
+    @property
+    def empty(self) -> bool:
+        """Whether no samples are left for this rank in the mini-epoch."""
+        return self.skip >= len(self.partition(self.rank))
+
+    def partition(self, rank: int = 0) -> Partition:
+        """Return a rank's positions in the whole mini-epoch."""
+        number = self.mini_epoch - self.done
+        # A mini-epoch that was finished before the epoch was split again has no samples left.
+        return Partition(
+            self.samples,
+            self.ranks,
+            rank,
+            mini_epochs=max(1, self.parts - self.done),
+            mini_epoch=max(0, number),
+            remainder=REMAINDERS[self.ends % len(REMAINDERS)],
+            consumed=self.base if number >= 0 else self.samples,
+        )

@@ -18,9 +18,10 @@ import numpy as np
 from penstock.hashing import derive_key, mix
 from penstock.order import Partition
 from penstock.order.classes import ClassBatches, ClassShuffle, class_of
+from penstock.order.partition import Layout
 from penstock.order.permutation import Indices, Permutation
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import Batch, BatchEpochPlan, Layout
+from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.exclusion import ExcludedRows
 from penstock.storage.class_index import ClassIndex
 

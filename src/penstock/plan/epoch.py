@@ -16,12 +16,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.order import Partition
-from penstock.order.partition import REMAINDERS
+from penstock.order.partition import REMAINDERS, Layout
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
 
@@ -33,7 +33,6 @@ __all__ = [
     "EpochOrder",
     "EpochPlan",
     "ForwardEpoch",
-    "Layout",
     "OneEpoch",
     "PartitionedOrder",
     "length_of",
@@ -62,78 +61,6 @@ class EpochOrder(Protocol):
 
     def __getitem__(self, positions: Indices, /) -> Indices:
         """Return the samples at some positions, int64 of shape (n,)."""
-
-
-class Layout(NamedTuple):
-    """How a job's batches are distributed to ranks, from a place in an epoch on. `penstock.Ledger` computes the rows of
-    any step from it.
-
-    Attributes:
-        step: number of the first batch, counted from the start of the job; 0 in an epoch plan, which does not know it.
-        epoch, mini_epoch, done, base, skip: the place where it begins, see `penstock.plan.share.MiniEpoch`.
-        ranks: number of ranks.
-        batch_size: batch size of each rank.
-        samples: samples per epoch; batches, if the order is one of batches.
-        ends: handling of the end of an epoch: index of the remainder rule, plus 3 if a last short batch is dropped.
-        excluded: hash of the excluded rows.
-        parts: mini-epochs per epoch.
-        rank: this rank. States contain neither ``parts`` nor ``rank``.
-    """
-
-    step: int
-    epoch: int
-    mini_epoch: int
-    done: int
-    base: int
-    skip: int
-    ranks: int
-    batch_size: int
-    samples: int
-    ends: int
-    excluded: str | None = None
-    parts: int = 1
-    rank: int = 0
-
-    @classmethod
-    def of(cls, epoch: int, partition: Partition, excluded: str | None = None) -> Layout:
-        """Return the layout of an epoch without mini-epochs, from its partition."""
-        ends = REMAINDERS.index(partition.remainder)
-        place = 0, epoch, 0, 0, partition.consumed, 0
-        return cls(*place, partition.world_size, 1, partition.n, ends, excluded, rank=partition.rank)
-
-    @property
-    def rule(self) -> tuple[Any, ...]:
-        """The fields that depend on neither the place nor the rank."""
-        return self[6:-1]
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a last short batch is dropped."""
-        return self.ends >= len(REMAINDERS)
-
-    @property
-    def first(self) -> int:
-        """First position, over all ranks."""
-        return self.partition().begin + self.skip * self.ranks
-
-    @property
-    def empty(self) -> bool:
-        """Whether no samples are left for this rank in the mini-epoch."""
-        return self.skip >= len(self.partition(self.rank))
-
-    def partition(self, rank: int = 0) -> Partition:
-        """Return a rank's positions in the whole mini-epoch."""
-        number = self.mini_epoch - self.done
-        # A mini-epoch that was finished before the epoch was split again has no samples left.
-        return Partition(
-            self.samples,
-            self.ranks,
-            rank,
-            mini_epochs=max(1, self.parts - self.done),
-            mini_epoch=max(0, number),
-            remainder=REMAINDERS[self.ends % len(REMAINDERS)],
-            consumed=self.base if number >= 0 else self.samples,
-        )
 
 
 class OneEpoch(abc.ABC):

@@ -23,11 +23,11 @@ from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
 from penstock.hashing import checked_seed, sample_keys
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
-from penstock.order.partition import REMAINDERS
+from penstock.order.partition import REMAINDERS, Layout
 from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import Cursor, State, check_state, checked_epoch, read_int, read_ints
-from penstock.plan.epoch import EpochPlan, Layout
+from penstock.plan.epoch import EpochPlan
 from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared import SharedIntegers
 from penstock.plan.source import Source
@@ -121,7 +121,7 @@ class EpochView:
         self.order = order
 
     def __len__(self) -> int:
-        return max(0, len(self.partition) - self.place.skip)
+        return max(0, self.partition.length - self.place.skip)
 
     def local(self, indices: Sequence[int]) -> Indices:
         """Return local indices as an array; negative ones count from the end."""
@@ -424,7 +424,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def layout(self, place: MiniEpoch, world: distributed.World) -> Layout:
         """Return how samples are distributed to ranks from a place on."""
-        epoch, mini_epoch, samples, done, base, skip = place.numbers
+        epoch, mini_epoch, samples, done, base, skip, _ = place
         rank, ranks = world
         ends, parts = REMAINDERS.index(self.remainder), self.mini_epochs
         return Layout(0, epoch, mini_epoch, done, base, skip, ranks, 1, samples, ends, parts=parts, rank=rank)
