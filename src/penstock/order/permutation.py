@@ -96,18 +96,18 @@ class Bijection:
         return self.n
 
     @overload
-    def __getitem__(self, index: int) -> int: ...
+    def __getitem__(self, index: int, inverse: bool = ...) -> int: ...
     @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int], inverse: bool = ...) -> Indices: ...
+    def __getitem__(self, index: Any, inverse: bool = False) -> Any:
         indices = normalise(index, self.n)
-        found = self._rows(indices.reshape(-1)).reshape(indices.shape)
+        found = (self._find if inverse else self._rows)(indices.reshape(-1)).reshape(indices.shape)
         return found if found.ndim else int(found)
 
     @cached_property
-    def inverse(self) -> Bijection:
-        """The inverse bijection: ``order.inverse[order[i]] == i``."""
-        return _Inverse(self)
+    def inverse(self) -> Inverse:
+        """The inverse bijection, with the same indexing."""
+        return Inverse(self)
 
     def _rows(self, positions: Indices) -> Indices:
         """Return the rows at valid positions: int64 of shape (k,). It may change the argument."""
@@ -118,15 +118,21 @@ class Bijection:
         raise NotImplementedError
 
 
-class _Inverse(Bijection):
+class Inverse:
+    """The inverse of an order: ``inverse[order[i]] == i``."""
+
     def __init__(self, order: Bijection) -> None:
-        self.n, self._order = order.n, order
+        self._order = order
 
-    def _rows(self, positions: Indices) -> Indices:
-        return self._order._find(positions)
+    def __len__(self) -> int:
+        return self._order.n
 
-    def _find(self, rows: Indices) -> Indices:
-        return self._order._rows(rows)
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._order.__getitem__(index, True)
 
 
 class Permutation(Bijection):
@@ -155,10 +161,10 @@ class Permutation(Bijection):
         self.n = operator.index(n)
         self.key = operator.index(key) & MASK64
         if self.n > TABLE_LIMIT:
-            a = math.isqrt(self.n - 1) + 1
-            keys = [mix(self.key, self.n, r) & _MASK32 for r in range(ROUNDS)]
-            self._walk = partial(feistel, a=a, b=-(-self.n // a), keys=keys)
-            self._until_tables = _WARM_UP * a
+            self._a = math.isqrt(self.n - 1) + 1
+            self._b = -(-self.n // self._a)
+            self._keys = [mix(self.key, self.n, r) & _MASK32 for r in range(ROUNDS)]
+            self._until_tables = _WARM_UP * self._a
 
     def __repr__(self) -> str:
         return f"Permutation(n={self.n}, key={self.key:#x})"
@@ -166,45 +172,39 @@ class Permutation(Bijection):
     def __reduce__(self) -> tuple[Any, ...]:
         return (Permutation, (self.n, self.key))
 
-    def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, SupportsIndex) or isinstance(index, np.ndarray):
-            return super().__getitem__(index)
-        # One integer is faster than an array of one.
-        i = operator.index(index)
-        if not -self.n <= i < self.n:
-            raise IndexError(f"index {i} is out of range for {self.n} elements")
-        i %= self.n
+    def __getitem__(self, index: Any, inverse: bool = False) -> Any:
+        if isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray):
+            i = operator.index(index)
+            if not -self.n <= i < self.n:
+                raise IndexError(f"index {i} is out of range for {self.n} elements")
+            i %= self.n
+            if self.n <= TABLE_LIMIT:
+                return int(_tables(self.n, self.key)[inverse][i])
+            i = feistel(i, self._a, self._b, self._keys, inverse)
+            while i >= self.n:
+                i = feistel(i, self._a, self._b, self._keys, inverse)
+            return i
+        indices = normalise(index, self.n)
         if self.n <= TABLE_LIMIT:
-            return int(_tables(self.n, self.key)[0][i])
-        i = self._walk(i)
-        while i >= self.n:
-            i = self._walk(i)
-        return i
-
-    def _rows(self, positions: Indices, inverse: bool = False) -> Indices:
-        if self.n <= TABLE_LIMIT:
-            return _tables(self.n, self.key)[inverse][positions].astype(np.int64)
-        walk = partial(self._walk, inverse=inverse)
+            return _tables(self.n, self.key)[inverse][indices].astype(np.int64)
         if not inverse and self.n <= _ROUND_TABLES_LIMIT:
-            self._until_tables -= positions.size
-            if self._until_tables <= 0:
-                walk = self._walk_by_table
-        flat = positions.view(np.uint64)
+            self._until_tables -= indices.size
+        if not inverse and self._until_tables <= 0:
+            walk = self._walk_by_table
+        else:
+            walk = partial(feistel, a=self._a, b=self._b, keys=self._keys, inverse=inverse)
+        flat = indices.reshape(-1).view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
             flat[begin : begin + _BLOCK] = walk(flat[begin : begin + _BLOCK])
         outside = np.flatnonzero(flat >= self.n)
         while outside.size:
             flat[outside] = walk(flat[outside])
             outside = outside[flat[outside] >= self.n]
-        return positions
-
-    def _find(self, rows: Indices) -> Indices:
-        return self._rows(rows, inverse=True)
+        return indices
 
     @cached_property
     def _walk_by_table(self) -> partial[Any]:
-        network = self._walk.keywords
-        return partial(feistel_by_table, b=network["b"], tables=round_tables(**network))
+        return partial(feistel_by_table, b=self._b, tables=round_tables(self._a, self._b, self._keys))
 
 
 def feistel(i: Any, a: Any, b: Any, keys: Any, inverse: bool = False) -> Any:
