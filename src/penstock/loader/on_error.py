@@ -24,6 +24,7 @@ import errno
 import json
 import operator
 import os
+import threading
 import time
 import traceback
 import warnings
@@ -70,6 +71,9 @@ _LONGEST = 8192
 
 SKIP: Final = object()
 """Marks a skipped sample in a list of samples. It never leaves its process."""
+
+_counting = threading.Lock()
+"""Held while a log changes. One for all, since loaders with their logs are pickled."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +230,7 @@ class OnError:
 class FailureLog:
     """Counts, limits and report of a loader's ``on_error``. Lives in the main process.
 
-    Counts cover the loader's whole life. Limits cover one epoch: a dataset with ten bad images has ten in each. Exact
-    while one consumer at a time iterates.
+    Counts cover the loader's whole life. Limits cover one epoch: a dataset with ten bad images has ten in each.
 
     Raises:
         ConfigError: the report cannot be written.
@@ -251,8 +254,9 @@ class FailureLog:
 
     def begin(self) -> None:
         """Begin to count for the limits: at the start of an epoch iterator, also after a resume."""
-        self._before = self._samples, self._actions.total()
-        self._last: deque[Failure] = deque(maxlen=5)
+        with _counting:
+            self._before = self._samples, self._actions.total()
+            self._last: deque[Failure] = deque(maxlen=5)
 
     def add(self, failures: Sequence[Failure], samples: int, **where: int | None) -> None:
         """Record one batch; takes less than 1 µs if nothing failed.
@@ -265,32 +269,35 @@ class FailureLog:
         Raises:
             TooManyErrors: a limit is exceeded. The failures are recorded all the same.
         """
-        self._samples += samples
-        if not failures:
-            return
-        fresh, context = not self._types, {"time": round(time.time(), 3), **where}
-        self._types.update(failure.error for failure in failures)
-        self._actions.update(failure.action for failure in failures if not failure.attempt)
-        self._last.extend(failures)
-        try:
-            self._write("".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures))
-        # A failed report must not end a training run.
-        except OSError as error:
-            if not self._unwritten:
-                warnings.warn(f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=5)
-            self._unwritten += len(failures)
-        rule, limit = self.on_error, None
-        among, failed = self._samples - self._before[0], self._actions.total() - self._before[1]
-        if rule.max_failures is not None and failed > rule.max_failures:
-            limit = f"max_failures={rule.max_failures}"
-        elif rule.max_rate is not None and among >= rule.min_samples and failed > rule.max_rate * among:
-            limit = f"max_rate={rule.max_rate}"
-        if limit is not None:
-            listed = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
-            raise TooManyErrors(
-                f"{failed} of the first {among} samples of this epoch cannot be loaded, which is more than "
-                f"on_error allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {listed}"
-            )
+        with _counting:
+            self._samples += samples
+            if not failures:
+                return
+            fresh, context = not self._types, {"time": round(time.time(), 3), **where}
+            self._types.update(failure.error for failure in failures)
+            self._actions.update(failure.action for failure in failures if not failure.attempt)
+            self._last.extend(failures)
+            try:
+                self._write("".join(json.dumps({**context, **asdict(failure)}) + "\n" for failure in failures))
+            # A failed report must not end a training run.
+            except OSError as error:
+                if not self._unwritten:
+                    warnings.warn(
+                        f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=5
+                    )
+                self._unwritten += len(failures)
+            rule, limit = self.on_error, None
+            among, failed = self._samples - self._before[0], self._actions.total() - self._before[1]
+            if rule.max_failures is not None and failed > rule.max_failures:
+                limit = f"max_failures={rule.max_failures}"
+            elif rule.max_rate is not None and among >= rule.min_samples and failed > rule.max_rate * among:
+                limit = f"max_rate={rule.max_rate}"
+            if limit is not None:
+                listed = f"all are in {self._report}" if self._report else "OnError(report=...) writes all to a file"
+                raise TooManyErrors(
+                    f"{failed} of the first {among} samples of this epoch cannot be loaded, which is more than "
+                    f"on_error allows ({limit}). The last ones: {', '.join(map(str, self._last))}; {listed}"
+                )
         if fresh:
             done = {"skip": "was left out", "replace": "was replaced"}[failures[0].action]
             warnings.warn(
@@ -305,15 +312,18 @@ class FailureLog:
         ``samples`` is the number delivered, ``failed`` the number ``skipped`` or ``replaced``. ``types`` counts all
         failures, including failed replacements, by exception type.
         """
-        skipped, replaced = self._actions["skip"], self._actions["replace"]
-        counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
-        return {**counts, "types": dict(self._types), "unwritten": self._unwritten}
+        with _counting:
+            skipped, replaced = self._actions["skip"], self._actions["replace"]
+            counts = {"samples": self._samples, "failed": skipped + replaced, "skipped": skipped, "replaced": replaced}
+            return {**counts, "types": dict(self._types), "unwritten": self._unwritten}
 
     def _write(self, text: str) -> None:
         """Append to the report with a single write, so that lines of several processes do not mix."""
+        data = text.encode()
         if self._report is not None:
             with open(self._report, "ab", buffering=0) as file:
-                file.write(text.encode())
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def is_tolerable(error: BaseException) -> bool:
