@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import OrderError
-from penstock.hashing import MASK64, derive_key, mix, mix_array
+from penstock.hashing import MASK64, derive_key, mix, mix_array, splitmix64
 from penstock.order.permutation import MAX_N, Indices
 from penstock.order.shuffle import groups
 
@@ -65,6 +65,8 @@ _DIGIT = 6
 """Binary digits that one hash shuffles."""
 _CHUNK = 8192
 """Positions computed at once, which fit the L2 cache."""
+_FEW = 8
+"""Up to this many positions, computing them one by one is faster than as an array."""
 _SEARCHED = 64
 """Positions compared at once in a search."""
 
@@ -96,24 +98,29 @@ def _make_tables() -> tuple[Indices, Indices]:
 
 
 _SLOTS, _BELOWS = _make_tables()
+# Reading single integers is faster from lists than from arrays.
+_SLOT, _BELOW = _SLOTS.tolist(), _BELOWS.tolist()
 
 
-def _slot(path: list[Indices]) -> Any:
-    """Return the slots at the end of paths."""
-    return sum(_SLOTS.take(step) << 3 * digit for digit, step in enumerate(path))
+def _slot(path: list[Any]) -> Any:
+    """Return the slot at the end of a path; slots for a path of arrays."""
+    slots = _SLOT.__getitem__ if isinstance(path[0], int) else _SLOTS.take
+    return sum(slots(step) << 3 * digit for digit, step in enumerate(path))
 
 
-def _rank(path: list[Indices], bound: Any) -> Any:
+def _rank(path: list[Any], bound: Any) -> Any:
     """Return the number of places before the path's place whose slots are below a bound; both may be arrays.
 
     If a run has ``bound`` slots below the bound, each of its eight parts has an eighth of them. The remainder of the
     division goes to the parts whose slots come first.
     """
+    one = isinstance(path[0], int)
+    slots, belows = (_SLOT.__getitem__, _BELOW.__getitem__) if one else (_SLOTS.take, _BELOWS.take)
     found: Any = 0
     for step in path:
         eighth, rest = bound >> 3, bound & 7
-        found += (step & 7) * eighth + _BELOWS.take(step << 3 | rest)
-        bound = eighth + (_SLOTS.take(step) < rest)
+        found += (step & 7) * eighth + belows(step << 3 | rest)
+        bound = eighth + (slots(step) < rest)
     return found
 
 
@@ -199,6 +206,10 @@ class BlockMixture:
         if given.size:
             self._check(int(given.min()), int(given.max()), self._end - 1)
         found = np.empty((2, given.size), dtype=np.int64)
+        if given.size <= _FEW:
+            for at, position in enumerate(given.tolist()):
+                found[:, at] = self._locate(position, last=position >= self.last_begin)
+            return found[0].reshape(positions.shape), found[1].reshape(positions.shape)
         for begin in range(0, given.size, _CHUNK):
             chunk = given[begin : begin + _CHUNK]
             for last in (False, True):
@@ -245,40 +256,44 @@ class BlockMixture:
         if low < 0 or high > stop:
             raise OrderError(f"positions must be from 0 to {stop}, got {low} to {high}")
 
-    # All positions of a call lie in the last block, or none.
+    # These take a position, or an array of positions that all lie in the last block, or none of them.
 
-    def _locate(self, positions: Indices, *, last: bool) -> tuple[Indices, Indices]:
+    def _locate(self, positions: Any, *, last: bool) -> tuple[Any, Any]:
         """Return sources and ordinals at positions."""
         path, blocks = self._path(positions, last=last), positions >> self._bits
         slots = _slot(path)
-        edges = (self._last[1] if last else self._quotients).searchsorted(slots, "right") - 1
+        firsts = self._last[1] if last else self._quotients
+        edges = (bisect.bisect(firsts, slots) if isinstance(slots, int) else firsts.searchsorted(slots, "right")) - 1
         before, bounds = self._edges_at(edges, blocks, last=last)
         # Rounding moves the first slot behind an edge by less than one slot.
         wrong = bounds > slots
         more, ends = self._edges_at(edges + 1 - 2 * wrong, blocks, last=last)
-        low, high = _rank(path, np.stack([bounds, ends]))
-        return self._sources.take(edges - wrong), abs(more + high - before - low)
+        return self._sources.take(edges - wrong), abs(more - before + _rank(path, ends) - _rank(path, bounds))
 
     def _before(self, edges: Any, positions: Indices, *, last: bool) -> Indices:
         """Return the number of samples of the sources before edges, at earlier positions."""
         before, bounds = self._edges_at(edges, positions >> self._bits, last=last)
         return before + _rank(self._path(positions, last=last), bounds)  # type: ignore[no-any-return]
 
-    def _path(self, positions: Indices, *, last: bool) -> list[Indices]:
+    def _path(self, positions: Any, *, last: bool) -> list[Any]:
         """Return the path of each position; in the last block, its first digit is 0 in the first B places, else 1."""
         path = [(positions >> self._bits) - self._whole] if last else []
         for level in reversed(range(len(self._keys))):
-            runs = positions >> _DIGIT * (level + 1)
-            words = mix_array(self._keys[level], runs.view(np.uint64)).view(np.int64)
+            key, run = self._keys[level], positions >> _DIGIT * (level + 1)
+            one = isinstance(run, int)
+            word: Any = splitmix64(key ^ run) if one else mix_array(key, run.view(np.uint64)).view(np.int64)
             upper = positions >> _DIGIT * level + 3 & 7
-            path.append((words & 127) << 3 | upper)
-            path.append((words >> 7 * upper + 7 & 127) << 3 | positions >> _DIGIT * level & 7)
+            path.append((word & 127) << 3 | upper)
+            path.append((word >> 7 * upper + 7 & 127) << 3 | positions >> _DIGIT * level & 7)
         return path
 
-    def _edges_at(self, edges: Any, blocks: Indices, *, last: bool) -> tuple[Indices, Indices]:
+    def _edges_at(self, edges: Any, blocks: Any, *, last: bool) -> tuple[Any, Any]:
         """Return the number of samples before edges in all earlier blocks, and the first slots behind the edges."""
         if last:
             return self._last[0].take(edges), self._last[1].take(edges)
+        if isinstance(blocks, int):
+            before = _share(blocks << self._bits, self._edges[edges], self.total)
+            return before, _share((blocks + 1) << self._bits, self._edges[edges], self.total) - before
         rests, quotients, turn = 2 * self._rests.take(edges), self._quotients.take(edges), 2 * self.total
         # The products may exceed 64 bits. But the quotient computed as a float is never too large, and too small by one
         # at most. So the remainder is small, and exact in arithmetic modulo 2**64.
