@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from ray import cloudpickle
 
 from penstock.errors import ClusterError, ConfigError
 from penstock.loader.config import LoaderConfig
@@ -153,7 +152,7 @@ class RayExecutor(Executor):
         """
         name = type(fetcher.dataset).__name__
         try:
-            setup = cloudpickle.dumps((fetcher, self._config.worker_init_fn))
+            setup = ray.cloudpickle.dumps((fetcher, self._config.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{name}, the collate function or worker_init_fn cannot be pickled to be sent to other machines: "
