@@ -13,11 +13,11 @@ Size: a few numbers, or the states of the user's objects.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
-from numbers import Integral
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -60,8 +60,13 @@ class ForeignSampler(PlanSampler[T, E]):
     @property
     def reported_epoch(self) -> int | None:
         """The epoch that the user set on the sampler; None if it does not report that, has no epochs or counts them."""
-        epoch = None if self.counts_itself else getattr(self.items, "epoch", None)
-        return int(epoch) if isinstance(epoch, Integral) and hasattr(self.items, "set_epoch") else None
+        epoch: Any = getattr(self.items, "epoch", None)
+        if self.counts_itself or not hasattr(self.items, "set_epoch"):
+            return None
+        try:
+            return operator.index(epoch)  # NumPy's and torch's integers, too
+        except TypeError:
+            return None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, also on the sampler."""
