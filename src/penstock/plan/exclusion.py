@@ -2,7 +2,7 @@
 
 Another row replaces each excluded row. It is a function of (seed, epoch, excluded row), so any position and its
 inverse can be computed on its own. All other positions keep their rows: excluding rows in the middle of a run changes
-nothing else. A document is replaced by one that fits into its packs.
+nothing else. A replacement fits: a sample into a batch of one class, a document into the packs of the excluded one.
 """
 
 from __future__ import annotations
