@@ -82,6 +82,13 @@ class Saying(Told):
         return self.now
 
 
+class LargeState(StatefulSampler):
+    """Its state is so large that it is not taken after each batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "buffer": "x" * (1 << 18)}
+
+
 class IteratorBatches:
     """A batch sampler whose iterator has the state."""
 
@@ -134,6 +141,7 @@ REPEATING: dict[str, Callable[[], Any]] = {
 STATEFUL: dict[str, Callable[[], Any]] = {
     "stateful": lambda: batched(StatefulSampler(N)),
     "stateful, torch's": lambda: TorchBatchSampler(StatefulSampler(N), SIZE, False),
+    "stateful, large": lambda: batched(LargeState(N)),
     "iterator": lambda: batched(IteratorSampler(N), drop_last=True),
     "iterator, short": lambda: batched(IteratorSampler(3)),
     "batches": lambda: StatefulBatches(N),
@@ -281,6 +289,7 @@ INDICES: dict[str, Callable[[], Any]] = {
     "strings": lambda: Seeded(NAMES),
     "tuples": lambda: Seeded(PAIRS),
     "stateful": lambda: StatefulSampler(N),
+    "stateful, large": lambda: LargeState(N),
     "iterator": lambda: IteratorSampler(N),
     "distributed": lambda: torchs(rank=1),
     "random": lambda: RandomSampler(range(N), generator=generator()),
@@ -576,6 +585,9 @@ def test_states_with_a_protocol_are_as_large_as_theirs() -> None:
     run = reader_of(STATEFUL["stateful"]()).start(advance=False)
     had(run)
     assert len(json.dumps(run.cursor(1).state())) < 300
+    run = reader_of(STATEFUL["stateful, large"]()).start(advance=False)
+    had(run)
+    assert 1 << 18 < len(json.dumps(run.cursor(3).state())) < (1 << 18) + 300
 
 
 # Damaged states.

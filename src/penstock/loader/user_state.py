@@ -272,6 +272,9 @@ class UserStates:
             new.next, new.resumed, new._workers = self.next, self._workers, dict(self._workers)
         elif not fresh and (self.over or not self.stream):
             new._workers = {} if self._asks else dict(self._workers)
+        if self.stream and self._initial is not None and not new._workers:
+            # Threads move the objects as soon as they start.
+            new._workers = dict.fromkeys(range(self._count), WorkerState(self._initial() or {}))
         return new
 
     @property

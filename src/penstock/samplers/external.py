@@ -34,6 +34,8 @@ __all__ = ["ExternalSampler", "ForeignSampler"]
 
 _KEPT_POINTS = 128
 """Batches after which the state is kept. The state after an earlier batch counts from the epoch's start."""
+_AMORTISE = 1 << 16
+"""Bytes of states per batch. Larger states are taken less often, to keep the average below this."""
 
 
 class ForeignSampler(PlanSampler[T, E]):
@@ -182,7 +184,7 @@ class _Drawn(BatchEpochPlan):
         point = plan.left = self._begin
         self._consumed = self._cursor.consumed
         self._points.clear()
-        epoch = plan.reported_epoch
+        epoch, wait = plan.reported_epoch, 0
         iterator = self._open()
         while True:
             first, taken = self._consumed, _take(iterator, size)
@@ -195,9 +197,13 @@ class _Drawn(BatchEpochPlan):
                 plan.left = point.after(1) if self._ended else point
             if not taken or (self._ended and self._drop_last):
                 return
+            if wait:
+                wait -= 1
             # After its last batch the sampler's state may already be of the next epoch.
-            if not self._ended and (found := states_of(sampler=self._items, iterator=iterator)):
+            elif not self._ended and (found := states_of(sampler=self._items, iterator=iterator)):
                 point = plan.left = ReplayPoint(self._consumed, freeze(found), [0])
+                wait = len(point.states) // _AMORTISE
+            if point is not None:
                 self._points.append(point)
             # Positions in this rank's epoch: the number of the batch in the upper bits, the index in it below.
             if plan.face is None:
