@@ -68,6 +68,14 @@ class TakesEpochs(CountsEpochs):
         self.epoch = epoch
 
 
+class BehindItsEnd(TakesEpochs):
+    """The same, but at the end of an epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(12, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        self.epoch += 1
+
+
 @pytest.mark.filterwarnings("ignore:.*does not declare itself pure")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 1])
@@ -86,15 +94,21 @@ def test_a_sampler_that_counts_its_epochs_is_drawn_once_an_epoch(
         assert epochs == [0, 1, 2]
 
 
-def test_the_state_is_that_of_the_run_though_the_sampler_went_on_by_itself() -> None:
-    loader = ps.DataLoader(Range(12), 4, sampler=TakesEpochs(), seed=1)
+# Accelerate's SeedableRandomSampler is such a sampler, used without a seed of the loader.
+@pytest.mark.parametrize(("make", "seed"), [(TakesEpochs, 1), (BehindItsEnd, 1), (BehindItsEnd, None)])
+@pytest.mark.filterwarnings("ignore:.*has no state_dict")
+def test_the_state_is_that_of_the_run_though_the_sampler_went_on_by_itself(
+    make: type[CountsEpochs], seed: int | None
+) -> None:
+    loader = ps.DataLoader(Range(12), 4, sampler=make(), seed=seed)
     list(loader)
     running = iter(loader)
     next(running)
-    resumed = ps.DataLoader(Range(12), 4, sampler=TakesEpochs(), seed=1)
+    resumed = ps.DataLoader(Range(12), 4, sampler=make(), seed=seed)
     resumed.load_state_dict(loader.state_dict())
     assert resumed.epoch == 1
     assert [plain(batch) for batch in resumed] == [plain(batch) for batch in running]
+    assert [plain(batch) for batch in resumed] == [plain(batch) for batch in loader]
 
 
 class Told(Sampler[int]):
@@ -323,6 +337,23 @@ def test_weights_that_were_written_to_are_others_in_a_state() -> None:
         loader.load_state_dict(before)
     _, same = loader_over([0.0] * 6 + [1.0] * 6)
     same.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("end", ["the iterator from before", "another loader"])
+def test_a_sampler_that_went_on_by_itself_leaves_a_loaded_state_be(end: str) -> None:
+    sampler = BehindItsEnd()
+    batches = ps.samplers.BatchSampler(sampler, 4, False)
+    loader, other = (ps.DataLoader(Range(12), batch_sampler=batches) for _ in range(2))
+    before = iter(loader)
+    expected = [plain(next(before)) for _ in range(2)][1:]
+    with_one = ps.DataLoader(Range(12), 4, sampler=BehindItsEnd())
+    running = iter(with_one)
+    next(running)
+    loader.load_state_dict(with_one.state_dict())
+    for _ in before if end == "the iterator from before" else other:
+        pass
+    assert sampler.epoch == 1
+    assert [plain(batch) for batch in loader][:1] == expected
 
 
 class OneShare(Sampler[int]):

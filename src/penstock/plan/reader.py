@@ -36,13 +36,15 @@ class Bookmark:
         loaded: whether the cursor is of a loaded state that no reader has used yet. `set_epoch` with its epoch keeps
             it.
         advances: whether a loader with a seed advances the epoch by itself. False if another library counts the epochs.
+        by_itself: whether another library's sampler moved to this epoch by itself while it was read. An epoch that has
+            begun then continues.
         epoch: the epoch that programs see: the one set or begun last.
     """
 
     def __init__(self) -> None:
         self.version = self.moved = 0
         self.cursor = Cursor()
-        self.loaded = False
+        self.loaded = self.by_itself = False
         self.advances = True
         self.epoch = 0
 
@@ -51,7 +53,7 @@ class Bookmark:
         self.version += 1
         if (cursor.epoch, cursor.mini_epoch) != (self.cursor.epoch, self.cursor.mini_epoch):
             self.moved = self.version
-        self.cursor, self.loaded, self.epoch = cursor, loaded, cursor.epoch
+        self.cursor, self.loaded, self.by_itself, self.epoch = cursor, loaded, False, cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch. The epoch of a loaded state keeps the position of the state."""
@@ -315,11 +317,16 @@ class PlanReader(Generic[E]):
                 self.requested = True
             return
         moved_once, self._followed = mark.moved <= self._followed + 1, mark.version
-        # The epoch of a loaded state keeps the position of the state, unless another one was set in between.
-        if self.loaded and not mark.loaded and moved_once and _is_in(mark.cursor, self.next_start()):
+        # The epoch of a loaded state keeps the position of the state, unless another one was set in between. A sampler
+        # that advanced by itself, perhaps under another reader, does not replace a loaded state.
+        keeps = self.loaded and self._next is not None and not mark.loaded
+        if keeps and (mark.by_itself or (moved_once and _is_in(mark.cursor, self.next_start()))):
             return
-        self._choose(mark.cursor, loaded=mark.loaded)
-        self.requested = True
+        if mark.by_itself and self.attached:
+            self._next = mark.cursor
+        else:
+            self._choose(mark.cursor, loaded=mark.loaded)
+            self.requested = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         self._next, self.loaded, self.attached, self.requested = cursor, loaded, False, False

@@ -13,11 +13,11 @@ Size: a few numbers, or the states of the user's objects.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from functools import cached_property
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from penstock.wording import counted
 
 __all__ = ["ExternalSampler", "ForeignSampler"]
 
-_KEPT_POINTS = 128
+_KEPT_MARKS = 128
 """Batches after which the state is kept. The state after an earlier batch counts from the epoch's start."""
 _AMORTISE = 1 << 16
 """Bytes of states per batch. Larger states are taken less often, to keep the average below this."""
@@ -41,16 +41,16 @@ _AMORTISE = 1 << 16
 class ForeignSampler(PlanSampler[T, E]):
     """The plan of a sampler of torch or of another library, with the epochs of that sampler, if it has any.
 
-    It has epochs if it has ``set_epoch``. If it also reports its epoch, a loader never advances it, unless that changes
-    while it is drawn from: then the sampler counts by itself, and what it reports is ignored.
+    It has epochs if it has ``set_epoch``. If it also reports its epoch, a loader never advances it.
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
         super().__init__()
         self.items: Any = items
-        self.counts_itself = False
         self._told = 0
-        """The epoch begun or set last, for a sampler that does not report its own."""
+        """The epoch last set, for a sampler that does not report its own."""
+        self._moved_to: int | None = None
+        """The epoch to which the sampler advanced by itself when it was last read."""
         self._seen: int | None = None
         """The epoch that the sampler reported when the bookmark was last read."""
 
@@ -60,10 +60,9 @@ class ForeignSampler(PlanSampler[T, E]):
         return self.items
 
     @property
-    def reported_epoch(self) -> int | None:
-        """The epoch that the user set on the sampler; None if it does not report that, has no epochs or counts them."""
+    def _reported_epoch(self) -> int | None:
         epoch: Any = getattr(self.items, "epoch", None)
-        if self.counts_itself or not hasattr(self.items, "set_epoch"):
+        if not hasattr(self.items, "set_epoch") or isinstance(epoch, bool):
             return None
         try:
             return operator.index(epoch)  # NumPy's and torch's integers, too
@@ -78,12 +77,22 @@ class ForeignSampler(PlanSampler[T, E]):
     @property
     def bookmark(self) -> Bookmark:  # type: ignore[override]
         """Where readers begin next: in the sampler's epoch, if it reports one."""
-        mark, epoch = self._bookmark, self.reported_epoch
+        mark, epoch = self._bookmark, self._reported_epoch
         mark.advances = epoch is None
         if epoch is not None and epoch != self._seen:
             self._seen = epoch
+            moved = epoch != mark.cursor.epoch
             mark.set_epoch(epoch)
+            mark.by_itself = moved and epoch == self._moved_to
         return mark
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Record an epoch to which the sampler advances by itself while items are drawn. The user did not set it."""
+        before = self._reported_epoch
+        yield
+        if (now := self._reported_epoch) != before:
+            self._moved_to = now
 
     def chosen(self, cursor: Cursor) -> None:
         """Set the epoch of the sampler."""
@@ -94,11 +103,11 @@ class ForeignSampler(PlanSampler[T, E]):
 
     def tell(self, epoch: int, *, again: bool = False) -> None:
         """Set the sampler's epoch, if it has epochs, unless it is already set (``again`` sets it once more)."""
-        reported = self.reported_epoch
+        reported = self._reported_epoch
         known = self._told if reported is None else reported
-        self._told = epoch
         if (again or known != epoch) and hasattr(self.items, "set_epoch"):
             self.items.set_epoch(epoch)
+            self._told = epoch
 
 
 class ExternalSampler(ForeignSampler[list[Any], BatchEpochPlan], EpochBatchSampler):
@@ -115,6 +124,9 @@ class ExternalSampler(ForeignSampler[list[Any], BatchEpochPlan], EpochBatchSampl
         self.unit = "batch" if face is None else "sample"
         self.left: ReplayPoint | None = None
         """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "left": None}
 
     def bind(self, cursor: Cursor, draws: Draws) -> BatchEpochPlan:
         """Return the batches from the cursor on. They are drawn as they are iterated."""
@@ -138,21 +150,25 @@ class ExternalSampler(ForeignSampler[list[Any], BatchEpochPlan], EpochBatchSampl
 class ReplayPoint(NamedTuple):
     """A position of a sampler: its states, and how many times next() was called since they were taken.
 
-    Attributes:
-        consumed: items of this epoch before this position.
-        states: of the sampler and its iterator.
-        pulls: calls of next(), one number for each epoch since then. An epoch that was read to its end counts one more
-            call than it has items, because the code behind its last ``yield`` has run.
+    ``pulls`` has one number for each epoch since then. An epoch that was read to its end counts one more call than it
+    has items, because the code behind its last ``yield`` has run.
     """
 
-    consumed: int
     states: bytes
     pulls: list[int]
 
-    def after(self, items: int) -> ReplayPoint:
-        """Return the position after more items."""
+    def after(self, pulls: int) -> ReplayPoint:
+        """Return the position after more calls of next()."""
         *before, last = self.pulls
-        return ReplayPoint(self.consumed + items, self.states, [*before, last + items])
+        return ReplayPoint(self.states, [*before, last + pulls])
+
+
+class _Mark(NamedTuple):
+    """The items consumed after a number of batches, and the replay point there, if the sampler has states."""
+
+    batches: int
+    consumed: int
+    point: ReplayPoint | None
 
 
 class _Drawn(BatchEpochPlan):
@@ -169,10 +185,10 @@ class _Drawn(BatchEpochPlan):
         self._drop_last = plan.face is not None and plan.face.drop_last
         self._identity = plan._identity()
         self.epoch = cursor.epoch
-        # Items of this epoch before the next one to draw, and whether there is none.
-        self._consumed, self._ended = cursor.consumed, False
-        # After the last batches, if the sampler has states.
-        self._points: deque[ReplayPoint] = deque(maxlen=_KEPT_POINTS)
+        # The start, the last batches of a sampler with states, and the end of the epoch.
+        self._marks: list[_Mark] = []
+        self._drawn = 0
+        """Number of batches drawn here."""
 
     def __len__(self) -> int:
         left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)
@@ -181,70 +197,74 @@ class _Drawn(BatchEpochPlan):
     def __iter__(self) -> Iterator[Batch]:
         plan, size = self._plan, self._size
         plan.tell(self.epoch)
-        point = plan.left = self._begin
-        self._consumed = self._cursor.consumed
-        self._points.clear()
-        epoch, wait = plan.reported_epoch, 0
-        iterator = self._open()
-        while True:
-            first, taken = self._consumed, _take(iterator, size)
-            if plan.reported_epoch != epoch:
-                plan.counts_itself = True
-            self._consumed += len(taken)
-            self._ended = len(taken) < size
+        consumed, wait = self._cursor.consumed, 0
+        point = plan.left = self._where_it_begins()
+        self._marks = [_Mark(0, consumed, point)]
+        with plan.drawing():
+            iterator = self._open(point)
+        for number in itertools.count(1):
+            with plan.drawing():
+                taken = _take(iterator, size)
+            ended = len(taken) < size
             if point is not None:
                 point = point.after(len(taken))
-                plan.left = point.after(1) if self._ended else point
-            if not taken or (self._ended and self._drop_last):
+                plan.left = point.after(1) if ended else point
+            if not taken or (ended and self._drop_last):
                 return
-            if wait:
-                wait -= 1
-            # After its last batch the sampler's state may already be of the next epoch.
-            elif not self._ended and (found := states_of(sampler=self._items, iterator=iterator)):
-                point = plan.left = ReplayPoint(self._consumed, freeze(found), [0])
-                wait = len(point.states) // _AMORTISE
-            if point is not None:
-                self._points.append(point)
             # Positions in this rank's epoch: the number of the batch in the upper bits, the index in it below.
             if plan.face is None:
                 batch = list(taken[0])
-                positions = (np.int64(first) << 24) + np.arange(len(batch), dtype=np.int64)
+                positions = (np.int64(consumed) << 24) + np.arange(len(batch), dtype=np.int64)
             else:
                 batch = taken
-                batches, places = np.divmod(np.arange(first, self._consumed, dtype=np.int64), size)
+                batches, places = np.divmod(np.arange(consumed, consumed + len(batch), dtype=np.int64), size)
                 positions = (batches << 24) + places
+            consumed += len(taken)
+            self._drawn = number
+            if wait:
+                wait -= 1
+            # After its last batch the sampler's state may already be of the next epoch.
+            elif not ended and (found := states_of(sampler=self._items, iterator=iterator)):
+                states = freeze(found)
+                point = plan.left = ReplayPoint(states, [0])
+                wait = len(states) // _AMORTISE
+            if point is not None or ended:
+                self._marks.append(_Mark(number, consumed, point))
+                del self._marks[1:-_KEPT_MARKS]
             yield batch, positions
-            epoch = plan.reported_epoch
 
     def cursor(self, count: int) -> Cursor:
-        consumed, entropy = self._cursor.consumed + count * self._size, {}
-        if self._ended:
-            consumed = min(consumed, self._consumed)
-        elif consumed > self._consumed and isinstance(self._items, Sized):
+        marks = self._marks or [_Mark(0, self._cursor.consumed, self._where_it_begins())]
+        mark = next(mark for mark in reversed(marks) if mark.batches <= count)
+        pulls = (count - mark.batches) * self._size
+        if count > self._drawn and isinstance(self._items, Sized):
             # Batches were skipped, perhaps with a last one that is partial.
-            consumed = max(self._consumed, min(consumed, len(self._items)))
-        point = next((point for point in reversed(self._points) if point.consumed <= consumed), self._begin)
-        if point is not None:
-            entropy = {"states": thaw(point.states), "pulls": point.after(consumed - point.consumed).pulls}
-        return Cursor(epoch=self.epoch, consumed=consumed, unit=self._plan.unit, plan=self._identity, entropy=entropy)
+            pulls = min(pulls, max(0, len(self._items) - mark.consumed))
+        point = None if mark.point is None else mark.point.after(pulls)
+        return Cursor(
+            epoch=self.epoch,
+            consumed=mark.consumed + pulls,
+            unit=self._plan.unit,
+            plan=self._identity,
+            entropy={} if point is None else {"states": thaw(point.states), "pulls": point.pulls},
+        )
 
-    @cached_property
-    def _begin(self) -> ReplayPoint | None:
-        """The start of this plan; None for a sampler without states."""
-        consumed, entropy, left = self._cursor.consumed, self._cursor.entropy, self._plan.left
+    def _where_it_begins(self) -> ReplayPoint | None:
+        """Return the replay point of the start of this plan; None for a sampler without states."""
+        entropy, left = self._cursor.entropy, self._plan.left
         if "states" in entropy:
-            return ReplayPoint(consumed, freeze(dict(entropy["states"])), list(entropy["pulls"]))
-        if consumed:
+            return ReplayPoint(freeze(dict(entropy["states"])), list(entropy["pulls"]))
+        if self._cursor.consumed:
             return None
         if left is not None:
-            return ReplayPoint(0, left.states, [*left.pulls, 0])
+            return ReplayPoint(left.states, [*left.pulls, 0])
         states = states_of(sampler=self._items)
-        return ReplayPoint(0, freeze(states), [0]) if states else None
+        return ReplayPoint(freeze(states), [0]) if states else None
 
-    def _open(self) -> Iterator[Any]:
+    def _open(self, point: ReplayPoint | None) -> Iterator[Any]:
         """Return an iterator of the sampler at the cursor."""
-        if self._begin is not None and "states" in self._cursor.entropy:
-            states, (first, *later) = thaw(self._begin.states), self._begin.pulls
+        if "states" in self._cursor.entropy and point is not None:
+            states, (first, *later) = thaw(point.states), point.pulls
             load_states(states, sampler=self._items)
             iterator = iter(self._items)
             load_states(states, iterator=iterator)
