@@ -247,8 +247,6 @@ class Stop:
     limit: int | None
     before: int | None
     """How many batches the run had of the epoch before, if it left that one."""
-    failed: bool
-    """Whether the last one that it had was an error of a stream, which a resumed run has again."""
 
     @property
     def behind_a_left_epoch(self) -> bool:
@@ -306,7 +304,6 @@ def whole(program: Program, **how: Any) -> list[Stop]:
             *(epoch, had, over, state, seen[epoch][had:], seen[epoch + 1 :]),
             limit=program.epochs[epoch],
             before=program.epochs[epoch - 1] if epoch else None,
-            failed=program.data not in MAPS and not over and had > 0 and isinstance(seen[epoch][had - 1], str),
         )
         for epoch, had, over, state in marks
     ]

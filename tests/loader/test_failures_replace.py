@@ -21,6 +21,7 @@ from penstock.errors import (
     ManifestIOError,
     OrderError,
     PartitionError,
+    PenstockError,
     SamplerError,
     StateError,
     TooManyErrors,
@@ -120,52 +121,54 @@ class TestFilling:
         for index, key in zip(indices, keys, strict=True):
             assert rule.load(load_one, index, key, length, metrics) is SKIP
         self.failures = metrics.failures
-        return rule.fill(load_one, indices[0], KEY, length, metrics)
+        return rule.fill(load_one, indices, KEY, length, metrics)
 
     def test_gets_one_sample(self) -> None:
         sample = self.fill("skip", loads(*range(8)), list(range(8)))
-        assert sample == run("replace", loads(*range(8)), 0)[0] >= 80
-        assert [failure.index for failure in self.failures] == [*range(1, 8), 0]
-        assert [failure.action for failure in self.failures] == ["skip"] * 7 + ["replace"]
-        assert self.failures[-1].replacement == sample // 10
-        assert self.failures[-1].attempt == 0
+        assert sample >= 80
+        assert [failure.index for failure in self.failures] == list(range(8))
+        assert [failure.action for failure in self.failures] == ["replace"] + ["skip"] * 7
+        assert self.failures[0].replacement == sample // 10
+        assert self.failures[0].attempt == 0
 
-    def test_gets_the_first_one_if_it_loads_now(self) -> None:
-        failing = [True, True]
-
-        def load_one(index: int, key: int) -> int:
-            if failing and failing.pop():
-                raise TimeoutError
-            return index * 10
-
-        assert self.fill("skip", load_one, [1, 2]) == 10
-        assert [failure.index for failure in self.failures] == [2]
+    def test_gets_none_of_the_batch(self) -> None:
+        assert self.fill("skip", all_but(7), [0, 1, 2, 3, 4, 5, 6, 8, 9], 10) == 70
 
     def test_goes_on_until_one_loads(self) -> None:
         sample = self.fill("skip", all_but(77), [1, 2], attempts=1000)
         assert sample == 770
-        chain = self.failures[1:]
-        assert [failure.attempt for failure in chain] == list(range(len(chain)))
-        assert {failure.action for failure in chain} == {"replace"}
-        assert {failure.key for failure in chain} == {KEY}
-        assert [failure.replacement for failure in chain] == [*(failure.index for failure in chain[1:]), 77]
+        drawn = self.failures[2:]
+        assert [failure.attempt for failure in drawn] == list(range(1, len(drawn) + 1))
+        assert {failure.action for failure in drawn} == {"replace"}
+        assert {failure.key for failure in drawn} == {KEY}
+        chain = [self.failures[0], *drawn]
+        assert [failure.replacement for failure in chain] == [*(failure.index for failure in drawn), 77]
 
     def test_until_enough_were_tried(self) -> None:
         with pytest.raises(ValueError) as caught:
             self.fill("skip", all_but(), [1, 2], attempts=4)
-        assert "in place of 1, on_error tried " in notes(caught.value)
-        assert len(self.failures) == 1 + 4
+        assert "in place of 1, 2, on_error tried " in notes(caught.value)
+        assert notes(caught.value).count(",") == 2 + 3
+        assert len(self.failures) == 2 + 3
 
-    @pytest.mark.parametrize(("indices", "length"), [(["a", "b"], 100), ([0], 1), ([0], None)], ids=str)
+    def test_is_a_stream_of_its_own(self) -> None:
+        """Otherwise a callable's replacement that failed would be drawn again."""
+        sample = self.fill("skip", loads(5), [5])
+        assert sample != run("replace", loads(5))[0]
+
+    @pytest.mark.parametrize(("indices", "length"), [(["a", "b"], 100), ([0, 1], 2), ([0], None)], ids=str)
     def test_nothing_to_draw(self, indices: list[Any], length: int | None) -> None:
-        def load_one(index: Any, key: int) -> None:
-            raise KeyError("bad")
+        with pytest.raises(TooManyErrors, match=r"no sample of a batch .* 'bad'") as caught:
 
-        with pytest.raises(KeyError, match="bad") as caught:
+            def load_one(index: Any, key: int) -> None:
+                raise KeyError("bad")
+
             self.fill("skip", load_one, indices, length)
-        assert "it cannot be replaced" in notes(caught.value)
+        assert isinstance(caught.value, PenstockError)
+        assert isinstance(caught.value, RuntimeError)
+        assert {failure.action for failure in self.failures} == {"skip"}
 
-    def test_does_not_ask_the_callable_again(self) -> None:
+    def test_asks_the_callable_whose_skip_has_no_effect(self) -> None:
         seen: list[Failure] = []
 
         def decide(failure: Failure) -> str:
@@ -173,7 +176,13 @@ class TestFilling:
             return "skip"
 
         assert self.fill(decide, all_but(77), [1, 2], attempts=1000) == 770
-        assert [failure.index for failure in seen] == [1, 2]
+        assert len(seen) == len(self.failures)
+
+    def test_the_callable_may_raise_the_error(self) -> None:
+        decide = lambda failure: "raise" if failure.attempt else "skip"  # noqa: E731
+        with pytest.raises(ValueError) as caught:
+            self.fill(decide, all_but(), [1, 2])
+        assert notes(caught.value).startswith("in place of 1, 2, on_error tried ")
 
     def test_fatal_errors_are_raised_at_once(self) -> None:
         def load_one(index: int, key: int) -> None:

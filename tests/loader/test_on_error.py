@@ -171,10 +171,12 @@ class TestErrorsThatAreNoSamples:
 
     @pytest.mark.parametrize("way", HOW)
     def test_nothing_left_to_replace(self, way: str) -> None:
-        for action in ("skip", "replace"):
-            loader = DataLoader(BadDraws(4, range(4)), 4, seed=1, on_error=action, **HOW[way])
-            with ended(iter(loader)) as iterator, pytest.raises(ValueError, match="is bad"):
-                next(iterator)
+        loader = DataLoader(BadDraws(4, range(4)), 4, seed=1, on_error="skip", **HOW[way])
+        with ended(iter(loader)) as iterator, pytest.raises(TooManyErrors, match="no sample of a batch can be loaded"):
+            next(iterator)
+        loader = DataLoader(BadDraws(4, range(4)), 4, seed=1, on_error="replace", **HOW[way])
+        with ended(iter(loader)) as iterator, pytest.raises(ValueError, match="is bad"):
+            next(iterator)
 
 
 def test_a_warning_that_is_an_error_loses_no_batch() -> None:

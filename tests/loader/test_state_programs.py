@@ -25,10 +25,9 @@ def check(program: Program, stop: Stop, *, later: bool = True, **how: Any) -> No
     """From a stop the rest of its epoch follows, and the later ones.
 
     An epoch of which a resumed run asks for nothing is left out, with all behind it: a generator that was put back
-    stands there until it is asked. So is the moment between an epoch that was left and the first batch of the next one,
-    and the one after a stream's error.
+    stands there until it is asked. So is the moment between an epoch that was left and the first batch of the next one.
     """
-    if stop.asked_for_no_more or stop.behind_a_left_epoch or stop.failed:
+    if stop.asked_for_no_more or stop.behind_a_left_epoch:
         return
     later = later and 0 not in program.epochs[stop.epoch + 1 :]
     rest, behind = continued(program, stop, later=later, **how)

@@ -63,7 +63,6 @@ def test_copies_of_a_data_set_with_different_states_need_as_many_workers() -> No
         {"workers": {"0": {"since": True}, "1": {"since": 0}}},
         {"workers": {"0": {"since": [0]}, "1": {"since": 0}}},
         {"workers": {"0": {"since": 0, "ended": "1"}, "1": {"since": 0}}},
-        {"workers": {"0": {"since": 2, "failed": 1}, "1": {"since": 0}}},
         {"workers": {"0": 3, "1": {"since": 0}}},
         {"workers": {"0": {"since": 0, "snapshot": 3}, "1": {"since": 0}}},
         {"num_workers": "2"},

@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
-from penstock.errors import ConfigError, OrderError, PartitionError, SamplerError
+from penstock.errors import ConfigError, PartitionError, SamplerError
 from penstock.loader import DataLoader
 from penstock.samplers import (
     BatchSampler,
@@ -285,7 +285,7 @@ def test_distributed_refuses_contradictions() -> None:
         DistributedSampler(range(3), 1, 0, drop_last=True, remainder="pad")
     with pytest.raises(ConfigError, match="block_size and window belong"):
         DistributedSampler(range(3), 1, 0, "global", block_size=4)
-    with pytest.raises(OrderError, match="must be positive"):
+    with pytest.raises(ConfigError, match="must be positive"):
         DistributedSampler(range(3), 1, 0, "block", block_size=0)
     with pytest.raises(SamplerError, match="unknown shuffle 'globel'"):
         DistributedSampler(range(3), 1, 0, "globel")

@@ -281,7 +281,7 @@ class Fetch:
             if not samples and request.indices and self.on_error is not None:
                 # All were skipped, and the number of batches must not change.
                 load, length = self._load_one(request, scope.move), _length(self.dataset)
-                samples = [self.on_error.fill(load, request.indices[0], request.keys[0], length, metrics)]
+                samples = [self.on_error.fill(load, request.indices, request.keys[0], length, metrics)]
             scope.inside, scope.generator, scope.board[0] = True, None, key
             if request.indices:
                 for seed in self._seeds:

@@ -63,8 +63,8 @@ NEVER_TOLERATED: Final[tuple[type[Exception], ...]] = (
 
 _OF_THE_MACHINE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _ACTIONS = ("raise", "skip", "replace")
-# Mixed into a key, for draws that are independent of a sample's own.
-_REPLACEMENT = 0x7265706C
+# Mixed into a key, for independent draws.
+_REPLACEMENT, _FILLING = 0x7265706C, 0x66696C6C
 # Maximum number of characters of a message or traceback, since they travel with the batch.
 _LONGEST = 8192
 
@@ -142,8 +142,8 @@ class OnError:
         report: file to which each failure is appended as one line of JSON. Several ranks may share it.
         attempts: maximum number of replacements for one sample; then the error of the last one is raised.
 
-    If all samples of a batch are skipped, the first one is replaced, because collate functions cannot handle an empty
-    batch; if that fails, it raises. Samples whose index is not an integer cannot be replaced.
+    If all samples of a batch are skipped, one replacement is loaded, because collate functions cannot handle an empty
+    batch; if none loads, that raises. Samples whose index is not an integer cannot be replaced.
 
     Raises:
         ConfigError: invalid values, or limits or a report with "raise", which tolerates no failure.
@@ -175,7 +175,9 @@ class OnError:
                 "max_failures, max_rate and report have no effect with action='raise': the first failure raises"
             )
 
-    def load(self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any) -> Any:
+    def load(
+        self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any, skipped: Sequence[Any] = ()
+    ) -> Any:
         """Return a sample, or `SKIP`.
 
         Args:
@@ -184,47 +186,66 @@ class OnError:
             key: key of its generators, used for a replacement too.
             length: replacements are drawn from ``range(length)``; None if indices are not such numbers.
             metrics: the `BatchMetrics` whose ``failures`` record the failure.
+            skipped: indices of samples that this one replaces, because all were skipped; see `fill`.
 
         Raises:
             Exception: the error of ``load_one``, if the policy raises it. After replacements it is the error of the
                 last one, with a note that names all of them.
         """
-        tried = [index]
+        tried, wanted, stream = [*skipped, index], len(skipped) or 1, _FILLING if skipped else _REPLACEMENT
         while True:
             try:
                 return load_one(tried[-1], key)
             except Exception as error:
                 if not is_tolerable(error):
                     raise
-                attempt = len(tried) - 1
+                attempt = len(tried) - wanted
                 failure = Failure.of(error, tried[-1], key, attempt)
                 action = self.action(failure) if callable(self.action) else self.action
                 if action not in _ACTIONS:
                     raise ConfigError(
                         f"on_error must return 'raise', 'skip' or 'replace' for {failure}, not {action!r}"
                     ) from error
-                if action == "skip":
+                if action == "skip" and not skipped:
                     metrics.failures.append(replace(failure, action=action))
                     return SKIP
-                replaces = action == "replace" and attempt < self.attempts
-                following = _draw(tried, key, length) if replaces else None
+                replaces = action != "raise" and attempt < self.attempts
+                following = _draw(tried, wanted, stream, key, length) if replaces else None
                 if following is None:
                     if attempt:
-                        others = ", ".join(map(repr, tried[1:]))
-                        error.add_note(f"in place of {index!r}, on_error tried {others}: none of them can be loaded")
+                        first, others = ", ".join(map(repr, tried[:wanted])), ", ".join(map(repr, tried[wanted:]))
+                        error.add_note(f"in place of {first}, on_error tried {others}: none of them can be loaded")
                     elif action != "raise":
                         error.add_note("it cannot be replaced: its index is not an integer, or no other index is left")
                     raise
-                metrics.failures.append(replace(failure, action=action, replacement=following))
+                metrics.failures.append(replace(failure, action="replace", replacement=following))
                 tried.append(following)
 
-    def fill(self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any) -> Any:
-        """Replace the first sample of a batch whose samples were all skipped. It is loaded once more before.
+    def fill(self, load_one: LoadOne, indices: Sequence[Any], key: int, length: int | None, metrics: Any) -> Any:
+        """Return a replacement for the first sample of a batch whose samples were all skipped.
 
-        Arguments and errors are those of `load`. The record of the sample changes from "skip" to "replace".
+        Args:
+            load_one, length: as in `load`.
+            indices: the batch's indices, which are not drawn.
+            key: key of the batch's first sample.
+            metrics: metrics of the whole batch; the first sample's record changes to "replace".
+
+        Raises:
+            TooManyErrors: there is no other sample.
+            Exception: the error of the last replacement.
         """
-        metrics.failures[:] = [failure for failure in metrics.failures if failure.key != key]
-        return replace(self, action="replace").load(load_one, index, key, length, metrics)
+        failures, following = metrics.failures, _draw(indices, len(indices), _FILLING, key, length)
+        if following is None:
+            said = "; ".join(map(str, failures[-3:]))
+            raise TooManyErrors(
+                f"no sample of a batch can be loaded, and no other index is left to replace one "
+                f"(only integer indices can be replaced): {said or indices}"
+            )
+        for place in reversed(range(len(failures))):
+            if failures[place].key == key and failures[place].action == "skip":
+                failures[place] = replace(failures[place], action="replace", replacement=following)
+                break
+        return self.load(load_one, following, key, length, metrics, indices)
 
 
 class FailureLog:
@@ -333,7 +354,7 @@ def is_tolerable(error: BaseException) -> bool:
     return not (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 
 
-def _draw(tried: Sequence[Any], key: int, length: int | None) -> int | None:
+def _draw(tried: Sequence[Any], wanted: int, stream: int, key: int, length: int | None) -> int | None:
     """Return a replacement, drawn uniformly from the untried indices of ``range(length)``.
 
     None if indices are not integers or none is left.
@@ -342,7 +363,8 @@ def _draw(tried: Sequence[Any], key: int, length: int | None) -> int | None:
     if not length or len(numbers) < len(tried):
         return None
     out = sorted({number % length for number in numbers if -length <= number < length})
-    drawn = mix(key, _REPLACEMENT, len(tried)) * (length - len(out)) >> 64
+    attempt = len(tried) - wanted + 1
+    drawn = mix(key, stream, attempt) * (length - len(out)) >> 64
     for index in out:
         drawn += drawn >= index
     return drawn if drawn < length else None

@@ -144,10 +144,9 @@ class StreamFetch:
 
         Raises:
             StateError: the iterator has fewer batches now.
-            Exception: an error in the place of a batch. In the place of the last end, it is one that the consumer has
-                received.
+            Exception: an error that the consumer has not received.
         """
-        ended, over = resume.ended, False
+        failed, ended, over = resume.failed, resume.ended, False
         for number in range(resume.since):
             if over:
                 self._open(_earlier(epoch, ended))
@@ -162,9 +161,9 @@ class StreamFetch:
                     ) from None
                 ended, over = ended - 1, True
             except Exception:
-                over = ended > 0 and number == resume.since - 1
-                if not over:
+                if not failed:
                     raise
+                failed -= 1
         return over
 
     def _open(self, epoch: EpochStart, cursor: State | None = None) -> None:
@@ -193,8 +192,6 @@ class StreamFetch:
             StopIteration: there is none.
         """
         start, cpu = time.perf_counter(), time.thread_time()
-        # An error is not made again if a snapshot follows it.
-        wait, self._wait = self._wait, 0
         try:
             if self._items is None:
                 self._open(None)
@@ -220,13 +217,11 @@ class StreamFetch:
             metrics.add(BatchMetrics(stages=collect()))
         start = time.perf_counter()
         try:
-            batch = self.collate_fn(items)
+            return self.collate_fn(items)
         except StopIteration as stop:
             raise escaped(stop) from stop
         finally:
             metrics.collate += time.perf_counter() - start
-        self._wait = wait
-        return batch
 
     def state_dict(self) -> Snapshot | None:
         """Return a snapshot of the user's dataset, its iterator and the collate function right after a batch.

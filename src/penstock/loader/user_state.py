@@ -169,11 +169,13 @@ class WorkerState(NamedTuple):
         snapshot: snapshot of the user's objects; empty if none has a state, or nothing was delivered.
         since: for a stream, the number of answered requests since the snapshot. If the snapshot has no position, the
             number since the start of the iterator: the snapshot is then loaded after those batches are made again.
+        failed: how many of them were answered by an error.
         ended: how many of them were answered by the end of the iterator, after which the dataset starts another one.
     """
 
     snapshot: Snapshot = {}
     since: int = 0
+    failed: int = 0
     ended: int = 0
 
     @property
@@ -188,21 +190,21 @@ class WorkerState(NamedTuple):
 
     def state(self) -> State:
         """Return the entry for a loader's state."""
+        counts = {"failed": self.failed, "ended": self.ended}
         state: State = {"snapshot": self.states} if self.snapshot else {}
-        return {**state, "since": self.since, **({"ended": self.ended} if self.ended else {})}
+        return {**state, "since": self.since, **{name: count for name, count in counts.items() if count}}
 
     @classmethod
     def read(cls, state: Any, *, of: str) -> WorkerState:
         """Return the position from an entry made by `state`.
 
         Raises:
-            StateError: the entry is damaged, or counts failed batches, as earlier versions did.
+            StateError: the entry is damaged.
         """
         snapshot = state.get("snapshot", {}) if isinstance(state, Mapping) else None
-        if not isinstance(snapshot, Mapping) or state.get("failed"):
-            what = "counts failed batches, which is not supported any more" if snapshot is not None else "is damaged"
-            raise StateError(f"the state of this {of} {what}: resume from another one, or start without one")
-        counts = (read_int({"ended": 0, **state}, name, of=of) for name in ("since", "ended"))
+        if not isinstance(snapshot, Mapping):
+            raise StateError(f"the state of this {of} is damaged: resume from another one, or start without one")
+        counts = (read_int({name: 0, **state}, name, of=of) for name in ("since", "failed", "ended"))
         return cls(_frozen(snapshot), *counts)
 
 
@@ -302,15 +304,15 @@ class UserStates:
 
         Args:
             worker: the worker that made it.
-            snapshot: snapshot right after it; None if there is none. Empty if a stream could not make the batch: it
-                stays where it was.
+            snapshot: snapshot right after it; None if there is none. Empty after an error of a stream, which makes the
+                batch again instead, and fails again.
         """
         if snapshot and not (self.stream and _PLACES.isdisjoint(snapshot)):
             self._workers[worker] = WorkerState(snapshot)
-        elif self.stream and (snapshot is None or snapshot):
-            one = self._workers.get(worker, WorkerState())
-            newest = one.snapshot if snapshot is None or one.places else snapshot
-            self._workers[worker] = one._replace(snapshot=newest, since=one.since + 1)
+        elif self.stream:
+            one, failed = self._workers.get(worker, WorkerState()), snapshot == {}
+            newest = snapshot if snapshot and not one.places else one.snapshot
+            self._workers[worker] = one._replace(snapshot=newest, since=one.since + 1, failed=one.failed + failed)
         else:
             # If no object has a state, any worker may make any batch of a map-style dataset.
             return

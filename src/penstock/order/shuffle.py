@@ -229,13 +229,15 @@ def block_options(kind: str, block_size: int | None, window: int | None) -> dict
     """Return the sizes of the block shuffle as options of `make_order`; an empty dict for the other kinds.
 
     Raises:
-        ConfigError: sizes were passed for another kind.
-        OrderError: a size is not a positive integer or too large.
+        ConfigError: sizes were passed for another kind, or are not positive integers, or too large.
     """
     given = {name: size for name, size in (("block_size", block_size), ("window", window)) if size is not None}
     if kind != "block":
         if given:
             raise ConfigError(f"block_size and window belong to shuffle='block', not to shuffle={kind!r}")
         return {}
-    order = BlockShuffle(0, 0, **given)
+    try:
+        order = BlockShuffle(0, 0, **given)
+    except OrderError as error:
+        raise ConfigError(str(error)) from None
     return {"block_size": order.block_size, "window": order.window}
