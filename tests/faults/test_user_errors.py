@@ -257,7 +257,7 @@ def test_texts_that_cannot_be_made_from_their_pickle(how: str, at: set[int]) -> 
 @pytest.mark.parametrize("at", [1, 9])
 @pytest.mark.parametrize("how", ["fork", "threads"])
 def test_indices_that_do_not_pickle(how: str, at: int) -> None:
-    """Their error ends the iterator, or is raised at iter(); and nobody waits for what was never asked for."""
+    """An error in the place of their batch, or at iter(); and nobody waits for what was never asked for."""
     indices: list[Any] = list(range(12))
     indices[at] = lambda: 0
     got: list[Any] = []
@@ -276,8 +276,9 @@ def test_indices_that_do_not_pickle(how: str, at: int) -> None:
             got.append(type(error).__name__)
     errors = [n for n, value in enumerate(got) if isinstance(value, str)]
     assert len(errors) >= 1
-    assert got[: errors[0]] == list(range(errors[0]))
-    assert errors[0] <= at
+    assert got[: errors[0]] == list(range(errors[0])), "what was finished before is not lost"
+    if iterator is not None:
+        assert errors[0] == at
 
 
 @pytest.mark.parametrize("how", ALL)

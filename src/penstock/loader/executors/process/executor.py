@@ -86,6 +86,7 @@ class ProcessExecutor(Executor):
         self._all: list[WorkerProcess] = []  # also those that were told to end, or could not start
         self._lent: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
         """The worker and the slot of each request that is not answered, by run and number."""
+        self._events: list[Event] = []  # that no worker reports
         self._poller = select.poll()
         self._polls = threading.Lock()  # held in calls of `poll`, which two threads must not be in
         self._by_fd: dict[int, WorkerProcess] = {}
@@ -116,11 +117,7 @@ class ProcessExecutor(Executor):
     # Requests.
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
-        """See `Executor`.
-
-        Raises:
-            Exception: indices cannot be pickled.
-        """
+        """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
         if self.closed:
             # By a signal handler, or by another thread that did not wait for a user's sampler.
             return
@@ -134,34 +131,59 @@ class ProcessExecutor(Executor):
             self._lent[request.run, request.number] = member, slot
             numbers = request.indices, request.keys, request.place
             items.append((request.run, request.number, slot, extent, *numbers))
+        try:
+            data = pickle.dumps(items, 5)
+        except Exception as error:
+            self._refuse(requests, worker, error)
+            return
         channel = member.channel
-        channel.send(pickle.dumps(items, 5))
+        channel.send(data)
         if channel.waiting:
             self._by_fd[channel.writes] = member
             self._poller.register(channel.writes, select.POLLOUT)
+
+    def _refuse(self, requests: Sequence[Start | BatchRequest], worker: int, error: Exception) -> None:
+        """Answer the requests that cannot be pickled, and send the others one by one."""
+        for request in requests:
+            if isinstance(request, BatchRequest):
+                self._give_back(request.run, request.number, None)
+        if len(requests) > 1:
+            for request in requests:
+                self.submit([request], worker)
+        elif isinstance(requests[0], Start):
+            raise error
+        else:
+            run, number = requests[0].run, requests[0].number
+            self._events.append(BatchResult(None, BatchMetrics(), number, worker, error=error, run=run))
+
+    def _give_back(self, run: int, number: int, extent: int | None) -> None:
+        """Free the slot of a request that nobody works on."""
+        _, slot = self._lent.pop((run, number))
+        self.ring.give_back(slot, extent)
 
     # Answers.
 
     def wait(self, run: int, deadline: float | None) -> list[Event]:
         """See `Executor`."""
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if self.closed:
-            return []
-        ready: list[tuple[Any, int]]
-        self.waiting = True
-        if self._polls.acquire(blocking=False):
-            try:
-                ready = self._poller.poll(None if timeout is None else timeout * 1000)
-            finally:
-                self._polls.release()
-        else:
-            # The consumer of an older iterator, in another thread, is in that call.
-            ready = [(fd, 0) for fd in readable(list(self._by_fd), timeout)]
-        self.waiting = False
-        events: list[Event] = []
+        ready: list[tuple[Any, int]] = []
+        if not self._events:
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if self.closed:
+                return []
+            self.waiting = True
+            if self._polls.acquire(blocking=False):
+                try:
+                    ready = self._poller.poll(None if timeout is None else timeout * 1000)
+                finally:
+                    self._polls.release()
+            else:
+                # The consumer of an older iterator, in another thread, is in that call.
+                ready = [(fd, 0) for fd in readable(list(self._by_fd), timeout)]
+            self.waiting = False
         with self.lock:
             if run != self.run:
-                return events
+                return []
+            events, self._events = self._events, []
             for fd, _ in ready:
                 if not self.closed and (member := self._by_fd.get(fd)) is not None:
                     self._handle(member, fd, events)
@@ -263,7 +285,7 @@ class ProcessExecutor(Executor):
             peak = self._words[1 + self._width * member.number]
             events.append(Lost(member.number, member.obituary(peak)))
         for key in owed:
-            self.ring.give_back(self._lent.pop(key)[1], None)
+            self._give_back(*key, None)
 
     def where(self, worker: int) -> list[tuple[int, int]]:
         """See `Executor`."""
@@ -285,9 +307,8 @@ class ProcessExecutor(Executor):
         # Another thread may be inside a user's sampler. Then the ring is not reused.
         if self.pid == os.getpid() and self.lock.acquire(timeout=_HELD):
             try:
-                for _, slot in self._lent.values():
-                    self.ring.give_back(slot, None)
-                self._lent.clear()
+                for key in list(self._lent):
+                    self._give_back(*key, None)
                 self._rings.append(self.ring)
             finally:
                 self.lock.release()

@@ -36,7 +36,7 @@ from penstock.loader.executors.ray.cluster import attach, ray, session
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import Worker, versions
 from penstock.loader.make import Fetcher
-from penstock.loader.messages import BatchRequest, BatchResult
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
 __all__ = ["RayExecutor"]
 
@@ -130,6 +130,7 @@ class RayExecutor(Executor):
         self._actors: list[RayWorker] = []
         self._backlog: list[tuple[int, list[BatchRequest]]] = []
         """Requests, by worker, for which no worker is ready."""
+        self._events: list[Event] = []  # that no worker reports
         self._pending: dict[Any, Call] = {}
         """The unanswered calls, oldest first, by Ray's references to their answers."""
         self._asked = 0.0  # when the consumer asked for a batch
@@ -184,6 +185,7 @@ class RayExecutor(Executor):
     def run(self, run: int) -> None:
         self._run = run
         self._backlog.clear()
+        self._events.clear()
         self._pending.clear()
         # A start says it, too.
         if not run and not self.closed:
@@ -193,11 +195,7 @@ class RayExecutor(Executor):
     # Requests.
 
     def submit(self, requests: Sequence[Start | BatchRequest], worker: int) -> None:
-        """See `Executor`.
-
-        Raises:
-            Exception: indices cannot be pickled.
-        """
+        """See `Executor`. A request whose indices cannot be pickled is answered by that error."""
         batches: list[BatchRequest] = []
         for request in requests:
             if isinstance(request, Start):
@@ -224,7 +222,17 @@ class RayExecutor(Executor):
             if worker.run != self._run:
                 self._backlog.append((number, requests))
                 continue
-            self._pending[worker.actor.make.remote(requests)] = Call(requests, number, worker)
+            try:
+                ref = worker.actor.make.remote(requests)
+            except Exception as error:
+                if len(requests) > 1:
+                    for request in requests:
+                        self.submit([request], number)
+                else:
+                    failed = requests[0].number
+                    self._events.append(BatchResult(None, BatchMetrics(), failed, number, error=error, run=self._run))
+            else:
+                self._pending[ref] = Call(requests, number, worker)
 
     def _load(self, worker: RayWorker) -> int:
         """Return how many batches a worker has to make."""
@@ -256,16 +264,18 @@ class RayExecutor(Executor):
                 # Workers that start have a time-out of their own.
                 silent = max(call.sent, call.worker.last, self._asked) + (limit if call.worker.node else math.inf)
                 if now >= silent:
-                    return self._lose(call.worker, f"no answer for {limit} s, which is RayOptions(deadline=)")
+                    why = f"no answer for {limit} s, which is RayOptions(deadline=)"
+                    self._events += self._lose(call.worker, why)
+                    break
                 until = min(until, silent)
-            refs = list(self._pending)
+            refs = [] if self._events else list(self._pending)
         self.waiting = True
         found = _wait(refs, None if until == math.inf else max(0.0, until - now))
         self.waiting = False
-        events: list[Event] = []
         with self.lock:
             if not self._close.alive or run != self._run:
-                return events
+                return []
+            events, self._events = self._events, []
             for ref in found:
                 # Not that of a worker that was just lost.
                 if ref in self._pending:
