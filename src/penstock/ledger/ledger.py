@@ -11,6 +11,7 @@ in that step (`penstock.ledger.layouts`), and their rows from the order (`positi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -252,7 +253,7 @@ class Ledger:
         epoch, world_size = stretch.epoch, stretch.ranks
         where, of_rank = stretch.positions(step)
         if rank is not None:
-            if not 0 <= rank < world_size:
+            if not 0 <= operator.index(rank) < world_size:
                 raise ConfigError(f"rank {rank} is outside the world of {world_size}, which step {step} had")
             where, of_rank = where[of_rank == rank], of_rank[of_rank == rank]
         found = self._data(stretch).rows(where)

@@ -1,30 +1,37 @@
 """The progress bar for ``progress=True``: delivered batches and the share of time spent waiting for them.
 
-    penstock ━━━━━━━━━━────────── 312/625 0:00:41 0:00:40 7.6/s, waiting 3%
+    penstock ━━━━━━━━━━━━━━╸━━━━━━ 312/625 0:00:41 0:00:40 7.61/s, waiting 3%
 
-The consumer's thread writes it to standard error, at most twice a second. If that is neither a terminal nor a notebook,
-one line is written at the end of the epoch.
+The consumer's thread draws it on standard error, at most twice a second. There is no extra thread that a fork would
+lose, and ``sys.stdout`` is not replaced. If standard error is not a terminal, one line is written at the end of the
+epoch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from penstock.loader.statistics import Statistics
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["Bar"]
 
 # Seconds between two updates.
 _INTERVAL = 0.5
-_WIDTH = 20
+_open: weakref.WeakSet[Bar] = weakref.WeakSet()
 
 
 class Bar:
     """The progress bar of one epoch iterator.
+
+    Only one bar is drawn at a time, so an iterator inside another one's loop shows none.
 
     Args:
         statistics: the loader's statistics, read from now on.
@@ -35,26 +42,49 @@ class Bar:
     def __init__(self, statistics: Statistics, total: int | None, done: int = 0) -> None:
         self._statistics = statistics
         self._before = statistics.wait, statistics.train
-        self._total, self._done, self._had = total, done, 0
-        self._begin, self._next = monotonic(), 0.0
-        # A daemon has no standard error, and a notebook shows it.
-        self._watched = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        self._open, self._pid = True, os.getpid()
+        self._done, self._had = done, 0
+        self._next = 0.0
+        self._drawn = not _open
+        if not self._drawn:
+            return
+        # Imported here because it is slow and only needed for a bar.
+        from rich import progress
+        from rich.console import Console
+
+        _open.add(self)
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=20),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[rate]}"),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("penstock", total=total, completed=done, rate="")
+        self._pid = os.getpid()
+        # __del__ may not be called at exit.
+        self._end = weakref.finalize(self, _end, self._progress, self._pid)
 
     def update(self) -> None:
-        """Record a batch, and draw if it is time. Takes a fraction of 1 µs, or about 20 µs to draw."""
+        """Record a batch, and draw if it is time. Takes a fraction of 1 µs, or 1 ms to draw."""
         self._had += 1
-        if self._watched and (now := monotonic()) >= self._next:
+        if self._drawn and (now := monotonic()) >= self._next:
             self._next = now + _INTERVAL
+            self._progress.start()
             self._draw()
 
     def close(self) -> None:
-        """Finish the line at the end of the epoch. Idempotent. A bar without references closes itself."""
-        # In a fork, its parent does it.
-        if self._open and self._had and os.getpid() == self._pid and sys.stderr is not None:
-            self._open = False
-            self._draw()
-            print(file=sys.stderr, flush=True)
+        """Finish the bar at the end of the epoch. Idempotent. A bar without references closes itself."""
+        if self._drawn:
+            self._drawn = False
+            _open.discard(self)
+            if self._progress.live.is_started and os.getpid() == self._pid:
+                self._draw()
+            self._end()
 
     # The default argument stays valid when modules are already cleared at exit.
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -62,21 +92,14 @@ class Bar:
             self.close()
 
     def _draw(self) -> None:
-        count, total = self._done + self._had, self._total
         waited = max(0.0, self._statistics.wait - self._before[0])
         seconds = waited + max(0.0, self._statistics.train - self._before[1])
-        words = ["penstock", f"{count}/{'?' if total is None else total}", _clock(monotonic() - self._begin)]
-        if total:
-            full = round(_WIDTH * min(1.0, count / total))
-            words.insert(1, "━" * full + "─" * (_WIDTH - full))
-            words.append(_clock(max(0, total - count) * seconds / self._had))
-        if seconds:
-            speed = self._had / seconds
-            words.append(f"{speed:,.{0 if speed >= 100 else 1}f}/s, waiting {waited / seconds:.0%}")
-        # In place of the line before, which may be longer.
-        text = f"\r{' '.join(words):79}" if self._watched else " ".join(words)
-        print(text, end="", file=sys.stderr, flush=True)
+        speed = self._had / seconds if seconds else 0.0
+        rate = f"{speed:,.{0 if speed >= 100 else 1}f}/s, waiting {waited / seconds:.0%}" if seconds else ""
+        self._progress.update(self._task, completed=self._done + self._had, rate=rate, refresh=True)
 
 
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=int(seconds)))
+def _end(progress: Progress, pid: int) -> None:
+    """Leave the last state on screen and show the cursor again. In a fork, do nothing: its parent does it."""
+    if os.getpid() == pid and progress.live.is_started:
+        progress.stop()
