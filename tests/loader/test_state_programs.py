@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_program_support import MAPS, SAMPLERS, STREAMS, TOLD, GrowingJob, Program, Stop, continued, whole
 
-from penstock.errors import StateError
-
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*has no state_dict")
 
 HERE = ["none", "counting"]
@@ -114,11 +112,14 @@ def test_another_executor(data: str, sampler: str, collate: str, how: dict[str, 
     assert continued(program, stop, later=False, **how)[0] == stop.rest
 
 
-def test_states_of_map_style_data_need_as_many_workers() -> None:
-    program = Program("CountingMap")
+def test_a_state_that_all_workers_share_fits_any_number_of_them() -> None:
+    """Also where each worker has drawn from generators of its own, which are left behind."""
+    program = Program("DrawingMap", collate="none")
     stop = whole(program, num_workers=2)[3]
-    with pytest.raises(StateError, match="of 2 workers and the loader has 1"):
-        continued(program, stop, num_workers=1)
+    assert stop.had == 2  # one batch of each worker
+    rest, _ = continued(program, stop, later=False, num_workers=1)
+    numbers = [[sample[:2] for sample in batch] for batch in rest]
+    assert numbers == [[[6, 4], [7, 5], [8, 6]], [[9, 7], [10, 8], [11, 9]], [[12, 10]]]
 
 
 STEPS = st.one_of(

@@ -713,7 +713,7 @@ def test_samplers_over_shares_inside_of_torchs_are_refused(tmp_path: Path, job: 
 
 @pytest.mark.parametrize("split", [True, False])
 def test_a_sampler_says_itself_what_a_rank_reads(split: bool) -> None:
-    with pytest.raises(ConfigError, match=r"split= of a DataLoader is for.* a range determines .*: omit it"):
+    with pytest.raises(ConfigError, match=r"split= is for.* a range determines .*: omit it"):
         loader_over(Range(N), sampler=range(N), split=split)
     batches = ps.BatchSampler(ps.SequentialSampler(Range(N)), 4, False)
     with pytest.raises(ConfigError, match="Here a BatchSampler determines"):

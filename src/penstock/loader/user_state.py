@@ -29,7 +29,7 @@ import torch
 from penstock.errors import StateError
 from penstock.plan.cursor import State, read_int
 from penstock.plan.stream import is_opened
-from penstock.plan.user_states import freeze, states_of, thaw
+from penstock.plan.user_states import freeze, same_states, states_of, thaw
 
 __all__ = [
     "LayoutError",
@@ -350,7 +350,7 @@ class UserStates:
         """Return the states for an iterator that resumes from a state; None resumes from nothing.
 
         Raises:
-            LayoutError: the number of workers differs, and one of them has a state.
+            LayoutError: the number of workers differs, and so do their states, or a stream is split among them.
             StateError: the state is damaged.
         """
         new = self._new(resumes=True)
@@ -366,13 +366,22 @@ class UserStates:
         if "base_seed" in state:
             new.base_seed = read_int(state, "base_seed", of=of, below=1 << 63)
         following = read_int(state, "next", of=of, below=count)
-        workers = {number: WorkerState.read(entries[str(number)], of=of) for number in range(count)}
-        new._workers = {number: one for number, one in workers.items() if one != WorkerState()}
-        if count == self._count:
-            new.next = following
-        elif new._workers:
-            raise LayoutError(
-                f"this state is of {count} workers and the loader has {self._count}: each worker has its own state, "
-                "and a stream is split among them. Resume with the same num_workers"
-            )
+        workers = [WorkerState.read(entries[str(number)], of=of) for number in range(count)]
+        if count != self._count:
+            following, workers = 0, self._for_other_number(workers)
+        new.next = following
+        new._workers = {number: one for number, one in enumerate(workers) if one != WorkerState()}
         return new
+
+    def _for_other_number(self, workers: list[WorkerState]) -> list[WorkerState]:
+        """Return the states for another number of workers. That is possible if all workers have the same one."""
+        # Generators are left behind, because their seeds contain the worker's number.
+        for one in workers:
+            one.snapshot.pop("generators", None)
+        first, moved = workers[0], self.stream and any(one.since or one.places for one in workers)
+        if moved or not all(same_states(one.states, first.states) for one in workers):
+            raise LayoutError(
+                f"this state is of {len(workers)} workers and the loader has {self._count}: each worker has its own "
+                "state, and a stream is split among them. Resume with the same num_workers"
+            )
+        return [first] * self._count

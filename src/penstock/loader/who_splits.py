@@ -87,9 +87,9 @@ def choose_data(
     iterable = isinstance(dataset, IterableDataset)
     other = dataset if iterable or (world.given and shares) else given
     if config.split is not None and other is not None:
-        what, there = (ranks_given, "pass the ranks there") if world.given else ("split=", "omit it")
+        what, there = (f"{ranks_given} are", "pass the ranks there") if world.given else ("split= is", "omit it")
         raise ConfigError(
-            f"{what} of a DataLoader is for a dataset that it splits itself. Here {kind_text(other)} determines which "
+            f"{what} for a dataset that the DataLoader splits itself. Here {kind_text(other)} determines which "
             f"samples this rank reads: {there}"
         )
     if given is not None:
