@@ -92,7 +92,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         Raises:
             StateError: the state belongs to other data or to another order.
         """
-        cursor = self.read(unpack(state, of=type(self).__name__))
+        cursor = self.read(unpack(state, of=type(self.source).__name__))
         self.bookmark.write(cursor, loaded=True)
         self.chosen(cursor)
 
