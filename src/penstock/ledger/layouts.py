@@ -42,10 +42,15 @@ class Stretch(Layout):
         """Return the first position of a step, over all ranks."""
         return self.first + (step - self.step) * self.batch_size * self.ranks
 
-    def positions(self, step: int) -> tuple[Indices, Indices]:
-        """Return the positions of all ranks' batches, sorted by rank, and the rank of each position."""
+    def positions(self, step: int, rank: int | None = None) -> tuple[Indices, Indices]:
+        """Return the positions of a rank's batch, or of all ranks' sorted by rank, and the rank of each position."""
         size, ranks, begin = self.batch_size, self.ranks, self.position(step)
-        places = np.arange(begin, min(begin + size * ranks, self.partition().end))
+        end = min(begin + size * ranks, self.partition().end)
+        if rank is not None:
+            places = np.arange(begin + rank, end, ranks)
+            places = places[:0] if self.drop_last and len(places) < size else places
+            return places, np.full(len(places), rank)
+        places = np.arange(begin, end)
         of_rank = (places - begin) % ranks
         if self.drop_last:
             full = np.bincount(of_rank, minlength=ranks)[of_rank] == size
@@ -59,10 +64,9 @@ class Stretch(Layout):
 
     def locate(self, position: int) -> tuple[int, int] | None:
         """Return the step and the rank of a position; None if no step of this stretch contains it."""
-        step = self.step_at(position)
-        positions, of_rank = self.positions(step)
-        found = of_rank[positions == position]
-        return (step, int(found[0])) if step >= self.step and len(found) else None
+        step, rank = self.step_at(position), (position - self.first) % self.ranks
+        inside = step >= self.step and position in self.positions(step, rank)[0]
+        return (step, rank) if inside else None
 
     def step_of(self, now: Layout) -> int:
         """Return the step at which an epoch plan of this mini-epoch starts, or the next one."""

@@ -250,16 +250,13 @@ class Ledger:
         """
         stretch = self._job.at(step)
         self._same_rows(stretch)
-        epoch, world_size = stretch.epoch, stretch.ranks
-        where, of_rank = stretch.positions(step)
-        if rank is not None:
-            if not 0 <= operator.index(rank) < world_size:
-                raise ConfigError(f"rank {rank} is outside the world of {world_size}, which step {step} had")
-            where, of_rank = where[of_rank == rank], of_rank[of_rank == rank]
+        if rank is not None and not 0 <= operator.index(rank) < stretch.ranks:
+            raise ConfigError(f"rank {rank} is outside the world of {stretch.ranks}, which step {step} had")
+        where, of_rank = stretch.positions(step, rank)
         found = self._data(stretch).rows(where)
         seed = self._seed if self._seed is not None else self._plan.key_seed
-        keys = None if seed is None else sample_keys(seed, epoch, found.positions)
-        return StepRows(epoch, found.rows, of_rank[found.at], found.positions, found.sources, keys)
+        keys = None if seed is None else sample_keys(seed, stretch.epoch, found.positions)
+        return StepRows(stretch.epoch, found.rows, of_rank[found.at], found.positions, found.sources, keys)
 
     def steps(self, row: int, *, source: int | str = -1, epoch: int | None = None) -> list[Occurrence]:
         """Return the occurrences of a row in an epoch.

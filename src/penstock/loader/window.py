@@ -279,8 +279,7 @@ class Window:
         # At the end of the program, nobody closes an executor, but no run is wanted.
         if executor.pid != os.getpid() or ended or (not run and not executor.closed):
             return WorkerError(
-                "the workers of this DataLoader have ended: it was closed, or this is a fork of its process, or a "
-                "newer iterator has taken over and has ended"
+                "the workers of this DataLoader have ended: it was closed or taken over, or this is a fork of its process"
             )
         if run != self._run:
             return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
