@@ -278,9 +278,8 @@ class Window:
         run, ended = executor.run, executor.closed and not self._policy.persistent
         # At the end of the program, nobody closes an executor, but no run is wanted.
         if executor.pid != os.getpid() or ended or (not run and not executor.closed):
-            return WorkerError(
-                "the workers of this DataLoader have ended: it was closed or taken over, or this is a fork of its process"
-            )
+            why = "it was closed, or this is a fork of its process"
+            return WorkerError(f"the workers of this DataLoader have ended or were taken over: {why}")
         if run != self._run:
             return RuntimeError("a newer iterator of this DataLoader has taken over its workers")
         return None
