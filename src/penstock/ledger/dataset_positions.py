@@ -82,7 +82,11 @@ class _Mixed(Positions):
                 rows, at = found.rows, np.repeat(at, np.diff(found.splits))
             parts.append((rows, at, np.full(len(rows), turn.source)))
         rows, at, sources = (np.concatenate(part) for part in zip(*parts, strict=True))
-        in_order = np.argsort(at, kind="stable")
+        if len(at) == len(positions):  # one row each: no sort is needed
+            in_order = np.empty_like(at)
+            in_order[at] = np.arange(len(at))
+        else:
+            in_order = np.argsort(at, kind="stable")
         at = at[in_order]
         return RowsAt(rows[in_order], at, positions[at], sources[in_order])
 

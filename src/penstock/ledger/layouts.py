@@ -44,19 +44,12 @@ class Stretch(Layout):
 
     def positions(self, step: int, rank: int | None = None) -> tuple[Indices, Indices]:
         """Return the positions of a rank's batch, or of all ranks' sorted by rank, and the rank of each position."""
-        size, ranks, begin = self.batch_size, self.ranks, self.position(step)
-        end = min(begin + size * ranks, self.partition().end)
-        if rank is not None:
-            places = np.arange(begin + rank, end, ranks)
-            places = places[:0] if self.drop_last and len(places) < size else places
-            return places, np.full(len(places), rank)
-        places = np.arange(begin, end)
-        of_rank = (places - begin) % ranks
+        of_rank = np.arange(self.ranks) if rank is None else np.array([rank])
+        places = self.position(step) + of_rank[:, None] + self.ranks * np.arange(self.batch_size)
+        inside = places < self.partition().end
         if self.drop_last:
-            full = np.bincount(of_rank, minlength=ranks)[of_rank] == size
-            places, of_rank = places[full], of_rank[full]
-        by_rank = np.argsort(of_rank, kind="stable")
-        return places[by_rank], of_rank[by_rank]
+            inside &= inside[:, -1:]
+        return places[inside], np.repeat(of_rank, inside.sum(axis=1))
 
     def step_at(self, position: int) -> int:
         """Return the step that contains a position. It may be outside this stretch."""

@@ -221,10 +221,8 @@ class BlockMixture:
             return found[0].reshape(positions.shape), found[1].reshape(positions.shape)
         for begin in range(0, given.size, _CHUNK):
             chunk = given[begin : begin + _CHUNK]
-            for last in (False, True):
-                here = np.flatnonzero((chunk >= self.last_begin) == last)
-                if here.size:
-                    found[:, begin + here] = self._locate(chunk[here], last=last)
+            for last, here in groups((chunk >= self.last_begin).astype(np.int8)):
+                found[:, begin : begin + _CHUNK][:, here] = self._locate(chunk[here], last=bool(last))
         return found[0].reshape(positions.shape), found[1].reshape(positions.shape)
 
     def counts(self, position: int) -> tuple[int, ...]:
