@@ -132,6 +132,10 @@ def test_it_says_what_a_run_delivers(name: str, world: int, manifest: Manifest) 
                 step += 1
     whole = ledger.rows(1)
     assert whole.rows.tolist() == [row for rank in range(world) for row in ledger.rows(1, rank=rank).rows.tolist()]
+    with pytest.raises(TypeError):
+        ledger.rows(1, rank=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="outside the world"):
+        ledger.rows(1, rank=world)
 
 
 @pytest.mark.parametrize("balance", [None, 2])
