@@ -101,10 +101,9 @@ def derive_key(seed: int, epoch: int = 0, stream: str = "order") -> int:
     return mix(seed, epoch, xxhash.xxh3_64_intdigest(stream.encode()))
 
 
-def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Return the 64-bit keys of the samples at these global positions of an epoch."""
-    keys: list[int] = mix_array(derive_key(seed, epoch, SAMPLES), positions.view(np.uint64)).tolist()
-    return keys
+    return mix_array(derive_key(seed, epoch, SAMPLES), positions.view(np.uint64))
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:

@@ -125,7 +125,7 @@ def test_it_says_what_a_run_delivers(name: str, world: int, manifest: Manifest) 
                     assert (rows + base).tolist() == had
                     assert said.epoch == epoch
                     if batch is not None and len(batch) == 2 and said.keys is not None:
-                        assert [drawn(key) for key in said.keys[:2]] == batch[1].tolist()[:2]
+                        assert [drawn(key) for key in said.keys[:2].tolist()] == batch[1].tolist()[:2]
                     for row, source in list(zip(said.rows.tolist(), said.sources.tolist(), strict=True))[:2]:
                         found = ledger.steps(row, source=source, epoch=epoch)
                         assert (step, epoch, rank) in found
@@ -232,7 +232,7 @@ def test_batches_by_tokens(world: int) -> None:
             said = ledger.rows(step, rank=rank)
             assert said.rows.tolist() == batch[0].tolist()
             assert said.keys is not None
-            assert [drawn(key) for key in said.keys] == batch[1].tolist()
+            assert [drawn(key) for key in said.keys.tolist()] == batch[1].tolist()
             assert (step, 0, rank) in ledger.steps(int(batch[0][0]), epoch=0)
 
 

@@ -59,7 +59,7 @@ def seeded(key: int) -> None:
 def truth(data: Drawing) -> list[Any]:
     """Make the batches with every generator seeded for every sample."""
     samples = []
-    for index, key in enumerate(sample_keys(SEED, 0, np.arange(N))):
+    for index, key in enumerate(sample_keys(SEED, 0, np.arange(N)).tolist()):
         seeded(key)
         samples.append(data[index])
     data.asked.clear()
@@ -203,7 +203,7 @@ def test_errors_of_samples_that_draw_late_depend_on_their_own_draws() -> None:
 
     data = Failing(["numpy"], begin=120)
     expected = []
-    for index, key in enumerate(sample_keys(SEED, 0, np.arange(N))):
+    for index, key in enumerate(sample_keys(SEED, 0, np.arange(N)).tolist()):
         seeded(key)
         try:
             expected.append(data[index])
@@ -223,7 +223,7 @@ def test_an_error_of_a_late_sample_is_raised_once_it_was_seeded() -> None:
         except ValueError:
             failed.append(index)
     odd = []
-    for index, key in enumerate(sample_keys(SEED, 0, np.arange(N))):
+    for index, key in enumerate(sample_keys(SEED, 0, np.arange(N)).tolist()):
         seeded(key)
         if index >= 120 and np.random.randint(1 << 50) % 2:
             odd.append(index)
@@ -255,7 +255,7 @@ def test_another_generator_behind_numpys_functions() -> None:
             found.append(batch)
             if len(found) == 10:
                 np.random.set_bit_generator(np.random.PCG64(5))  # type: ignore[attr-defined]
-        for index, key in enumerate(sample_keys(SEED, 0, np.arange(N))):
+        for index, key in enumerate(sample_keys(SEED, 0, np.arange(N)).tolist()):
             np.random.seed(key & 0xFFFFFFFF)
             expected.append(data[index])
         assert [item for batch in found for item in batch] == expected
@@ -278,7 +278,7 @@ def test_another_generator_that_a_program_shares_with_numpys_functions() -> None
         found = [item for batch in DataLoader(Shared([]), BATCH, seed=SEED, collate_fn=list) for item in batch]
         assert np.random.get_bit_generator() is source  # type: ignore[attr-defined]
         assert repr(np.random.get_state(legacy=False)) == before
-        for index, key in enumerate(sample_keys(SEED, 0, np.arange(N))):
+        for index, key in enumerate(sample_keys(SEED, 0, np.arange(N)).tolist()):
             np.random.seed(key & 0xFFFFFFFF)
             assert found[index] == (index, shared.random() if index >= 100 else 0)
     finally:

@@ -85,8 +85,8 @@ class _Mixed(Positions):
         if len(at) == len(positions):  # one row each: no sort is needed
             in_order = np.empty_like(at)
             in_order[at] = np.arange(len(at))
-        else:
-            in_order = np.argsort(at, kind="stable")
+            return RowsAt(rows[in_order], np.arange(len(at)), positions, sources[in_order])
+        in_order = np.argsort(at, kind="stable")
         at = at[in_order]
         return RowsAt(rows[in_order], at, positions[at], sources[in_order])
 

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.errors import ConfigError
 from penstock.hashing import sample_keys
 from penstock.ledger.layouts import Layout, Layouts, Stretch, steps_per_epoch, whole
@@ -45,7 +48,7 @@ class StepRows(NamedTuple):
         ranks: rank of each row.
         positions: position of each row's sample in the job's epoch; for a document, the position of its pack.
         sources: number of each row's source in a mixture; -1 without a mixture.
-        keys: key of each row's generator, see `penstock.generator`; None without a seed.
+        keys: key of each row's generator, see `penstock.generator`: uint64; None without a seed.
     """
 
     epoch: int
@@ -53,7 +56,7 @@ class StepRows(NamedTuple):
     ranks: Indices
     positions: Indices
     sources: Indices
-    keys: list[int] | None
+    keys: npt.NDArray[np.uint64] | None
 
 
 class Occurrence(NamedTuple):

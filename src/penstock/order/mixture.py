@@ -393,9 +393,14 @@ class StagedMixture:
         if len(self.segments) == 1:
             return self.segments[0].mixture.locate(positions)
         sources, ordinals = np.empty_like(positions), np.empty_like(positions)
-        origins = [segment.origin for segment in self.segments[1:]]
-        for number, here in groups(np.searchsorted(origins, positions, "right")):
-            origin, _, before, mixture = self.segments[number]
+        # A batch seldom has samples of two segments, and then they need not be told apart one by one.
+        if len(positions) and self.segment_at(int(positions.min())) is (one := self.segment_at(int(positions.max()))):
+            parts: Any = [(one, slice(None))]
+        else:
+            origins = [segment.origin for segment in self.segments[1:]]
+            among = groups(np.searchsorted(origins, positions, "right"))
+            parts = [(self.segments[number], here) for number, here in among]
+        for (origin, _, before, mixture), here in parts:
             sources[here], inside = mixture.locate(positions[here] - origin)
             ordinals[here] = inside + before.take(sources[here])
         return sources, ordinals

@@ -137,7 +137,8 @@ class EpochView:
 
     def keys(self, local: Indices) -> list[int]:
         """Return the keys of the generators of local samples."""
-        return sample_keys(self.seed, self.epoch, self.positions_of(local))
+        keys: list[int] = sample_keys(self.seed, self.epoch, self.positions_of(local)).tolist()
+        return keys
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return position and row of one local sample. This is faster than arrays of one index.

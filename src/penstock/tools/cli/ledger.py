@@ -88,7 +88,7 @@ def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
         "rows": found.rows.tolist(),
         "ranks": found.ranks.tolist(),
         "sources": found.sources.tolist() if mixed else None,
-        "keys": found.keys,
+        "keys": None if found.keys is None else found.keys.tolist(),
     }
 
 
