@@ -382,6 +382,7 @@ class StagedMixture:
             mixture = BlockMixture(stage.weights, derive_key(seed, epoch, stream), length=high - low)
             self.segments.append(_Segment(low - begin, high - begin, had, mixture))
             had = had + exact_counts(stage.weights, high - low)
+        self._later = [segment.origin for segment in self.segments[1:]]
 
     @property
     def bound(self) -> int:
@@ -390,25 +391,22 @@ class StagedMixture:
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
         """Return the source at each position of the epoch, and the number of its samples before: int64 arrays."""
-        if len(self.segments) == 1:
+        if len(self.segments) == 1 or not len(positions):
             return self.segments[0].mixture.locate(positions)
+        first, last = (self.segment_at(int(end)) for end in (positions.min(), positions.max()))
+        if first is last:
+            sources, ordinals = first.mixture.locate(positions - first.origin)
+            return sources, ordinals + first.before.take(sources)
         sources, ordinals = np.empty_like(positions), np.empty_like(positions)
-        # A batch seldom has samples of two segments, and then they need not be told apart one by one.
-        if len(positions) and self.segment_at(int(positions.min())) is (one := self.segment_at(int(positions.max()))):
-            parts: Any = [(one, slice(None))]
-        else:
-            origins = [segment.origin for segment in self.segments[1:]]
-            among = groups(np.searchsorted(origins, positions, "right"))
-            parts = [(self.segments[number], here) for number, here in among]
-        for (origin, _, before, mixture), here in parts:
+        for number, here in groups(np.searchsorted(self._later, positions, "right")):
+            origin, _, before, mixture = self.segments[number]
             sources[here], inside = mixture.locate(positions[here] - origin)
             ordinals[here] = inside + before.take(sources[here])
         return sources, ordinals
 
     def segment_at(self, position: int) -> _Segment:
         """Return the segment of a position; the last one for the end of the epoch."""
-        later = [segment.origin for segment in self.segments[1:]]
-        return self.segments[bisect.bisect_right(later, position)]
+        return self.segments[bisect.bisect_right(self._later, position)]
 
     def counts(self, position: int) -> tuple[int, ...]:
         """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
