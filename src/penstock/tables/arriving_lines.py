@@ -56,11 +56,11 @@ class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
         return cls(handles, None, LineFiles(maps, columns, cache_bytes))
 
     @property
-    def columns(self) -> list[str]:
-        """The keys that are read, as far as known: ``columns``, or the keys of the first rows."""
+    def columns(self) -> list[str] | None:
+        """The keys that are read: ``columns``, or the keys of the first rows; None while these are unknown."""
         if self._lines.wanted is not None:
             return self._lines.wanted
-        return self.whole.columns if self.complete else []
+        return self.whole.columns if self.complete else None
 
     def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         for number in set(numbers.tolist()):
