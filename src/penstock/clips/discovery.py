@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from penstock.clips.media import parse_member
 from penstock.errors import ConfigError
-from penstock.shards.urls import Urls, expand, local_path
 from penstock.storage import Storage
+from penstock.storage.names import Urls, expand, path_of
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.urls import shown
 
@@ -60,15 +60,15 @@ def find_files(files: Urls, endings: tuple[str, ...], storage: Storage | None = 
         ConfigError: a folder without such files, or with files beside class folders; or an empty list.
         ShardIOError, StorageNotFoundError: nothing matches a pattern.
     """
-    if _is_folder(files):
-        archives = _archives_in(os.fspath(files), endings)
-        return _in_archives(archives, endings, storage) if archives else _in_folder(os.fspath(files), endings)
-    if isinstance(files, str | os.PathLike | bytes) or not isinstance(files, Iterable):
-        names = expand(files, storage)
-        if len(names) == 1 and not _is_there(names[0]):
-            raise ConfigError(f"{names[0]} does not exist: pass a folder, a file, a pattern, or a list of these")
-    else:
-        names = [name for one in files for name in _listed(one, endings, storage)] or expand(files, storage)
+    names = expand(files, storage)
+    if isinstance(files, str | os.PathLike) and len(names) == 1:
+        path = path_of(names[0])
+        if path is not None and os.path.isdir(path):
+            archives = _archives_in(path, endings)
+            return _in_archives(archives, endings, storage) if archives else _in_folder(path, endings)
+        if path is not None and not os.path.lexists(path):
+            raise ConfigError(f"{path} does not exist: pass a folder, a file, a pattern, or a list of these")
+    names = [file for name in names for file in _files_of(name, endings)]
     archives = [name for name in names if _is_archive(name)]
     if len(archives) == len(names):
         return _in_archives(names, endings, storage)
@@ -79,15 +79,11 @@ def find_files(files: Urls, endings: tuple[str, ...], storage: Storage | None = 
     return FileList(names, [], [])
 
 
-def _listed(one: Any, endings: tuple[str, ...], storage: Storage | None) -> list[str]:
-    """Return the files or archives of one list element."""
-    if not _is_folder(one):
-        return expand(one, storage)
-    return _archives_in(os.fspath(one), endings) or _in_folder(os.fspath(one), endings).paths
-
-
-def _is_folder(one: Any) -> TypeGuard[str | os.PathLike[str]]:
-    return isinstance(one, str | os.PathLike) and os.path.isdir(one)
+def _files_of(name: str, endings: tuple[str, ...]) -> list[str]:
+    """Return the files or archives of one name in a list."""
+    if not os.path.isdir(name):
+        return [name]
+    return _archives_in(name, endings) or _in_folder(name, endings).paths
 
 
 def _archives_in(folder: str, endings: tuple[str, ...]) -> list[str]:
@@ -103,12 +99,6 @@ def _archives_in(folder: str, endings: tuple[str, ...]) -> list[str]:
             f"{folder} contains tar archives, and beside them {beside[1]!r}: pass a list of one or the other"
         )
     return archives
-
-
-def _is_there(name: str) -> bool:
-    """Return whether a local path exists; True for URLs, which are checked later."""
-    path = local_path(name)
-    return path is None or os.path.lexists(path)
 
 
 def _is_archive(name: str) -> bool:

@@ -34,11 +34,11 @@ from penstock.errors import (
     StorageUnavailableError,
 )
 from penstock.progress import progress_bar
-from penstock.shards.urls import local_path
 from penstock.storage import Storage
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.derived import kept_path, write_kept
 from penstock.storage.files import io_error
+from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.urls import is_remote, shown, unsigned
 
@@ -149,7 +149,7 @@ class _Named(NamedTuple):
     @classmethod
     def of(cls, files: Sequence[str]) -> _Named:
         """Split paths and URLs into a root and names."""
-        addresses = [name if is_remote(name) else os.path.abspath(local_path(name) or name) for name in files]
+        addresses = [name if is_remote(name) else os.path.abspath(path_of(name) or name) for name in files]
         whole = [unsigned(address) for address in addresses]
         # os.path.commonpath does not work for URLs.
         root = os.path.commonprefix(whole).rpartition("/")[0] + "/" if whole else ""  # noqa: RUF071

@@ -26,11 +26,11 @@ from penstock.manifest import Record
 from penstock.manifest.file_list import line_of, write_list
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.urls import Urls
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
 from penstock.stages import stage
 from penstock.storage import Storage, io_error
 from penstock.storage.mapped import said
+from penstock.storage.names import Urls
 from penstock.storage.urls import shown
 from penstock.storage.whole_file import read_file
 

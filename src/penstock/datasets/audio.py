@@ -19,8 +19,8 @@ from penstock.clips.discovery import SOUND_ENDINGS
 from penstock.datasets.clips import ClipDataset, check_start, clips_of
 from penstock.errors import ConfigError
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.urls import Urls
 from penstock.storage import Storage
+from penstock.storage.names import Urls
 
 if TYPE_CHECKING:
     from penstock.clips.load_sound import LoadSound

@@ -21,8 +21,8 @@ from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.random import load_each
-from penstock.shards.urls import Urls
 from penstock.storage import Storage
+from penstock.storage.names import Urls
 
 __all__ = ["ClipDataset", "LoadClip", "check_pixels", "check_start", "clips_of"]
 

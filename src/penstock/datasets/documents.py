@@ -18,9 +18,9 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.tokens import integers
 from penstock.plan.share import SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.urls import Urls
 from penstock.sources.documents import DocumentFiles
 from penstock.storage import Storage
+from penstock.storage.names import Urls
 
 __all__ = ["DocumentDataset"]
 

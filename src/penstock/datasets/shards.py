@@ -26,9 +26,9 @@ from penstock.shards.decode import chained
 from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.grouping import Sample
 from penstock.shards.shardset import ShardSet
-from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
+from penstock.storage.names import Urls
 
 __all__ = ["ShardDataset"]
 
@@ -68,8 +68,8 @@ class ShardDataset(SourceDataset):
     up to ``window_shards`` shards of a rank are shuffled together, and ranks exchange their sample counts. Each sample
     still occurs once, and ranks have the same number of batches. ``len`` raises `LengthUnknownError` until the last
     shard has been counted. The next epoch has the order that you chose. A state of the first epoch can be loaded on
-    the same number of ranks. Shards are read in the versions that they have now, see `penstock.shards.urls`; a state in
-    this epoch also names the content of up to ``window_shards`` shards per rank, and another content is an error.
+    the same number of ranks. Shards are read in the versions that they have now, see `penstock.storage.names`; a state
+    in this epoch also names the content of up to ``window_shards`` shards per rank, and another content is an error.
 
     Memory use does not depend on the number of samples: all processes share the mapped indexes.
     """

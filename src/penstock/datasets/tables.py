@@ -25,9 +25,9 @@ from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
-from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
+from penstock.storage.names import Urls
 from penstock.storage.urls import listed
 from penstock.tables.arriving_lines import ArrivingLines
 from penstock.tables.files import are_json, table_files

@@ -19,10 +19,10 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.urls import Urls
 from penstock.sources.tokens import TokenFiles
 from penstock.stages import stage
 from penstock.storage import Storage
+from penstock.storage.names import Urls
 
 __all__ = ["TokenDataset", "integers"]
 

@@ -18,8 +18,8 @@ from penstock.datasets.clips import ClipDataset, check_pixels, check_start, clip
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.urls import Urls
 from penstock.storage import Storage
+from penstock.storage.names import Urls
 
 if TYPE_CHECKING:
     from penstock.clips.load_video import LoadVideo

@@ -23,9 +23,9 @@ from penstock.errors import ConfigError, ManifestError, StorageError, StorageNot
 from penstock.manifest.fields import BadRow
 from penstock.manifest.formats.base import LinePart, Part, join_root
 from penstock.manifest.scan import line_number, shorten
-from penstock.manifest.sources import Source
 from penstock.manifest.table import Manifest
 from penstock.storage import Storage, is_remote
+from penstock.storage.names import Urls
 
 __all__ = ["CheckReport", "Problem", "check"]
 
@@ -66,7 +66,7 @@ class CheckReport:
 
 
 def check(
-    source: Source | list[Source],
+    source: Urls,
     *,
     files: bool = False,
     duplicates: bool = True,

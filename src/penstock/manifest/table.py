@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from penstock.errors import ConfigError, ManifestChangedError, ManifestError
+from penstock.errors import ConfigError, ManifestChangedError, ManifestError, ManifestIOError
 from penstock.manifest.fingerprint import combine, prefix_fingerprints, view_fingerprint
 from penstock.manifest.formats import Context, Part, format_of, open_part
 from penstock.manifest.formats.base import join_root
@@ -29,8 +29,8 @@ from penstock.manifest.indices import Indices, Rows, as_arrow, in_order, to_rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
-from penstock.manifest.sources import Source, as_root, as_storage, expand, local_folder
-from penstock.storage import is_remote
+from penstock.storage import is_remote, local_path
+from penstock.storage.names import Name, Urls, expand, path_of
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
@@ -71,13 +71,13 @@ class Manifest:
     @classmethod
     def open(
         cls,
-        source: Source | Sequence[Source],
+        source: Urls,
         *,
         format: str = "auto",
-        root: Source | None = None,
+        root: Name | None = None,
         columns: Columns = None,
         label: str | None = "int",
-        cache_dir: Source | None = None,
+        cache_dir: Name | None = None,
         header: Header = "auto",
         blank: Blank = "skip",
         comment: str | None = None,
@@ -85,7 +85,7 @@ class Manifest:
         progress: bool | None = None,
         storage: Storage | None = None,
     ) -> Manifest:
-        """Open a file, all files that match a pattern (sorted), or a sequence of both, as one table.
+        """Open a file, the files that a pattern or braces name, or a sequence of these, as one table.
 
         Args:
             source: paths, or URLs such as "s3://bucket/train.txt", which are copied to the local cache. The extension
@@ -113,9 +113,10 @@ class Manifest:
             ConfigError: invalid arguments, or an invalid combination of them.
             StorageError: a remote source that is missing or cannot be reached.
         """
-        paths = expand(source, storage)
-        where = None if root is None else as_root(root)
-        cache = None if cache_dir is None else local_folder(cache_dir, "cache_dir")
+        names = expand(source, storage, error=ManifestIOError)
+        paths = [name if is_remote(name) else os.path.abspath(name) for name in names]
+        where = None if root is None else path_of(root) or os.fspath(root)
+        cache = None if cache_dir is None else _cache_folder(cache_dir)
         reopen = {
             "source": paths,
             "format": format,
@@ -132,7 +133,7 @@ class Manifest:
         parts: list[Part] = []
         for path in paths:
             if is_remote(path):
-                path = as_storage(storage).local_path(path, progress=progress)
+                path = local_path(path, storage=storage, progress=progress)
             options = make_options(format_of(path, format), columns, label, header, blank, comment)
             parts.append(open_part(path, options, Context(cache, progress)))
             if len(parts) > 1 and parts[-1].schema != parts[0].schema:
@@ -474,6 +475,13 @@ def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | No
                 f"{part.path} is not the file that the manifest was opened with: its content has changed"
             )
     return manifest if view is None else Manifest(manifest._parts, manifest._root, manifest._reopen, view)
+
+
+def _cache_folder(path: Name) -> str:
+    found = path_of(path)
+    if found is None:
+        raise ManifestError(f"cache_dir {path!r} must be a folder of this machine, not a remote address")
+    return os.path.abspath(found)
 
 
 def _class_names(classes: Sequence[str]) -> list[str]:

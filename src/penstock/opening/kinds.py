@@ -13,7 +13,7 @@ from penstock.images.files import is_image
 from penstock.manifest.formats import EXTENSIONS, format_of
 from penstock.opening.contents import count_images, describe_folder
 from penstock.opening.options import READS_MANIFESTS, check_types
-from penstock.shards.urls import expand, local_path
+from penstock.storage.names import expand, path_of
 from penstock.storage.urls import scheme, shown
 from penstock.tables.files import JSON_ENDINGS, is_table_folder
 from penstock.tokens.folder import NAME, TokenFolder, check_listed
@@ -89,7 +89,7 @@ def identify(names: list[str], options: Mapping[str, Any]) -> SourceKind:
         ConfigError: the kind is unknown, there are several kinds, or an option has the wrong type.
     """
     check_types(options)
-    if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
+    if len(names) == 1 and (path := path_of(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {_kind_of_tokens(name, options) or _kind(name) for name in names}
     if "manifests" in kinds and kinds <= {"manifests", "tables"}:
@@ -110,7 +110,7 @@ def _kind_of_tokens(name: str, options: Mapping[str, Any]) -> str | None:
         return "tokens"
     if name.endswith(_TOKENS) and options.get("end_token") is not None:
         return "documents"
-    path = local_path(name)
+    path = path_of(name)
     if path is None:
         ours = name.endswith((f"/{NAME}", ".idx"))
     else:
@@ -139,7 +139,7 @@ def _kind(name: str) -> str:
         return "tables"
     if lower.endswith((*VIDEO_ENDINGS, *SOUND_ENDINGS)) and not _is_folder(name):
         return "videos" if lower.endswith(VIDEO_ENDINGS) else "recordings"
-    path = local_path(name)
+    path = path_of(name)
     # The name of a dataset on a hub may contain dots.
     if scheme(name) == "hf" and lower.count("/") <= 4:
         return "tables"
@@ -194,7 +194,7 @@ def _first_keys(names: list[str], storage: Storage | None) -> set[str]:
     from penstock.tables.json_files import first_keys
 
     for name in names:
-        path = local_path(name)
+        path = path_of(name)
         if path is not None and not os.path.isfile(path):
             return {"path", "label"}
         keys = first_keys(name, storage)
@@ -253,7 +253,7 @@ def _kind_of_clips(path: str) -> str | None:
 
 
 def _is_folder(name: str) -> bool:
-    path = local_path(name)
+    path = path_of(name)
     return path is not None and os.path.isdir(path)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StorageNotFoundError
 from penstock.opening.kinds import SourceKind, display_names
 from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES
-from penstock.shards.urls import local_path
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -72,27 +70,26 @@ def _manifests(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import RankDataset
     from penstock.manifest import Manifest
 
-    names = found.names
     how = {name: options.pop(name) for name in _OF_MANIFEST & options.keys()}
-    return RankDataset(Manifest.open(names[0] if len(names) == 1 else names, **how), **options)
+    return RankDataset(Manifest.open(found.names, **how), **options)
 
 
 def _tables(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import TableDataset
 
-    return TableDataset(_folder_or_files(found.names), **options)
+    return TableDataset(found.names, **options)
 
 
 def _shards(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import ShardDataset
 
-    return ShardDataset(_as_they_are(found.names), **options)
+    return ShardDataset(found.names, **options)
 
 
 def _streams(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.shards import StreamShards
 
-    return StreamShards(_as_they_are(found.names), **options)
+    return StreamShards(found.names, **options)
 
 
 def _mds(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
@@ -122,19 +119,19 @@ def _lerobot(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
 def _arrays(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import ArrayDataset
 
-    return ArrayDataset(_as_they_are(found.names), **options)
+    return ArrayDataset(found.names, **options)
 
 
 def _tokens(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import TokenDataset
 
-    return TokenDataset(_as_they_are(found.names), **options)
+    return TokenDataset(found.names, **options)
 
 
 def _documents(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import DocumentDataset
 
-    return DocumentDataset(_as_they_are(found.names), **options)
+    return DocumentDataset(found.names, **options)
 
 
 def _videos(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
@@ -149,14 +146,8 @@ def _recordings(found: SourceKind, options: dict[str, Any]) -> Dataset[Any]:
     return AudioDataset(_folder_or_files(found.names), **options)
 
 
-def _folder_or_files(names: list[str]) -> Any:
-    files = _as_they_are(names)
-    return files[0] if len(files) == 1 else files
-
-
-def _as_they_are(names: list[str]) -> list[str | Path]:
-    """Return the names as paths and addresses that are not expanded a second time."""
-    return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
+def _folder_or_files(names: list[str]) -> str | list[str]:
+    return names[0] if len(names) == 1 else names
 
 
 _MAKERS = {

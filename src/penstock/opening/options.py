@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from penstock.images.transforms import Compose
     from penstock.manifest.options import Blank, Columns, Header
-    from penstock.manifest.sources import Source
     from penstock.shards.grouping import Handler, Sample
-    from penstock.shards.urls import Urls
     from penstock.storage import Cache, Storage
+    from penstock.storage.names import Name, Urls
 
     Decode = bool | Mapping[str, Callable[[bytes], Any] | None] | Callable[[Sample], Sample] | None
 
@@ -81,10 +80,10 @@ class ManifestOptions(FolderOptions, total=False):
     """Options of text, CSV, JSONL, Parquet or Arrow files with the paths of samples: see `penstock.Manifest.open`."""
 
     format: str
-    root: Source | None
+    root: Name | None
     columns: Columns
     label: str | None
-    cache_dir: Source | None
+    cache_dir: Name | None
     header: Header
     blank: Blank
     comment: str | None
@@ -235,9 +234,9 @@ class ImageOptions(ShareOptions, total=False):
     transform: Compose | Sequence[Callable[..., Any]] | Callable[..., Any] | None
     target: Callable[[Any], dict[str, Any]] | None
     max_pixels: int
-    index: Source | bool | None
+    index: Name | bool | None
     format: str
-    root: Source | None
+    root: Name | None
     columns: Columns
     label: str | None
     header: Header

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from penstock.opening.kinds import display_names, identify
 from penstock.opening.makers import make_dataset
 from penstock.opening.options import check_options
-from penstock.shards.urls import expand
+from penstock.storage.names import expand
 
 if TYPE_CHECKING:
     from penstock.datasets import (

@@ -13,8 +13,8 @@ from penstock.shards.grouping import Sample, base_and_extension, group, split_na
 from penstock.shards.members import Member
 from penstock.shards.shardset import ShardSet
 from penstock.shards.tar import walk, walk_stream
-from penstock.shards.urls import expand
 from penstock.shards.writer import ShardWriter, TarWriter
+from penstock.storage.names import expand
 
 if TYPE_CHECKING:
     from penstock.shards.decode import Decode

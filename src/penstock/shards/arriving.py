@@ -18,9 +18,9 @@ from penstock.shards.handles import CopiedShard, Handle
 from penstock.shards.opened import OpenShards
 from penstock.shards.shardset import ShardSet
 from penstock.shards.store_shard import StoreShard
-from penstock.shards.urls import Urls, expand_versions, with_versions
 from penstock.storage import Storage, is_remote
 from penstock.storage.backend import Stat
+from penstock.storage.names import Urls, expand_versions, with_versions
 
 __all__ = ["ArrivingShards", "open_shards"]
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from penstock.errors import ShardChangedError, ShardIOError
-from penstock.shards.urls import local_path
 from penstock.storage import Storage, io_error, is_remote
 from penstock.storage import local_path as copy_of
+from penstock.storage.names import path_of
 
 __all__ = ["PIECE", "CheckedFile", "ShardFile", "file_of"]
 
@@ -208,7 +208,7 @@ def file_of(url: str, storage: Storage | None = None, *, progress: bool | None =
         ShardIOError: it is neither a file nor in a store (``pipe:``).
         StorageError: the store fails, see `penstock.storage.local_path`.
     """
-    path = local_path(url)
+    path = path_of(url)
     if path is not None:
         return os.path.abspath(path)
     if not is_remote(url):

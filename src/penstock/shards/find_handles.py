@@ -14,9 +14,9 @@ from penstock.errors import ShardError, ShardIOError, StorageAuthError, StorageN
 from penstock.progress import progress_bar
 from penstock.shards.handles import CopiedShard, Handle, LocalShard, RemoteShard, index_url
 from penstock.shards.index import SUFFIX
-from penstock.shards.urls import local_path
 from penstock.storage import RemoteSource, Storage, io_error, is_remote, write_atomically
 from penstock.storage.backend import Stat
+from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import in_threads
 
 __all__ = ["build", "find_handles", "has_index", "open_handles", "write_indexes"]
@@ -45,7 +45,7 @@ def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> N
     """
     written: set[str] = set()
     for shard in shards:
-        name = os.path.basename(local_path(shard.url) or shard.url.partition("?")[0]) + SUFFIX
+        name = os.path.basename(path_of(shard.url) or shard.url.partition("?")[0]) + SUFFIX
         if name in written:
             raise ShardError(
                 f"two shards have an index named {name}: write the indexes of each folder into a separate one"

@@ -30,8 +30,8 @@ from penstock.shards.index import ShardIndex
 from penstock.shards.opened import OpenShards
 from penstock.shards.ranged import RangedShard
 from penstock.shards.stored import StoredShard
-from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage
+from penstock.storage.names import Urls, expand_versions
 from penstock.storage.urls import listed
 from penstock.wording import counted
 

@@ -32,8 +32,8 @@ from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, grou
 from penstock.shards.members import Member
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk_stream
-from penstock.shards.urls import Urls, expand, local_path
 from penstock.storage import Storage, is_remote, open_source
+from penstock.storage.names import Urls, expand, path_of
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
@@ -288,7 +288,7 @@ def read_shard(
         ShardChangedError: the file was truncated or modified meanwhile. Earlier samples are of its old content.
         StorageError: the store fails.
     """
-    if path is None and local_path(url) is None and is_remote(url):
+    if path is None and path_of(url) is None and is_remote(url):
         remote = open_source(url, storage=storage)
         with open_stream(cast(BinaryIO, remote.stream())) as stream:
             yield from read_stream(stream, url, start=start, handler=handler, select=select, rename=rename)

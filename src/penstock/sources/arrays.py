@@ -13,10 +13,10 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
-from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFiles, look_at
+from penstock.storage.names import Urls, expand
 from penstock.wording import counted
 
 __all__ = ["ArrayFiles", "LabelledArrays"]

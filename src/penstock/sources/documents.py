@@ -23,10 +23,10 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
-from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.storage.names import Urls, expand
 from penstock.tokens.derived_tables import document_ends, kept_table, said_of
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import MegatronIndex, is_index, read_header

@@ -43,6 +43,8 @@ def backend_for(url: str, storage: Storage) -> Backend:
 
 def _make(protocol: str, url: str, storage: Storage) -> Backend:
     options, idle = storage.options, storage.idle
+    if not protocol:
+        raise StorageError(f"{shown(url)} is neither a file nor an address in a store")
     package = {"hf": "huggingface_hub"}.get(protocol, "obstore" if protocol in _OBJECT_STORE else "fsspec")
     try:
         if protocol in _OBJECT_STORE:

@@ -36,11 +36,12 @@ from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_pa
 from penstock.storage.cache import put_file
 from penstock.storage.cache_entry import CachedFile
 from penstock.storage.futures import object_name
+from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, find_objects, put_object, stat_object, transfer
-from penstock.storage.urls import is_remote, local_part, scheme, shown
+from penstock.storage.urls import scheme, shown
 
 __all__ = [
     "FileSource",
@@ -121,12 +122,14 @@ class Storage:
 
     def open(self, url: str | os.PathLike[str]) -> FileSource | RemoteSource:
         """See `open_source`."""
-        return RemoteSource(os.fspath(url), self) if is_remote(url) else FileSource(local_part(url))
+        path = path_of(url)
+        return RemoteSource(os.fspath(url), self) if path is None else FileSource(path)
 
     def read(self, url: str | os.PathLike[str], cancel: Cancel | None = None) -> bytes:
         """See `read_object`. Another thread can abort it with ``cancel``."""
-        if not is_remote(url):
-            source = FileSource(local_part(url))
+        path = path_of(url)
+        if path is not None:
+            source = FileSource(path)
             return source.read_at(0, source.size)
         text, data = os.fspath(url), bytearray()
         backend = backend_for(text, self)
@@ -156,12 +159,12 @@ class Storage:
 
     def local_path(self, url: str | os.PathLike[str], *, progress: bool | None = None) -> str:
         """See the function `local_path`."""
-        if not is_remote(url):
-            path = local_part(url)
-            if not os.path.exists(path):
-                raise StorageNotFoundError(errno.ENOENT, "no such file", path)
-            return path
-        return str(RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path)
+        path = path_of(url)
+        if path is None:
+            return str(RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path)
+        if not os.path.exists(path):
+            raise StorageNotFoundError(errno.ENOENT, "no such file", path)
+        return path
 
     def pinned(self, url: str) -> str:
         """Return the URL with the commit that a branch or tag on a hub (``hf://``) refers to now; other URLs unchanged.
@@ -204,8 +207,9 @@ class Storage:
             StorageUnavailableError: the store does not answer.
             StorageError: the store does not support it; web servers have no ``if_absent``.
         """
-        if not is_remote(url):
-            return put_file(local_part(url), data, if_absent)
+        path = path_of(url)
+        if path is not None:
+            return put_file(path, data, if_absent)
         backend = backend_for(os.fspath(url), self)
         return put_object(backend, os.fspath(url), data, if_absent=if_absent, patience=self.patience)
 

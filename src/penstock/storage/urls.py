@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import StorageError
 
 __all__ = [
     "ABSOLUTE",
@@ -20,7 +20,6 @@ __all__ = [
     "is_inside",
     "is_remote",
     "listed",
-    "local_part",
     "scheme",
     "shown",
     "through_gateway",
@@ -30,7 +29,6 @@ __all__ = [
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 ABSOLUTE = f"^(/|{_SCHEME.pattern})"
 """Matches a path or URL that is not relative."""
-_NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # a URL that went through Path
 _LOCAL = ("file", "local")
 _OTHER = re.compile(r"[A-Za-z]:|[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a drive, or the scheme of a URL
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
@@ -48,23 +46,6 @@ def is_remote(url: str | os.PathLike[str]) -> bool:
     """Return whether this is a remote URL, and not a path or a ``file://`` URL."""
     text = os.fspath(url)
     return "://" in text and scheme(text) not in ("", *_LOCAL)
-
-
-def local_part(url: str | os.PathLike[str]) -> str:
-    """Return the path of a local file: ``file://`` is removed, ``~`` is not expanded.
-
-    Raises:
-        ConfigError: a remote URL that went through `Path`, which turns two slashes into one.
-    """
-    text = os.fspath(url)
-    if _NORMALISED.match(text) and not os.path.lexists(text):
-        raise ConfigError(f"{text!r} looks like a URL that lost a slash in pathlib.Path: pass it as a str")
-    if scheme(text) not in _LOCAL:
-        return text
-    parts = urlsplit(text)
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"{text!r} names the host {parts.netloc!r}: file:// URLs have three slashes")
-    return unquote(parts.path)
 
 
 def is_inside(name: str) -> bool:

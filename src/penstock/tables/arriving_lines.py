@@ -8,9 +8,9 @@ from typing import Any
 from penstock.order.permutation import Indices
 from penstock.shards.arriving_source import ArrivingSource
 from penstock.shards.facts import ToldFacts
-from penstock.shards.urls import with_versions
 from penstock.storage import Storage
 from penstock.storage.mapped import MappedFile
+from penstock.storage.names import with_versions
 from penstock.tables.files import Found
 from penstock.tables.json_files import CACHE_BYTES, JsonFiles, check_columns
 from penstock.tables.line_shard import LineShard

@@ -14,10 +14,10 @@ import re
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
-from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage, io_error, is_remote
 from penstock.storage.backend import Stat
-from penstock.storage.urls import is_inside, local_part, shown
+from penstock.storage.names import Urls, expand_versions
+from penstock.storage.urls import is_inside, shown
 
 __all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "is_table_folder", "table_files"]
 
@@ -62,17 +62,19 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     """
     if split is not None and not isinstance(split, str):
         raise ConfigError(f"split= takes the name of a split, such as 'train', got {split!r}")
-    folder = _as_folder(source, storage)
-    if folder is None:
+    found = expand_versions(source, storage)
+    name, version = found[0]
+    is_folder = not _ends(name) and version is None if is_remote(name) else os.path.isdir(name)
+    if len(found) > 1 or not is_folder:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        found = expand_versions(source, storage)
         if (text := next((name for name, _ in found if _ends(name, (".csv", ".tsv"))), None)) is not None:
             raise ConfigError(
                 f"{shown(text)}: tables are Arrow, Parquet or JSON lines files. Open a CSV file as a manifest of paths "
                 "and labels, with ps.open or RankDataset; convert any other one, such as with pandas.to_parquet"
             )
         return [((storage or Storage()).pinned(name), stat) for name, stat in found]
+    folder = _Folder((storage or Storage()).pinned(name.rstrip("/")) if is_remote(name) else name, storage)
     described = folder.json(_DICT)
     if described is not None:
         splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
@@ -168,19 +170,6 @@ class _Folder:
 
 def _parts(url: str) -> list[str]:
     return url.partition("://")[2].strip("/").split("/")
-
-
-def _as_folder(source: Urls, storage: Storage | None) -> _Folder | None:
-    if not isinstance(source, str | os.PathLike):
-        return None
-    text = os.fspath(source)
-    if is_remote(text):
-        plain = not any(sign in text for sign in "*{") and "::" not in text
-        if not plain or _ends(text):
-            return None
-        return _Folder((storage or Storage()).pinned(text.rstrip("/")), storage)
-    path = local_part(text)
-    return _Folder(path, None) if os.path.isdir(path) else None
 
 
 def _ends(url: str, endings: tuple[str, ...] = (*ENDINGS, *JSON_ENDINGS)) -> bool:

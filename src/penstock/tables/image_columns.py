@@ -14,8 +14,9 @@ from penstock.images.decode import decode
 from penstock.images.limits import open_pillow
 from penstock.images.sample_record import SampleRecord
 from penstock.stages import stage
-from penstock.storage import Storage, is_remote
-from penstock.storage.urls import is_inside, local_part
+from penstock.storage import Storage
+from penstock.storage.names import path_of
+from penstock.storage.urls import is_inside
 from penstock.storage.whole_file import read_file
 from penstock.tables.values import is_text
 
@@ -91,9 +92,10 @@ def encoded(
 
 def image_base(images_from: str | os.PathLike[str] | None) -> str | None:
     """Return the folder or address of `TableFiles` that paths of images begin with, with a slash at its end."""
-    if images_from is None or is_remote(images_from):
-        return None if images_from is None else os.fspath(images_from).rstrip("/") + "/"
-    return os.path.join(os.path.abspath(local_part(images_from)), "")
+    if images_from is None:
+        return None
+    path = path_of(images_from)
+    return os.fspath(images_from).rstrip("/") + "/" if path is None else os.path.join(os.path.abspath(path), "")
 
 
 def make_image(data: bytes | None, name: str, images: str) -> Any:

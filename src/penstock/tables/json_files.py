@@ -24,10 +24,10 @@ from penstock.manifest.scan import json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.facts import CountedFacts
 from penstock.shards.stored import StoredShard
-from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 from penstock.storage.mapped import FilesTable
+from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
 from penstock.tables.files import Found, table_files
 from penstock.tables.line_index import LONGEST

@@ -27,11 +27,11 @@ import xxhash
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.stored import StoredShard
-from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.backend import Stat
 from penstock.storage.mapped import FilesTable
+from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Layout, scan_arrow

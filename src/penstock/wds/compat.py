@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.loader import DataLoader
 from penstock.plan.stream import ResumableDataset, Stream
-from penstock.shards.urls import local_path
+from penstock.storage.names import path_of
 from penstock.wds.fluid import FluidInterface, FluidWrapper
 from penstock.wds.folders import PATTERN, DirectoryShardList, shards_in
 from penstock.wds.handlers import Handler, reraise_exception
@@ -113,8 +113,8 @@ def _source(urls: Any, draws: bool, shuffled: bool) -> Any:
         )
     if isinstance(urls, str) and urls.endswith(".json"):
         raise ConfigError("unimplemented: a list of shards in a JSON file; pass the list itself")
-    if isinstance(urls, str) and urls.endswith("/") and "::" not in urls and local_path(urls) is not None:
-        found = shards_in(local_path(urls) or urls)
+    if isinstance(urls, str) and urls.endswith("/") and "::" not in urls and path_of(urls) is not None:
+        found = shards_in(path_of(urls) or urls)
         if not found:
             raise ConfigError(f"no shards in {urls}: the name of a shard must match {PATTERN}")
         urls = found

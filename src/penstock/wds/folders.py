@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, ShardIOError, StateError
 from penstock.hashing import mix
-from penstock.shards.urls import braces, local_path
 from penstock.storage import io_error
+from penstock.storage.names import braces, path_of
 from penstock.wds.iterators import Context, IteratorStep, Source, Step
 
 __all__ = ["PATTERN", "DirectoryShardList", "shards_in"]
@@ -47,7 +47,8 @@ _LONGEST = threading.TIMEOUT_MAX
 
 def shards_in(folder: str, pattern: str = PATTERN) -> list[str]:
     """Return the files of a folder that match a pattern with braces, sorted, except claimed and finished shards."""
-    found = {path for text in braces(os.path.join(glob.escape(folder), pattern)) for path in glob.glob(text)}
+    inside = glob.escape(folder)
+    found = {path for text in braces(pattern) for path in glob.glob(os.path.join(inside, text))}
     return sorted(path for path in found if not path.endswith(_DONE) and not _TAKEN.search(path))
 
 
@@ -85,7 +86,7 @@ class DirectoryShardList(Source):
         select: str = "random",
         fate: None = None,
     ) -> None:
-        folder = local_path(os.fspath(path)) or os.fspath(path)
+        folder = path_of(os.fspath(path)) or os.fspath(path)
         if not os.path.isdir(folder):
             raise ConfigError(f"no such folder: {folder}")
         if mode not in ("resample", "keep", "unlink"):

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, cast
 
 from penstock.errors import ConfigError, ShardIOError
 from penstock.shards.files import CheckedFile
-from penstock.shards.urls import local_path
 from penstock.storage import is_remote, open_source
+from penstock.storage.names import path_of
 from penstock.wds.trust import allowed, check_local, refuse
 
 __all__ = ["Pipe", "gopen", "gopen_schemes"]
@@ -145,7 +145,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, *, allow: Collection[
     """
     if url == "-":
         return sys.stdin.buffer if mode[0] == "r" else sys.stdout.buffer
-    path = local_path(url)
+    path = path_of(url)
     if path is not None:
         check_local(path)
         if mode == "rb" and bufsize > 0:
@@ -177,7 +177,7 @@ def has_own_opener(url: str) -> bool:
     """Return whether only `gopen` can open an address: a command, standard input, or a program's own scheme."""
     if url == "-":
         return True
-    if local_path(url) is not None:
+    if path_of(url) is not None:
         return False
     scheme = url.partition(":")[0]
     return not is_remote(url) or gopen_schemes.get(scheme, _open_store) is not _open_store

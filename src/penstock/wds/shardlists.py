@@ -19,7 +19,7 @@ from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import make_order
-from penstock.shards.urls import braces, expand
+from penstock.storage.names import expand
 from penstock.wds.folders import DirectoryShardList
 from penstock.wds.iterators import Context, CountedStep, Source, Stage, Step, default_context, read_count
 
@@ -47,25 +47,8 @@ _EMPTY = (
 _NO_DATA = "pipeline stage received no data at all and this was declared as an error"
 
 
-def expand_urls(urls: Any) -> list[str]:
-    """Expand a string with braces, glob patterns and ``::`` into shards; entries of a list are expanded too.
-
-    Raises:
-        ConfigError: the result is empty.
-    """
-    if isinstance(urls, str) and urls.startswith("pipe:"):
-        return [url for part in urls.split("::") for url in braces(part)]
-    if isinstance(urls, str | os.PathLike):
-        return ["-"] if urls == "-" else expand(urls)
-    # A command in a list is not expanded: its braces are for the shell.
-    found = [
-        url
-        for part in urls
-        for url in ([part] if isinstance(part, str) and part.startswith("pipe:") else expand_urls(part))
-    ]
-    if not found:
-        raise ConfigError("no shards: the list is empty")
-    return found
+expand_urls = expand
+"""Expands a string with braces, glob patterns and ``::`` into shards; entries of a list are expanded too."""
 
 
 def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:

@@ -22,9 +22,9 @@ from penstock.errors import ConfigError, ShardError, ShardIOError, StorageError
 from penstock.shards.compressed import open_stream
 from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension
 from penstock.shards.stream import named_members, read_shard, read_stream
-from penstock.shards.urls import local_path
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
+from penstock.storage.names import path_of
 from penstock.storage.urls import shown
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
@@ -108,7 +108,7 @@ class tarfile_to_samples(Stage):
 
     def _path(self, url: str) -> str | None:
         """Return the local file of a shard; None for a shard that is read as a stream."""
-        path = local_path(url)
+        path = path_of(url)
         if path is not None and url != "-":
             check_local(path)
             return path
@@ -206,7 +206,7 @@ def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **kw: 
                 continue
             return
         try:
-            path = local_path(shard["url"])
+            path = path_of(shard["url"])
             yield {**shard, "stream": stream, **({} if path is None else {"local_path": path})}
         finally:
             stream.close()

@@ -28,7 +28,8 @@ from penstock.shards.stored import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.backend import Stat
-from penstock.storage.urls import local_part, shown
+from penstock.storage.names import path_of
+from penstock.storage.urls import shown
 from penstock.wording import counted
 
 __all__ = ["MDSFolder"]
@@ -229,10 +230,10 @@ def _reopen(
 
 
 def _local(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text or is_remote(text):
+    found = path_of(path)
+    if not found:
         raise ConfigError(f"{path!r} is not a local folder")
-    return local_part(text)
+    return found
 
 
 def _read_index(folder: str, storage: Storage | None) -> Index:

@@ -99,7 +99,7 @@ def index(
     from penstock.shards.index import index_path
     from penstock.shards.parallel import build_all
     from penstock.shards.store_shard import StoreShard, write_beside
-    from penstock.shards.urls import expand_versions, local_path
+    from penstock.storage.names import expand_versions, path_of
     from penstock.storage.urls import is_remote
 
     found = expand_versions(_shards_of(urls))
@@ -107,7 +107,7 @@ def index(
     for name in names if images else ():
         _local(name)  # fail now, not after an hour of work
     todo = []
-    for path in filter(None, map(local_path, names)):
+    for path in filter(None, map(path_of, names)):
         where = index_path(path) if Path(path).exists() else None
         if where is not None and force:
             where.unlink(missing_ok=True)
@@ -157,9 +157,9 @@ def _local(name: str) -> str:
     Raises:
         ConfigError: the shard is in a store.
     """
-    from penstock.shards.urls import local_path
+    from penstock.storage.names import path_of
 
-    path = local_path(name)
+    path = path_of(name)
     if path is None:
         raise ConfigError(f"{name} is in a store, but entries work for local shards only: leave --images out")
     return path
