@@ -19,11 +19,11 @@ from pairwise import each_value
 from shard_support import FORMATS, make_tar, mutated, samples
 
 from penstock.shards.archive import Archive
-from penstock.shards.files import ShardFile
 from penstock.shards.grouping import Handler, Sample, group
 from penstock.shards.members import Member, Members
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import member_at, walk, walk_stream
+from penstock.storage.files import SHARD, SourceFile
 
 PARTS = st.text(st.sampled_from("ab_.é\n"), min_size=0, max_size=5)
 NAMES = st.builds(
@@ -165,7 +165,7 @@ def test_members_that_are_far_apart(tmp_path: Path, format: str, mtime: float) -
     check(data)
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    archive = Archive(ShardFile(str(path)))
+    archive = Archive(SourceFile(str(path), SHARD))
     assert [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u")] == slow(data)[0]
     rng = random.Random(1)
     headers = [b for m in walk(data, "x") for b in range(m.header, m.offset, 512)]
@@ -182,7 +182,7 @@ def test_a_file_equals_its_bytes(tmp_path: Path, size: int) -> None:
     path.write_bytes(data)
     expected = slow(data)[0]
     for local in (None, "/p"):
-        archive = Archive(ShardFile(str(path)))
+        archive = Archive(SourceFile(str(path), SHARD))
         got = [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u", local_path=local)]
         assert got == [{**s, **({} if local is None else {"__local_path__": local})} for s in expected]
 

@@ -201,10 +201,9 @@ class Scanner:
     # ------------------------------------------------------------------ bytes
 
     def _read(self, position: int, end: int) -> int:
-        count = self.source.read_into(self._buffer[: end - position], position)
-        if not count:
-            raise self.source.changed(self.source.size_now())
-        return count
+        buffer = self._buffer[: end - position]
+        self.source.read_into(buffer, position)
+        return len(buffer)
 
     def _update(self, view: memoryview, position: int) -> None:
         new = view[self._hashed - position :]  # ExactRecords reads some bytes twice

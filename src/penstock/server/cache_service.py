@@ -22,8 +22,8 @@ import xxhash
 
 from penstock.errors import StorageError, TicketError
 from penstock.server.protocol import Block
-from penstock.storage.cache_entry import CachedFile
 from penstock.storage.download import PIECE
+from penstock.storage.files import SourceFile
 from penstock.storage.store import Cache
 
 __all__ = ["ABSENT", "CACHE", "TYPE", "Copies", "Held", "read_answer"]
@@ -82,7 +82,7 @@ class Copies:
 class Held:
     """The requested bytes of an existing copy, in memory: at most 4 MiB."""
 
-    def __init__(self, file: CachedFile, hashes: list[str], block: Block) -> None:
+    def __init__(self, file: SourceFile, hashes: list[str], block: Block) -> None:
         number = block.begin // PIECE
         first = number * PIECE
         # Not mapped: a truncated file would kill the process by a signal.

@@ -1,6 +1,6 @@
 """Sources of a tar archive's bytes: `Archive`, with random access, and `Stream`, which only moves forward.
 
-    archive = Archive(ShardFile("a.tar"))
+    archive = Archive(SourceFile("a.tar", SHARD))
     archive.hold(0, 1 << 20)                # read a chunk into memory, which replaces the previous one
     header = archive.data[512:1024]         # a part of the chunk, which begins at byte archive.begin
     data = archive.read(9 << 20, 10 << 20)  # from memory or from the file
@@ -13,7 +13,7 @@ it is `UNKNOWN` until the end is reached.
 Files are not mapped: a file that shrinks while it is read raises an error, but a map would kill the process (SIGBUS).
 
 Promise: if a `check` passes, all bytes read before it are from the file that was opened. The resolution of the
-modification time limits how soon a change of the same size is detected, see `ShardFile.settle`.
+modification time limits how soon a change of the same size is detected, see `SourceFile.settle`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, Protocol
 import zstandard
 
 from penstock.errors import PenstockError, ShardError, ShardIOError, TruncatedShardError
-from penstock.shards.files import ShardFile
 from penstock.shards.header import BLOCK
+from penstock.storage.files import SourceFile
 
 __all__ = ["UNKNOWN", "Archive", "Buffer", "Source", "Stream"]
 
@@ -52,13 +52,13 @@ class Archive:
         source: an open shard, or the bytes of the archive, which never change.
     """
 
-    def __init__(self, source: ShardFile | Buffer) -> None:
-        self._file: ShardFile | _Sliced | None = None
+    def __init__(self, source: SourceFile | Buffer) -> None:
+        self._file: SourceFile | _Sliced | None = None
         self.data = b""
         if isinstance(source, bytes):
             self.data, self.size = source, len(source)
         else:
-            self._file = source if isinstance(source, ShardFile) else _Sliced(source)
+            self._file = source if isinstance(source, SourceFile) else _Sliced(source)
             self.size = self._file.size
         self.begin, self.end = 0, len(self.data)
         self._kept: dict[int, bytes] = {}
@@ -86,7 +86,7 @@ class Archive:
             return memoryview(self.data)[begin:end]
         # Free the old chunk before the new one is read.
         self.data, self.begin, self.end = b"", begin, begin
-        self.data, self.end = self._file.read(end - begin, begin), end
+        self.data, self.end = self._file.read_exact(end - begin, begin), end
         return memoryview(self.data)
 
     def keep(self, found: dict[int, bytes]) -> None:
@@ -109,7 +109,7 @@ class Archive:
             return self.data[begin:end]
         if end > self.size:
             end = max(begin, self.size)
-        return self._file.read(end - begin, begin)
+        return self._file.read_exact(end - begin, begin)
 
     def check(self) -> None:
         """Raise `ShardChangedError` if the file was changed. Costs one fstat."""
@@ -118,17 +118,17 @@ class Archive:
 
     def fetch_ahead(self, begin: int, end: int) -> None:
         """Ask the system to read these bytes ahead in one request, unless they are in memory."""
-        if isinstance(self._file, ShardFile) and not self._file.is_cached(min(end, self.size) - 1):
+        if isinstance(self._file, SourceFile) and not self._file.is_cached(min(end, self.size) - 1):
             self._file.fetch_ahead(begin, end)
 
 
 class _Sliced:
-    """A buffer with the interface of a `ShardFile`."""
+    """A buffer with the interface of a `SourceFile`."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer, self.size = buffer, len(buffer)
 
-    def read(self, count: int, position: int) -> bytes:
+    def read_exact(self, count: int, position: int) -> bytes:
         return bytes(self._buffer[position : position + count])
 
     def check(self) -> None:
@@ -205,7 +205,7 @@ class Stream:
             pass
 
     def check(self) -> None:
-        """Do nothing: a file checks itself (`penstock.shards.files.CheckedFile`)."""
+        """Do nothing: a file checks itself (`penstock.storage.files.CheckedFile`)."""
 
     def _some(self, read: Any, count: int) -> bytes:
         """Return the next bytes, none at the end."""

@@ -20,7 +20,6 @@ import xxhash
 from penstock.errors import PenstockError
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
-from penstock.shards.files import PIECE, ShardFile
 from penstock.shards.grouping import Sample
 from penstock.shards.header import rounded
 from penstock.shards.index import SUFFIX, ShardIndex, index_path
@@ -29,6 +28,7 @@ from penstock.shards.runs import scan_runs
 from penstock.shards.shardset import ShardSet
 from penstock.shards.tar import walk
 from penstock.shards.writer import TarWriter
+from penstock.storage.files import PIECE, SHARD, SourceFile
 
 __all__ = ["ShardReport", "rewrite", "verify"]
 
@@ -62,9 +62,9 @@ def verify(path: str, *, decode: bool = False, progress: Callable[[int], object]
     """
     report = ShardReport(path)
     try:
-        file = ShardFile(path)
+        file = SourceFile(path, SHARD)
         report.nbytes = file.size
-        if compression_of(file.read(min(6, file.size), 0)) is None:
+        if compression_of(file.read_exact(min(6, file.size), 0)) is None:
             _verify_archive(file, report)
         else:
             _verify_samples(path, report, None)
@@ -79,7 +79,7 @@ def verify(path: str, *, decode: bool = False, progress: Callable[[int], object]
     return report
 
 
-def _verify_archive(file: ShardFile, report: ShardReport) -> None:
+def _verify_archive(file: SourceFile, report: ShardReport) -> None:
     archive = Archive(file)
     keys: Counter[str] = Counter()
     parts: Counter[tuple[str, ...]] = Counter()
@@ -126,7 +126,7 @@ def _check_parts(parts: Counter[tuple[str, ...]], report: ShardReport) -> None:
         report.problems.append(f"{other} of {report.samples} samples have other parts than {', '.join(sorted(usual))}")
 
 
-def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
+def _check_index(file: SourceFile, digest: bytes, report: ShardReport) -> None:
     beside = Path(file.path + SUFFIX)  # a wrong index is not used here, but might be uploaded
     for where in {index_path(file.path), beside if beside.exists() else None} - {None}:
         index = ShardIndex.load(cast(Path, where))
@@ -138,7 +138,7 @@ def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
         report.problems.append(f"the content is not what was packed: xxh3_128 {digest.hex()}, not {listed}")
 
 
-def _check_entries(file: ShardFile, digest: bytes, report: ShardReport) -> None:
+def _check_entries(file: SourceFile, digest: bytes, report: ShardReport) -> None:
     from penstock.shards.entries import problem_with  # imported late: it loads the image decoders
 
     where = index_path(file.path)

@@ -19,8 +19,8 @@ from typing import IO, Any, BinaryIO, cast
 import zstandard
 
 from penstock.errors import ShardIOError
-from penstock.shards.files import CheckedFile
 from penstock.storage import io_error
+from penstock.storage.files import CheckedFile
 
 __all__ = ["compression_of", "decompress", "open_file", "open_stream"]
 

@@ -15,32 +15,39 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ShardChangedError, ShardError, StorageNotFoundError
+from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageNotFoundError
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.sidecar import places
-from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
 from penstock.shards.stored import StoredShard
-from penstock.storage import Cache, CachedFile, RemoteSource, Storage, cache_root
+from penstock.storage import Cache, RemoteSource, SourceFile, Storage, cache_root, is_remote
+from penstock.storage import local_path as copy_of
 from penstock.storage.backend import Cancel, Stat
+from penstock.storage.files import SHARD
+from penstock.storage.names import path_of
 from penstock.storage.prefetch import Stoppable
 from penstock.storage.urls import shown
 
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries
 
-__all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "index_url"]
+__all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "file_of", "index_url"]
 
 
 class OpenShard:
     """An open shard in a file, with its index. Thread-safe."""
 
-    def __init__(self, url: str, file: ShardFile, index: ShardIndex) -> None:
+    def __init__(self, url: str, file: SourceFile, index: ShardIndex) -> None:
         self.url, self.index, self.file = url, index, file
         self._entries: ShardEntries | None = None  # opened at first use
-        self.file.size, self.file.mtime_ns = index.header.size, index.header.mtime_ns  # the expected values
+        self.file.expect(index.header.size, index.header.mtime_ns)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file was unlinked."""
+        return self.file.is_removed
 
     def check(self) -> None:
         """Raise ShardChangedError if the file has changed."""
@@ -57,11 +64,11 @@ class OpenShard:
     def raw(self, number: int) -> bytes:
         """Return one sample as stored in the archive, with its headers and padding."""
         begin, end = self.index.span(number)
-        return self.file.read(end - begin, begin)
+        return self.file.read_exact(end - begin, begin)
 
     def sample(self, number: int) -> Sample:
         """Return one sample, with its data as bytes."""
-        index, read = self.index, self.file.read
+        index, read = self.index, self.file.read_exact
         sample: Sample = {KEY: index.key(number), URL: self.url}
         names, extension, offset, size = index.extensions, index.extension, index.offset, index.size
         for file in range(index.first[number], index.first[number + 1]):
@@ -90,10 +97,10 @@ class LocalShard:
     @property
     def size(self) -> int:
         """Bytes of the shard."""
-        return ShardFile(self._path).size
+        return SourceFile(self._path, SHARD).size
 
     def _current(self) -> Header | None:
-        status = ShardFile(self._path)
+        status = SourceFile(self._path, SHARD)
         return _header_of(self._path, self._cache_dir, status.size, status.mtime_ns)
 
     def build(self, progress: Callable[[int], object]) -> None:
@@ -108,7 +115,7 @@ class LocalShard:
         """
         return self._load(self._path)
 
-    def _load(self, file: str | ShardFile) -> ShardIndex:
+    def _load(self, file: str | SourceFile) -> ShardIndex:
         index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked)
         _check_digest(self.url, self.header, index)
         self._checked = True
@@ -116,7 +123,7 @@ class LocalShard:
 
     def open(self) -> OpenShard:
         """Open the shard. Raises as `index` does."""
-        file = ShardFile(self._path)
+        file = SourceFile(self._path, SHARD)
         return OpenShard(self.url, file, self._load(file))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -186,7 +193,7 @@ class CopiedShard:
             index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, progress=progress)
         self.header = index.header
 
-    def fetch(self, *, only_later: bool = False, cancel: Cancel | None = None) -> CachedFile:
+    def fetch(self, *, only_later: bool = False, cancel: Cancel | None = None) -> SourceFile:
         """Return an open copy, fetched if it is missing.
 
         Args:
@@ -211,7 +218,7 @@ class CopiedShard:
             return self._beside.index()
         return self._load(_file_of_copy(self.source.local(progress=False)))
 
-    def _load(self, file: ShardFile) -> ShardIndex:
+    def _load(self, file: SourceFile) -> ShardIndex:
         return self._checked_index(load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked))
 
     def _checked_index(self, index: ShardIndex) -> ShardIndex:
@@ -320,9 +327,25 @@ def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> He
     return None
 
 
-def _file_of_copy(copy: CachedFile) -> ShardFile:
-    """Return a cached copy as an open shard, which stays readable after eviction."""
-    return ShardFile(str(copy.path), os.dup(copy.fileno()))
+def _file_of_copy(copy: SourceFile) -> SourceFile:
+    """Return a cached copy with the errors of a shard."""
+    copy.family = SHARD
+    return copy
+
+
+def file_of(url: str, storage: Storage | None = None, *, progress: bool | None = False) -> str:
+    """Return the path of a shard's file; for a remote shard, of a complete copy in the cache.
+
+    Raises:
+        ShardIOError: it is neither a file nor in a store (``pipe:``).
+        StorageError: the store fails, see `penstock.storage.local_path`.
+    """
+    path = path_of(url)
+    if path is not None:
+        return os.path.abspath(path)
+    if not is_remote(url):
+        raise ShardIOError(f"{url} is neither a file nor in a store")
+    return copy_of(url, storage=storage, progress=progress)
 
 
 def index_url(url: str) -> str:

@@ -36,10 +36,10 @@ from penstock.errors import ManifestIOError, ShardError, ShardIOError
 from penstock.manifest.sidecar import places
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
-from penstock.shards.files import ShardFile
 from penstock.shards.header import decode_name, rounded
 from penstock.shards.runs import Extensions, Run, scan_runs
 from penstock.storage import UNWRITABLE, file_lock, io_error, is_writable, write_kept
+from penstock.storage.files import SHARD, SourceFile
 from penstock.storage.urls import shown
 
 __all__ = ["BODY", "SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
@@ -192,7 +192,7 @@ def index_path(shard: str, cache_dir: str | None = None) -> Path | None:
 
 
 def load_or_build(
-    shard: str | ShardFile,
+    shard: str | SourceFile,
     *,
     url: str | None = None,
     cache_dir: str | None = None,
@@ -213,7 +213,7 @@ def load_or_build(
         TruncatedShardError, ShardError: the shard is damaged, or compressed.
         ShardChangedError: the shard was modified while it was indexed.
     """
-    file = shard if isinstance(shard, ShardFile) else ShardFile(shard)
+    file = shard if isinstance(shard, SourceFile) else SourceFile(shard, SHARD)
     candidates = places(file.path, SUFFIX, cache_dir)
     found = _current(candidates, file, checked)
     if found is None:
@@ -230,7 +230,7 @@ def load_or_build(
     return found
 
 
-def _current(candidates: list[Path], file: ShardFile, checked: bool = False) -> ShardIndex | None:
+def _current(candidates: list[Path], file: SourceFile, checked: bool = False) -> ShardIndex | None:
     for path in candidates:
         index = ShardIndex.load(path, checked=checked)
         if index is not None and (index.header.size, index.header.mtime_ns) == (file.size, file.mtime_ns):
@@ -238,7 +238,7 @@ def _current(candidates: list[Path], file: ShardFile, checked: bool = False) -> 
     return None
 
 
-def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress) -> ShardIndex:
+def _build(candidates: list[Path], file: SourceFile, url: str, progress: Progress) -> ShardIndex:
     file.settle()
     header, parts = _scan(file, url, progress)
     for number, path in enumerate(candidates):
@@ -267,9 +267,9 @@ def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress
     raise AssertionError("unreachable: the last candidate is always tried")
 
 
-def _scan(file: ShardFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
+def _scan(file: SourceFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
     """Return the header and the sections of a shard's index."""
-    if (kind := compression_of(file.read(min(6, file.size), 0))) is not None:
+    if (kind := compression_of(file.read_exact(min(6, file.size), 0))) is not None:
         raise ShardError(
             f"{url}: compressed ({kind}), so its samples cannot be reached one by one: unpack it, or read it "
             "as a stream (StreamShards)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -12,11 +11,12 @@ from penstock.order.permutation import Indices
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import OpenShard
 from penstock.shards.ranged import RangedShard, read_samples
+from penstock.storage.open_files import OpenFiles
 
 __all__ = ["OpenShards", "pack_rows", "split_rows"]
 
 _SHIFT = 40  # bits of a sample's number within its shard
-_FEWEST, _MOST = 64, 4096  # open shards; each takes two descriptors, four with an index of entries
+_DESCRIPTORS = 4  # that an open shard takes: of itself and of its indexes, one for images included
 
 
 def pack_rows(shards: Indices, samples: Indices) -> Indices:
@@ -44,14 +44,12 @@ class OpenShards:
 
     def __init__(self, handles: Sequence[_Handle]) -> None:
         self._handles = handles
-        self._open: dict[int, OpenShard | RangedShard] = {}
-        self._limit = _open_limit()
-        self._lock = Lock()
         self._elsewhere = not all(handle.is_file for handle in handles)
+        self._open: OpenFiles[OpenShard | RangedShard] = OpenFiles(_DESCRIPTORS, copies=self._elsewhere)
 
     def find(self, number: int) -> OpenShard | RangedShard | None:
         """Return a shard if it is open."""
-        return self._open.get(number)
+        return self._open.find(number)
 
     def get(self, number: int) -> OpenShard | RangedShard:
         """Return a shard, opened if needed.
@@ -60,27 +58,11 @@ class OpenShards:
             ShardChangedError: the shard is no longer the one that the handle refers to.
             StorageError: see `penstock.storage.local_path`.
         """
-        found = self._open.get(number)
-        if found is not None:
-            return found
-        opened = self._handles[number].open()
-        with self._lock:
-            if not self._handles[number].is_file:
-                self._drop_removed()
-            while len(self._open) >= self._limit:
-                self._open.pop(next(iter(self._open)))
-            self._open[number] = opened
-        return opened
-
-    def _drop_removed(self) -> None:
-        """Close copies that the cache has evicted: their bytes would stay on the disk."""
-        for number, shard in list(self._open.items()):
-            if isinstance(shard, OpenShard) and shard.file.is_removed:
-                self._open.pop(number, None)
+        return self._open.find(number) or self._open.add(number, self._handles[number].open())
 
     def check(self) -> None:
         """Raise ShardChangedError if an open shard was truncated, modified or touched."""
-        for shard in list(self._open.values()):
+        for shard in self._open:
             shard.check()
 
     def read(self, shards: Indices, samples: Indices) -> list[Sample]:
@@ -91,12 +73,12 @@ class OpenShards:
 
         Raises as `get` does.
         """
-        if not self._elsewhere and len(set(shards.tolist())) <= self._limit:
+        if not self._elsewhere and len(set(shards.tolist())) <= self._open.most:
             return self._read(shards, samples)
         # In sorted order, one request reads neighbours, and the limit of open shards holds.
         ordered, places = np.unique(pack_rows(shards, samples), return_inverse=True)
         shards, samples = split_rows(ordered)
-        part = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0) // self._limit
+        part = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0) // self._open.most
         cuts = np.flatnonzero(np.diff(part)) + 1
         pairs = zip(np.split(shards, cuts), np.split(samples, cuts), strict=True)
         found = [sample for numbers, theirs in pairs for sample in self._read(numbers, theirs)]
@@ -109,13 +91,3 @@ class OpenShards:
         for shard in opened.values():
             shard.check()  # after the reads, so that no changed data is returned
         return found
-
-
-def _open_limit() -> int:
-    """Return how many shards may be open: they use a quarter to half of the process's descriptors."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _FEWEST
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else min(max(soft // 8, _FEWEST), _MOST)

@@ -37,6 +37,8 @@ class SampleSource(Protocol):
 class RangedShard:
     """A shard that is read by ranges. Thread-safe."""
 
+    is_removed = False
+
     def __init__(self, url: str, source: RemoteSource, index: ShardIndex) -> None:
         self.url, self.source, self.index = url, source, index
 

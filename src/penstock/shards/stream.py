@@ -27,12 +27,13 @@ from penstock.random import call_in_scope
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
-from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, group
+from penstock.shards.handles import file_of
 from penstock.shards.members import Member
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk_stream
 from penstock.storage import Storage, is_remote, open_source
+from penstock.storage.files import SHARD, SourceFile
 from penstock.storage.names import Urls, expand, path_of
 from penstock.storage.urls import listed
 from penstock.wording import counted
@@ -294,9 +295,9 @@ def read_shard(
             yield from read_stream(stream, url, start=start, handler=handler, select=select, rename=rename)
         return
     name = file_of(url) if path is None else path
-    file = ShardFile(name)
+    file = SourceFile(name, SHARD)
     try:
-        packed = compression_of(file.read(min(6, file.size), 0)) is not None
+        packed = compression_of(file.read_exact(min(6, file.size), 0)) is not None
         if packed or select is not None or rename is not None:
             with open_stream(name) as stream:
                 yield from read_stream(

@@ -15,8 +15,6 @@ from penstock import lazy
 __all__ = [
     "UNWRITABLE",
     "Cache",
-    "CachedFile",
-    "FileSource",
     "RemoteSource",
     "Source",
     "SourceFile",
@@ -39,11 +37,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
-    from penstock.storage.cache_entry import CachedFile
     from penstock.storage.derived import grown, kept_array, kept_path, write_kept
     from penstock.storage.files import SourceFile, io_error
     from penstock.storage.remote import (
-        FileSource,
         RemoteSource,
         Source,
         Storage,
@@ -60,8 +56,6 @@ __getattr__, __dir__ = lazy.names(
     {
         "UNWRITABLE": "cache",
         "Cache": "store",
-        "CachedFile": "cache_entry",
-        "FileSource": "remote",
         "RemoteSource": "remote",
         "Source": "remote",
         "SourceFile": "files",

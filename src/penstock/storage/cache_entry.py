@@ -1,45 +1,17 @@
-"""Copies in the cache: `CachedFile`, an open copy, and `Entry`, the facts about a copy."""
+"""`Entry`: the facts about a copy in the cache."""
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from penstock.storage.download import ENTRY, read_entry
 
-__all__ = ["CachedFile", "Entry"]
+__all__ = ["Entry"]
 
 _SECTOR = 512
-
-
-class CachedFile:
-    """An open, complete copy of an object. It stays readable even if the cache evicts it."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self.path, self.size = path, size
-        self._fd = -1
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
-        if self._fd >= 0:
-            _close(self._fd)
-
-    def fileno(self) -> int:
-        """Return the descriptor, which closes with this object."""
-        return self._fd
-
-    @cached_property
-    def map(self) -> mmap.mmap | bytes:
-        """Return the bytes, memory-mapped."""
-        return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``offset`` on, fewer only at the end."""
-        return bytes(memoryview(self.map)[offset : offset + size])
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import abc
 import os
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ConfigError, DataFileChangedError, DataFileError, DataFileIOError, ManifestIOError
+from penstock.errors import ConfigError, DataFileError
 from penstock.storage import Storage, is_remote, local_path
-from penstock.storage.files import SourceFile
+from penstock.storage.files import DATA, SourceFile
+from penstock.storage.open_files import OpenFiles
 from penstock.storage.urls import listed
 
-__all__ = ["MOST_OPEN", "FilesTable", "MappedFile", "MappedFiles", "changed", "look_at", "said"]
+__all__ = ["FilesTable", "Mapped", "MappedFile", "MappedFiles", "look_at", "said"]
 
-MOST_OPEN = 256  # files; each takes a descriptor and a map
 _WHOLE = 1 << 18  # files up to this many bytes are hashed completely
 _ENDS, _BLOCK, _BLOCKS = (
     1 << 16,
@@ -59,7 +58,7 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
         StorageError: a store fails.
     """
     path = local_path(name, storage=storage) if is_remote(name) else os.path.abspath(name)
-    source = _open(path)
+    source = SourceFile(path, DATA)
     size, mtime, inode = source.size, source.mtime_ns, source.inode
     if path.endswith(".npy"):
         found, shape, begin = _header(path)
@@ -97,17 +96,20 @@ def said(error: Exception) -> str:
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 
 
-def _open(path: str) -> SourceFile:
-    try:
-        return SourceFile(path)
-    except ManifestIOError as error:
-        result = DataFileIOError(str(error))
-        result.errno = error.errno
-        raise result from error
+class Mapped(NamedTuple):
+    """An open file, and its bytes as an array."""
+
+    file: SourceFile
+    array: npt.NDArray[Any]
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file was unlinked."""
+        return self.file.is_removed
 
 
 class MappedFiles:
-    """Several files, mapped at first use; of very many, only the most recently opened stay mapped.
+    """Several files, mapped at first use, and held open within the limit of `OpenFiles`.
 
     Args:
         files: results of `look_at`.
@@ -115,8 +117,7 @@ class MappedFiles:
 
     def __init__(self, files: list[MappedFile]) -> None:
         self.files = files
-        self._open: dict[int, tuple[SourceFile, npt.NDArray[Any]]] = {}
-        self._lock = Lock()
+        self._open: OpenFiles[Mapped] = OpenFiles(copies=True)
         self._fingerprints: dict[int, str] = {}
 
     def array(self, number: int) -> npt.NDArray[Any]:
@@ -126,35 +127,28 @@ class MappedFiles:
             DataFileChangedError: the size or modification time of the file changed.
             DataFileIOError: it cannot be opened.
         """
-        source, array = self._opened(number)
-        status = os.fstat(source._fd)
-        if status.st_size != source.size or status.st_mtime_ns != source.mtime_ns:
-            raise changed(self.files[number], status.st_size)
+        file, array = self._opened(number)
+        file.check()
         return array
 
-    def _opened(self, number: int) -> tuple[SourceFile, npt.NDArray[Any]]:
-        found = self._open.get(number)
+    def _opened(self, number: int) -> Mapped:
+        found = self._open.find(number)
         if found is not None:
             return found
         file = self.files[number]
-        source = _open(file.path)
-        if (source.size, source.mtime_ns) != (file.size, file.mtime_ns):
-            raise changed(file, source.size)
+        source = SourceFile(file.path, DATA)
+        source.expect(file.size, file.mtime_ns)
         count = int(np.prod(file.shape, dtype=np.int64))
         if source.map is None or not count:
             array = np.empty(file.shape, file.dtype)
         else:
             array = np.frombuffer(source.map, file.dtype, count, file.begin).reshape(file.shape)
-        with self._lock:
-            while len(self._open) >= MOST_OPEN:
-                self._open.pop(next(iter(self._open)))
-            self._open[number] = source, array
-        return source, array
+        return self._open.add(number, Mapped(source, array))
 
     def holds(self, number: int, data: Any) -> bool:
         """Return whether this is the currently mapped array of a file."""
-        found = self._open.get(number)
-        return found is not None and found[1] is data
+        found = self._open.find(number)
+        return found is not None and found.array is data
 
     def in_words(self) -> str:
         """Return the first path, and the number of further ones."""
@@ -168,7 +162,7 @@ class MappedFiles:
         found = self._fingerprints.get(number)
         if found is None:
             self.array(number)
-            source, file = self._opened(number)[0], self.files[number]
+            source, file = self._opened(number).file, self.files[number]
             digest = xxhash.xxh3_128(f"{file.dtype} {file.shape} ".encode())
             length = file.size - file.begin
             if length <= _WHOLE:
@@ -226,12 +220,3 @@ class FilesTable(abc.ABC):
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return whether files with this fingerprint and number of rows have since grown into these."""
         return fingerprint in self.prefixes(rows)
-
-
-def changed(file: MappedFile, size: int) -> DataFileChangedError:
-    """Return the error for a changed file, with its current size."""
-    what = f"it had {file.size} bytes and has {size}" if size != file.size else "its modification time differs"
-    return DataFileChangedError(
-        f"{file.path} was changed since it was opened: {what}. Open the dataset again; to update a file in use, write "
-        "a new one and rename it over the old"
-    )

@@ -23,8 +23,8 @@ import numpy as np
 
 from penstock.errors import NotCachedError
 from penstock.storage.backend import Cancel, Stat
-from penstock.storage.cache_entry import CachedFile
 from penstock.storage.download import PIECE
+from penstock.storage.files import SourceFile
 from penstock.storage.futures import NEVER, Future, Uses
 from penstock.storage.remote import RemoteSource, Storage
 from penstock.threads import Daemon
@@ -122,7 +122,7 @@ class CopiesAhead:
             self._future.advance(position)
             self._fetching.advance(position)
 
-    def get(self, url: str) -> CachedFile:
+    def get(self, url: str) -> SourceFile:
         """Return an open, complete copy of an object; wait for it, with the deadlines of `Storage`.
 
         Raises:

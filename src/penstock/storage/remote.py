@@ -25,16 +25,14 @@ from typing import IO, Any, Protocol
 from penstock.errors import (
     ConfigError,
     NotCachedError,
-    StorageAuthError,
     StorageChangedError,
-    StorageError,
     StorageNotFoundError,
 )
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
-from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
+from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, read_parallel
 from penstock.storage.cache import put_file
-from penstock.storage.cache_entry import CachedFile
+from penstock.storage.files import STORED, SourceFile
 from penstock.storage.futures import object_name
 from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import ObjectsAhead
@@ -44,7 +42,6 @@ from penstock.storage.transfer import Patience, find_objects, put_object, stat_o
 from penstock.storage.urls import scheme, shown
 
 __all__ = [
-    "FileSource",
     "RemoteSource",
     "Source",
     "Storage",
@@ -56,7 +53,7 @@ __all__ = [
 
 
 class Source(Protocol):
-    """An open file or object: `FileSource`, `RemoteSource`."""
+    """An open file or object: `SourceFile`, `RemoteSource`."""
 
     url: str
     size: int
@@ -120,16 +117,16 @@ class Storage:
         """The cache of local copies."""
         return self.cache if isinstance(self.cache, Cache) else Cache(self.cache)
 
-    def open(self, url: str | os.PathLike[str]) -> FileSource | RemoteSource:
+    def open(self, url: str | os.PathLike[str]) -> SourceFile | RemoteSource:
         """See `open_source`."""
         path = path_of(url)
-        return RemoteSource(os.fspath(url), self) if path is None else FileSource(path)
+        return RemoteSource(os.fspath(url), self) if path is None else SourceFile(path, STORED)
 
     def read(self, url: str | os.PathLike[str], cancel: Cancel | None = None) -> bytes:
         """See `read_object`. Another thread can abort it with ``cancel``."""
         path = path_of(url)
         if path is not None:
-            source = FileSource(path)
+            source = SourceFile(path, STORED)
             return source.read_at(0, source.size)
         text, data = os.fspath(url), bytearray()
         backend = backend_for(text, self)
@@ -214,58 +211,6 @@ class Storage:
         return put_object(backend, os.fspath(url), data, if_absent=if_absent, patience=self.patience)
 
 
-class FileSource:
-    """A local file as a source. Reads check the size and modification time of the open file."""
-
-    def __init__(self, path: str) -> None:
-        self.url = path
-        try:
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-            status = os.fstat(self._file.fileno())
-        except FileNotFoundError:
-            raise StorageNotFoundError(f"{path} does not exist") from None
-        except PermissionError:
-            raise StorageAuthError(f"{path}: no permission to read it") from None
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-        self.size, self.etag = status.st_size, ""
-        self.fingerprint = f"{status.st_size}:{status.st_mtime_ns}"
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``offset`` on, fewer only at the end.
-
-        Raises:
-            StorageChangedError: the file was truncated or modified.
-        """
-        size = max(0, min(size, self.size - offset))
-        self._check()
-        pieces, got = [], 0
-        while got < size:
-            piece = os.pread(self._file.fileno(), size - got, offset + got)
-            if not piece:
-                break
-            pieces.append(piece)
-            got += len(piece)
-        self._check()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
-        """Return the file's bytes as a stream."""
-        stop = self.size if end is None else min(end, self.size)
-        return BlockStream(_reader(self), begin, stop, parallel=1, deadline=3600.0, name=self.url)
-
-    def _check(self) -> None:
-        status = os.fstat(self._file.fileno())
-        if f"{status.st_size}:{status.st_mtime_ns}" != self.fingerprint:
-            raise StorageChangedError(
-                f"{self.url} changed while it was open (from {self.size:,} to {status.st_size:,} bytes). "
-                "Open it again; to update a file in use, write a new one and rename it over the old"
-            )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FileSource, (self.url,)
-
-
 class RemoteSource:
     """One version of a remote object.
 
@@ -287,7 +232,7 @@ class RemoteSource:
         backend = backend_for(url, self.storage)
         self.stat = stat if stat is not None else stat_object(backend, url, patience=self.storage.patience)
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
-        self._local: CachedFile | None = None
+        self._local: SourceFile | None = None
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes from ``offset`` on, fewer only at the end; large reads use parallel requests.
@@ -321,8 +266,10 @@ class RemoteSource:
             if isinstance(data, bytearray) and len(data) == how.block:
                 spare.append(data)
 
+        if not self.stat.ranged:
+            return self._whole().stream(begin, stop)
         return BlockStream(
-            fetch if self.stat.ranged else _reader(self._whole()),
+            fetch,
             begin,
             stop,
             block=how.block,
@@ -349,11 +296,11 @@ class RemoteSource:
         patience = self.storage.patience
         transfer(backend, self.url, begin, end, known=self.stat, write=write, patience=patience, cancel=cancel)
 
-    def local(self, *, keep: bool = False, progress: bool | None = None) -> CachedFile:
+    def local(self, *, keep: bool = False, progress: bool | None = None) -> SourceFile:
         """Return an open, complete local copy, downloaded if the cache has none. See `Cache.open`."""
         return self.storage.the_cache().open(self, keep=keep, progress=progress)
 
-    def copy_if_wanted(self) -> CachedFile | None:
+    def copy_if_wanted(self) -> SourceFile | None:
         """Return a complete copy if the cache has or may have one; None if ranges should be read instead.
 
         Ranges are read if the jobs of this machine prefer them, if a copy would evict copies that they need sooner
@@ -370,7 +317,7 @@ class RemoteSource:
         except NotCachedError:
             return None
 
-    def _whole(self) -> CachedFile:
+    def _whole(self) -> SourceFile:
         if self._local is None:
             self._local = self.local()
         return self._local
@@ -382,12 +329,7 @@ class RemoteSource:
         return f"<RemoteSource {shown(self.url)}, {self.size:,} bytes, {self.etag or 'no etag'}>"
 
 
-def _reader(file: FileSource | CachedFile) -> Fetch:
-    """Return a function that reads ranges of a local file."""
-    return lambda begin, end, _: file.read_at(begin, end - begin)
-
-
-def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> FileSource | RemoteSource:
+def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> SourceFile | RemoteSource:
     """Open a path, a ``file://`` URL or a remote object for reading.
 
     Args:

@@ -36,9 +36,10 @@ from penstock import errors
 from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
 from penstock.storage.cache import cache_root
-from penstock.storage.cache_entry import CachedFile, Entry
+from penstock.storage.cache_entry import Entry
 from penstock.storage.download import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
 from penstock.storage.eviction import FULL, POLL, Room
+from penstock.storage.files import STORED, SourceFile
 from penstock.storage.futures import Futures, object_name
 from penstock.storage.urls import basename, shown
 
@@ -93,7 +94,7 @@ class Cache:
 
     def open(
         self, source: Download, *, keep: bool = False, only_later: bool = False, progress: bool | None = None
-    ) -> CachedFile:
+    ) -> SourceFile:
         """Return an open, complete copy of this version of an object; download it if needed.
 
         Args:
@@ -128,14 +129,14 @@ class Cache:
             "it at the same time; raise its limit (max_bytes=)"
         )
 
-    def find(self, source: Download, *, keep: bool = False) -> CachedFile | None:
+    def find(self, source: Download, *, keep: bool = False) -> SourceFile | None:
         """Return an open copy of this version of an object, or None if the cache has none; never download."""
         try:
             return self._look(self.key(source), keep)
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
 
-    def find_key(self, key: str) -> tuple[CachedFile, list[str]] | None:
+    def find_key(self, key: str) -> tuple[SourceFile, list[str]] | None:
         """Return an open copy by its `key`, and the xxh3 of each of its 4 MiB blocks; None if the cache has none."""
         try:
             file = self._look(key, False)
@@ -159,7 +160,7 @@ class Cache:
         key = self.key(source)
         return self.folder / "objects" / key / basename(source.url), _modified(key) * 1_000_000_000
 
-    def _look(self, key: str, keep: bool) -> CachedFile | None:
+    def _look(self, key: str, keep: bool) -> SourceFile | None:
         """Return the copy if it is valid; remove an invalid one and return None."""
         folder = self.folder / "objects" / key
         entry = read_entry(folder)
@@ -171,8 +172,8 @@ class Cache:
         if entry is None:
             return None
         try:
-            file = CachedFile(folder / entry["name"], entry["size"])
-            if os.fstat(file.fileno()).st_size != entry["size"] or (
+            file = SourceFile(str(folder / entry["name"]), STORED)
+            if file.size != entry["size"] or (
                 self.verify_on_open and hash_blocks(file.fileno(), entry["size"]) != entry.get("xxh3")
             ):
                 self._room.discard(folder)
@@ -190,7 +191,7 @@ class Cache:
                 os.utime(folder)
         os.utime(folder / ENTRY)
 
-    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> CachedFile | None:
+    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> SourceFile | None:
         """Download a copy and return it open, or wait for another process's download and return None."""
         self._make_folders()  # they may have been removed
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
@@ -236,7 +237,7 @@ class Cache:
             return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
         return []
 
-    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> CachedFile:
+    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> SourceFile:
         partial, final = self.folder / "partial" / key, self.folder / "objects" / key
         with progress_bar(f"downloading {basename(source.url)}", source.size, progress) as advance:
             while True:
@@ -252,8 +253,8 @@ class Cache:
                         raise
         if final.exists():
             self._room.discard(final)
-        made = CachedFile(partial / basename(source.url), source.size)
-        made.path = final / made.path.name
+        made = SourceFile(str(partial / basename(source.url)), STORED)
+        made.path = str(final / basename(source.url))
         os.utime(partial, (0, 0))  # its path has not been returned yet
         os.rename(partial, final)
         _sync(final.parent)
@@ -364,11 +365,10 @@ class Cache:
         if said is None:
             return ""
         try:
-            file = CachedFile(entry.folder / said["name"], said["size"])
-            size = os.fstat(file.fileno()).st_size
-            if size != said["size"]:
-                return f"has {size:,} bytes instead of {said['size']:,}"
-            hashes = hash_blocks(file.fileno(), size)
+            file = SourceFile(str(entry.folder / said["name"]), STORED)
+            if file.size != said["size"]:
+                return f"has {file.size:,} bytes instead of {said['size']:,}"
+            hashes = hash_blocks(file.fileno(), file.size)
         except FileNotFoundError:
             return "" if not entry.folder.exists() else "its file is missing"
         wrong = [number for number, pair in enumerate(zip(hashes, said["xxh3"], strict=False)) if pair[0] != pair[1]]

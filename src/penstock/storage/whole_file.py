@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.errors import DataFileIOError
 from penstock.stages import stage
-from penstock.storage import Storage, io_error, is_remote, read_object
+from penstock.storage import Storage, is_remote, read_object
+from penstock.storage.files import DATA
 
 __all__ = ["read_file"]
 
@@ -23,6 +23,4 @@ def read_file(path: str, storage: Storage | None = None) -> bytes:
             with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
-            result = DataFileIOError(str(io_error(path, error)))
-            result.errno = error.errno
-            raise result from error
+            raise DATA.error(path, error) from error

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from penstock.shards.facts import Facts
-from penstock.storage import Cache, CachedFile, Storage
+from penstock.storage import Cache, SourceFile, Storage
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.prefetch import Stoppable
 from penstock.storage.remote import RemoteSource
@@ -74,7 +74,7 @@ class LineShard:
         """
         self._copy(True, cancel)
 
-    def _copy(self, only_later: bool, cancel: Cancel | None) -> CachedFile:
+    def _copy(self, only_later: bool, cancel: Cancel | None) -> SourceFile:
         source = self.source()
         stoppable = source if cancel is None else Stoppable(source, cancel)
         return self.storage.the_cache().open(stoppable, only_later=only_later, progress=False)
@@ -88,10 +88,11 @@ def find_index_of(source: RemoteSource) -> LineIndex | None:
     return find_index(Cache.key(source).encode())
 
 
-def make_index_of(source: RemoteSource, copy: CachedFile) -> LineIndex:
+def make_index_of(source: RemoteSource, copy: SourceFile) -> LineIndex:
     """Return the index of a version of an object, built from a copy. Raises as `open_index`."""
     with _indexing:
-        return open_index(shown(source.url), Cache.key(source).encode(), lambda: mapped_copy(copy)[1], progress=False)
+        key, array = Cache.key(source).encode(), mapped_copy(copy).array
+        return open_index(shown(source.url), key, lambda: array, progress=False)
 
 
 _indexing = Lock()

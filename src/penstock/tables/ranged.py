@@ -8,10 +8,8 @@ exceed the disk. Arrow files are copied when they are opened.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,10 @@ import xxhash
 
 from penstock.errors import DataFileError
 from penstock.shards.stored import StoredShard
-from penstock.storage import CachedFile, SourceFile, Storage, is_remote
+from penstock.storage import SourceFile, Storage, is_remote
 from penstock.storage.backend import Stat
-from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, changed, look_at
+from penstock.storage.files import DATA
+from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
@@ -44,8 +43,6 @@ class TableParts(MappedFiles):
     def __init__(self, files: list[MappedFile], sources: dict[int, RemoteSource] | None = None) -> None:
         super().__init__(files)
         self._sources = sources or {}
-        self._taken: dict[int, tuple[SourceFile, Any]] = {}
-        self._taking = Lock()
 
     def source(self, number: int) -> RemoteSource | None:
         """Return the remote source of a file; None for a local one."""
@@ -68,34 +65,18 @@ class TableParts(MappedFiles):
             return super().array(number)
         if not _is_copied(source):
             return source
-        taken = self._taken.get(number) or self._take(number, source)
-        if taken is None:
-            return source
-        file, data = taken
-        if (size := file.size_now()) != file.size:
-            raise changed(self.files[number], size)
-        return data
+        opened = self._open.find(number)
+        if opened is None:
+            copy = source.copy_if_wanted()
+            if copy is None:
+                return source
+            opened = self._open.add(number, mapped_copy(copy))
+        opened.file.check()
+        return opened.array
 
     def holds(self, number: int, data: Any) -> bool:
         """Return whether this is the current array or source of a file."""
-        taken = self._taken.get(number)
-        if taken is not None:
-            return taken[1] is data
-        return self._sources.get(number) is data or super().holds(number, data)
-
-    def _take(self, number: int, source: RemoteSource) -> tuple[SourceFile, Any] | None:
-        """Open a copy, or decide to read ranges; close evicted copies, which otherwise still use disk space."""
-        copy = source.copy_if_wanted()
-        if copy is None:
-            return None
-        taken = mapped_copy(copy)
-        with self._taking:
-            removed = [at for at, (one, _) in self._taken.items() if one.is_removed]
-            oldest = [at for at in self._taken if at not in removed][: max(0, 1 + len(self._taken) - MOST_OPEN)]
-            for at in (*removed, *oldest):
-                del self._taken[at]
-            self._taken[number] = taken
-        return taken
+        return super().holds(number, data) or (self._open.find(number) is None and self._sources.get(number) is data)
 
     def stored(self) -> list[StoredShard]:
         """Return the remote files that are copied when they are needed."""
@@ -150,10 +131,10 @@ def open_parts(
     return TableParts(files, sources)
 
 
-def mapped_copy(copy: CachedFile) -> tuple[SourceFile, Any]:
-    """Return a cached copy as a file that stays open even if the cache evicts it, and its bytes."""
-    file = SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
-    return file, np.frombuffer(file.map or b"", np.uint8)
+def mapped_copy(copy: SourceFile) -> Mapped:
+    """Return a cached copy, with the errors of data files, and its bytes."""
+    copy.family = DATA
+    return Mapped(copy, np.frombuffer(copy.map or b"", np.uint8))
 
 
 def _looked_at(source: RemoteSource) -> MappedFile:

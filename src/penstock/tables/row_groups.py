@@ -17,7 +17,6 @@ import pyarrow as pa
 from penstock.errors import DataFileError
 from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
-from penstock.storage.mapped import MOST_OPEN
 from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
@@ -27,6 +26,7 @@ from penstock.tables.values import fixed_width, plain_batch, text_offsets
 __all__ = ["Located", "NotText", "Room", "RowGroups"]
 
 _RUNS, _LIGHT = 8, 1 << 12  # from this many runs of a batch, and up to this many bytes a row, one take gathers all
+_MOST_OPEN = 256  # files whose metadata is in memory
 _WIDE = 8  # from this many numbers a row, rows are copied one by one
 
 Room = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -224,7 +224,7 @@ class RowGroups:
             else ArrowFile(path, data, layout, places)
         )
         for place, (other, file) in enumerate([*self._open.items()]):
-            if place <= len(self._open) - MOST_OPEN or not self.maps.holds(other, file.data):
+            if place <= len(self._open) - _MOST_OPEN or not self.maps.holds(other, file.data):
                 self._open.pop(other, None)  # other threads may open files, too
                 if isinstance(file, ArrowFile):
                     self.kept.drop(range(*self._first[other : other + 2].tolist()))  # cached batches refer to its map

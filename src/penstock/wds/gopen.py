@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import ConfigError, ShardIOError
-from penstock.shards.files import CheckedFile
 from penstock.storage import is_remote, open_source
+from penstock.storage.files import CheckedFile
 from penstock.storage.names import path_of
 from penstock.wds.trust import allowed, check_local, refuse
 

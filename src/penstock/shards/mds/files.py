@@ -30,10 +30,10 @@ from penstock.errors import (
 )
 from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
-from penstock.shards.mds.shard import shard_errors
 from penstock.shards.stored import StoredShard
-from penstock.storage import Cache, CachedFile, FileSource, RemoteSource, SourceFile, Storage
+from penstock.storage import Cache, RemoteSource, SourceFile, Storage
 from penstock.storage.backend import Cancel, Stat
+from penstock.storage.files import SHARD
 from penstock.storage.parallel_requests import in_threads
 
 __all__ = ["HASHES", "Files", "check_hash"]
@@ -128,7 +128,7 @@ class Files:
     def _is_local(self, part: Part) -> bool:
         return self.storage is None and os.path.exists(self._name(part))
 
-    def _look(self, part: Part) -> FileSource | RemoteSource | None:
+    def _look(self, part: Part) -> SourceFile | RemoteSource | None:
         """Return the source of a file, in the folder or in the store (in the version first seen); None if missing."""
         known = self._found.get(part.basename)
         if known is not None:
@@ -169,11 +169,10 @@ class Files:
     def _find(self, part: Part) -> SourceFile | None:
         """Return a file as stored, or None if it does not exist."""
         if self.storage is None:
-            with shard_errors():
-                return SourceFile(self._name(part)) if self._is_local(part) else None
+            return SourceFile(self._name(part), SHARD) if self._is_local(part) else None
         source = self._look(part)
-        assert not isinstance(source, FileSource)
-        return None if source is None else _mapped(source.local(progress=False))
+        assert not isinstance(source, SourceFile)
+        return None if source is None else _shard(source.local(progress=False))
 
     def _unpacked(self, info: ShardInfo) -> SourceFile | None:
         """Return the content of a compressed shard from the cache; None if the file does not exist."""
@@ -182,7 +181,7 @@ class Files:
         if source is None:
             return None
         whole = _Unpacked(self._name(info.raw), info.raw.size, source, lambda: self._unpack(source, info))
-        return _mapped(self._cache().open(whole, progress=False))
+        return _shard(self._cache().open(whole, progress=False))
 
     def _cache(self) -> Cache:
         """Return the cache of decompressed shards, which shares its limit with other copies."""
@@ -193,7 +192,7 @@ class Files:
                 self._copies = (self.storage or Storage()).the_cache()
         return self._copies
 
-    def _unpack(self, source: FileSource | RemoteSource, info: ShardInfo) -> bytes:
+    def _unpack(self, source: SourceFile | RemoteSource, info: ShardInfo) -> bytes:
         packed, compression = info.packed, info.compression
         assert packed is not None
         assert compression is not None
@@ -205,7 +204,7 @@ class Files:
             raise ShardError(
                 f"{source.url} has {source.size} bytes, but {packed.size} in the index: they do not belong together"
             )
-        whole = source if isinstance(source, FileSource) else source.local(progress=False)
+        whole = source if isinstance(source, SourceFile) else source.local(progress=False)
         data = whole.read_at(0, source.size)
         self._check(source.url, packed, data)
         content = decompress(compression, data, info.raw.size, name=source.url)
@@ -222,7 +221,7 @@ class _Unpacked:
 
     given_up = False
 
-    def __init__(self, name: str, size: int, packed: FileSource | RemoteSource, make: Callable[[], bytes]) -> None:
+    def __init__(self, name: str, size: int, packed: SourceFile | RemoteSource, make: Callable[[], bytes]) -> None:
         where = packed.url if isinstance(packed, RemoteSource) else f"file://{os.path.realpath(packed.url)}"
         self.url = where[: len(where) - len(os.path.basename(where))] + os.path.basename(name)
         self.size, self.stat = size, Stat(size, ranged=False)
@@ -239,10 +238,10 @@ class _Unpacked:
         write(begin, self._make())
 
 
-def _mapped(copy: CachedFile) -> SourceFile:
-    """Return a cached copy as an open file, which stays readable after eviction."""
-    with shard_errors():
-        return SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
+def _shard(copy: SourceFile) -> SourceFile:
+    """Return a cached copy, which stays readable after eviction, with the errors of a shard."""
+    copy.family = SHARD
+    return copy
 
 
 def check_hash(path: str, hashes: dict[str, str], algorithm: str, content: Buffer) -> None:

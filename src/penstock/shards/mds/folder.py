@@ -29,12 +29,11 @@ from penstock.sources.batched import BatchedDataset
 from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.names import path_of
+from penstock.storage.open_files import OpenFiles
 from penstock.storage.urls import shown
 from penstock.wording import counted
 
 __all__ = ["MDSFolder"]
-
-_FEWEST, _MOST = 64, 1024  # shards open at a time
 
 
 class MDSFolder(BatchedDataset):
@@ -96,7 +95,7 @@ class MDSFolder(BatchedDataset):
         self._index = _read_index(self.path, reached)
         self._starts: list[int] = self._index.starts.tolist()
         self._readers: dict[Columns, Reader] = {}
-        self._open: dict[int, Shard] = {}
+        self._open: OpenFiles[Shard] = OpenFiles(copies=True)
         for columns_ in {shard.columns for shard in self._index.shards}:
             self._reader(columns_)
 
@@ -183,16 +182,11 @@ class MDSFolder(BatchedDataset):
         return self._shard(shard)[number - self._starts[shard]]
 
     def _shard(self, number: int) -> Shard:
-        """Return an open shard. Threads may open one twice, which is harmless; a dropped one lives while in use."""
-        shard = self._open.get(number)
+        """Return an open shard."""
+        shard = self._open.find(number)
         if shard is None:
             info = self._index.shards[number]
-            shard = Shard(self._files.open(info), info, self._reader(info.columns))
-            for removed in [at for at, one in list(self._open.items()) if one.file.is_removed]:
-                self._open.pop(removed, None)
-            self._open[number] = shard
-            while len(self._open) > _open_files():
-                self._open.pop(next(iter(self._open.copy())), None)
+            shard = self._open.add(number, Shard(self._files.open(info), info, self._reader(info.columns)))
         return shard
 
     def _reader(self, columns: Columns) -> Reader:
@@ -249,12 +243,3 @@ def _read_index(folder: str, storage: Storage | None) -> Index:
         raised = ShardIOError(f"cannot read {path}: {error.strerror or error}{hint}")
         raised.errno = error.errno
         raise raised from error
-
-
-def _open_files() -> int:
-    """Return how many shards may be open: a quarter of the files that this process may open."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _FEWEST
-    return max(_FEWEST, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,31 +21,14 @@ import numpy as np
 
 from penstock.errors import (
     ConfigError,
-    ManifestChangedError,
-    ManifestIOError,
-    ShardChangedError,
     ShardError,
-    ShardIOError,
     TruncatedShardError,
 )
 from penstock.shards.mds.encodings import Decoder, make_decoder
 from penstock.shards.mds.index import Columns, ShardInfo
 from penstock.storage import SourceFile
 
-__all__ = ["Reader", "Shard", "shard_errors"]
-
-
-@contextmanager
-def shard_errors() -> Iterator[None]:
-    """Turn errors of files within the block into errors of shards."""
-    try:
-        yield
-    except ManifestChangedError as error:
-        raise ShardChangedError(str(error).replace("Open the manifest again", "Open the shards again")) from None
-    except ManifestIOError as error:
-        raised = ShardIOError(str(error))
-        raised.errno = error.errno
-        raise raised from error
+__all__ = ["Reader", "Shard"]
 
 
 class Reader:
@@ -128,6 +110,11 @@ class Shard:
         self._offsets = np.frombuffer(self.file.map, "<u4", info.samples + 1, 4)
         self._check_header(info)
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file was unlinked."""
+        return self.file.is_removed
+
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
@@ -137,8 +124,7 @@ class Shard:
         Raises:
             ShardChangedError: the file has changed since it was opened.
         """
-        with shard_errors():
-            self.file.check()
+        self.file.check()
         assert self.file.map is not None
         return self.file.map[int(self._offsets[number]) : int(self._offsets[number + 1])]
 

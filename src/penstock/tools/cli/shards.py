@@ -291,7 +291,7 @@ def verify(
     The exit code is 1 if there are problems.
     """
     from penstock.shards import expand
-    from penstock.shards.files import file_of
+    from penstock.shards.handles import file_of
     from penstock.shards.parallel import verify_all
 
     paths = [file_of(url) for url in expand(_shards_of(urls))]
