@@ -20,8 +20,8 @@ import xxhash
 from penstock.clips.media import ByteSource
 from penstock.clips.packets import Coding, Ints, Packets
 from penstock.clips.sound import SoundCoding, SoundPackets
-from penstock.errors import DataFileChangedError, DataFileError, DataFileIOError, ManifestChangedError
-from penstock.storage.files import SourceFile
+from penstock.errors import DataFileChangedError, DataFileError
+from penstock.storage.files import DATA, SourceFile
 
 __all__ = ["FILES_OF_BATCH", "INDEX_VERSION", "SOUND", "VIDEO", "ClipIndex", "Kind", "check_is_index"]
 
@@ -128,10 +128,7 @@ class ClipIndex:
     ) -> None:
         self.path, self.kind, self.root, self.exact = os.path.abspath(path), kind, root, exact
         self.addresses, self.rows = addresses, rows
-        try:
-            self._file = SourceFile(self.path)
-        except OSError as error:
-            raise DataFileIOError(str(error)) from error
+        self._file = SourceFile(self.path, DATA)
         try:
             opened = pa.ipc.open_file(pa.py_buffer(self._file.map or b""))
             self._batches = [opened.get_batch(number) for number in range(opened.num_record_batches)]
@@ -191,10 +188,7 @@ class ClipIndex:
 
     def packets(self, file: int) -> Any:
         """Return the packets of a file, as views of the mapped index."""
-        try:
-            self._file.check()
-        except ManifestChangedError as error:
-            raise DataFileChangedError(f"{self.path} was changed while it was open: open the dataset again") from error
+        self._file.check()
         return self.kind.table(*(self._get(name, file).values.to_numpy() for name in self.kind.table._fields))
 
     def _get(self, name: str, file: int) -> Any:

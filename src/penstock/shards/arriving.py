@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -14,12 +13,10 @@ from penstock.shards.exchange import agree_on
 from penstock.shards.facts import ToldFacts
 from penstock.shards.find_handles import build, find_handles, has_index, open_handles
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import CopiedShard, Handle
+from penstock.shards.handles import StoreShard
 from penstock.shards.opened import OpenShards
 from penstock.shards.shardset import ShardSet
-from penstock.shards.store_shard import StoreShard
 from penstock.storage import Storage, is_remote
-from penstock.storage.backend import Stat
 from penstock.storage.names import Urls, expand_versions, with_versions
 
 __all__ = ["ArrivingShards", "open_shards"]
@@ -36,7 +33,7 @@ class ArrivingShards(ArrivingSource[StoreShard, ShardSet]):
         return self._opened.read(numbers, rows)
 
     def _make_whole(self) -> ShardSet:
-        shards = ShardSet.of_handles([handle.copied() for handle in self._handles])
+        shards = ShardSet.of_handles(self._handles)
         shards._opened = self._opened
         return shards
 
@@ -82,32 +79,24 @@ def open_shards(
         raise ConfigError("write_index= needs shards in a store that are copied (copy=True): no others are indexed")
     if not is_stored:
         return ShardSet.of_handles(open_handles(found, storage, folder, copy=copy, progress=progress))
-    handles = _with_indexes(found, storage, folder)
+
+    def find() -> list[StoreShard]:
+        handles = find_handles(found, storage, folder, copy=True)
+        return [handle for handle in handles if isinstance(handle, StoreShard)]
+
+    handles = find() if all(has_index(found[number][0], storage) for number in (0, -1)) else []
     if not handles:
         found = with_versions(found, storage)
-    counted = bool(handles) and all(handle.header is not None for handle in handles)
+    counted = bool(handles) and all(handle.facts is not None for handle in handles)
     if _agree([url for url, _ in found], counted, write_index, world_size):
         if not counted:
-            build(handles := _copied(find_handles(found, storage, folder, copy=True)), progress=progress)
+            build(handles := find(), progress=progress)
         return ShardSet.of_handles(handles)
     if counted or not handles:
-        stored = [StoreShard(url, storage, folder, stat, write_index=write_index) for url, stat in found]
-    else:
-        stored = [StoreShard.of(handle, storage, folder, write_index=write_index) for handle in handles]
-    return ArrivingShards(stored)
-
-
-def _with_indexes(
-    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None
-) -> list[CopiedShard]:
-    """Return handles of shards in a store; empty if the first or the last one has no index."""
-    if not all(has_index(found[number][0], storage) for number in (0, -1)):
-        return []
-    return _copied(find_handles(found, storage, cache_dir, copy=True))
-
-
-def _copied(handles: Sequence[Handle]) -> list[CopiedShard]:
-    return [handle for handle in handles if isinstance(handle, CopiedShard)]
+        handles = [StoreShard(url, storage, folder, stat) for url, stat in found]
+    for handle in handles:
+        handle.write_index = write_index
+    return ArrivingShards(handles)
 
 
 def _agree(urls: list[str], counted: bool, write_index: bool, world_size: int) -> bool:

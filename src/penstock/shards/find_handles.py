@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.errors import ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.progress import progress_bar
-from penstock.shards.handles import CopiedShard, Handle, LocalShard, RemoteShard, index_url
+from penstock.shards.handles import Handle, LocalShard, StoreShard, index_url
 from penstock.shards.index import SUFFIX
 from penstock.storage import RemoteSource, Storage, io_error, is_remote, write_atomically
-from penstock.storage.backend import Stat
+from penstock.storage.backend import Cancel, Stat
 from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import in_threads
 
-__all__ = ["build", "find_handles", "has_index", "open_handles", "write_indexes"]
+__all__ = ["build", "find_handles", "has_index", "open_handles", "write_beside", "write_indexes"]
 
-_COPIES = 4  # shards copied at a time
+_COPIES, _SHARDS = 4, 8  # shards copied at a time, and shards read while indexes are written into the store
 
 
 def has_index(url: str, storage: Storage | None) -> bool:
@@ -36,7 +37,7 @@ def has_index(url: str, storage: Storage | None) -> bool:
     return True
 
 
-def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> None:
+def write_indexes(shards: Iterable[Handle], folder: Path) -> None:
     """Write the indexes of shards as ``NAME.pidx`` into a folder, to be copied beside the shards elsewhere.
 
     Raises:
@@ -64,22 +65,13 @@ def find_handles(
 ) -> list[Handle]:
     """Return handles of shards, given with their versions if known; a shard without an index has no header."""
 
-    def look(url: str, stat: Stat | None) -> RemoteShard | None:
-        try:
-            return RemoteShard(url, storage, stat)
-        except (
-            StorageNotFoundError,
-            StorageAuthError,
-        ):  # without list permission, stores answer "no access" for missing objects
-            if not copy:
-                raise
-            return None
-
     def handle_of(url: str, stat: Stat | None) -> Handle:
         if not is_remote(url):
             return LocalShard(url, cache_dir)
-        beside = look(url, stat)
-        return beside if beside is not None and not copy else CopiedShard(url, storage, cache_dir, beside, stat)
+        shard = StoreShard(url, storage, cache_dir, stat, copy=copy)
+        if not shard.look_beside():
+            shard.is_known()
+        return shard
 
     remote = {url: stat for url, stat in found if is_remote(url)}
     made = dict(zip(remote, in_threads(lambda pair: handle_of(*pair), [*remote.items()]), strict=True))
@@ -96,11 +88,11 @@ def open_handles(
 ) -> list[Handle]:
     """Return the handles of shards, each with its header; shards without an index are indexed."""
     handles = find_handles(found, storage, cache_dir, copy=copy)
-    build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
+    build(handles, progress=progress)
     return handles
 
 
-def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None = None) -> None:
+def build(shards: Sequence[Handle], *, progress: bool | None = None) -> None:
     """Index the shards without an index; remote ones are copied first, several at a time."""
     missing = [shard for shard in shards if shard.header is None]
     if not missing:
@@ -108,5 +100,28 @@ def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None =
     with progress_bar("indexing", sum(shard.size for shard in missing), progress) as advance:
         for local in [shard for shard in missing if isinstance(shard, LocalShard)]:
             local.build(advance)
-        copied = [shard for shard in missing if isinstance(shard, CopiedShard)]
+        copied = [shard for shard in missing if isinstance(shard, StoreShard)]
         in_threads(lambda shard: shard.build(advance), copied, count=_COPIES)
+
+
+def write_beside(shards: Sequence[StoreShard], *, force: bool = False, progress: bool | None = None) -> int:
+    """Ensure that the store has indexes beside shards, several at a time; return how many were written.
+
+    Raises:
+        StorageError: the store fails; written indexes stay, and the next call continues.
+        ShardError: a shard is damaged or compressed.
+    """
+    cancel, written = Cancel(), 0
+    with (
+        ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
+        progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
+    ):
+        try:
+            for is_written in pool.map(lambda shard: shard.write_beside(force=force, cancel=cancel), shards):
+                written += is_written
+                advance(1)
+        except BaseException:
+            cancel.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return written

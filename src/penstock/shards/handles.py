@@ -1,8 +1,8 @@
 """Handles of single shards before they are opened: location and index header.
 
     handle = LocalShard(url, cache_dir)                   a file
-    handle = CopiedShard(url, storage, cache_dir, None)   an object that is copied to the cache
-    handle = RemoteShard(url, storage)                    an object that is read by ranges
+    handle = StoreShard(url, storage)                     an object, which is copied to the cache
+    handle = StoreShard(url, storage, copy=False)         an object that is read by ranges
     handle.header, handle.index(), handle.open()
 
 Promise: handles can be pickled; in another process they open the same shard, or raise an error.
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageNotFoundError
+from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.sidecar import places
+from penstock.shards.facts import Facts
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
@@ -33,7 +35,7 @@ from penstock.storage.urls import shown
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries
 
-__all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "file_of", "index_url"]
+__all__ = ["Handle", "LocalShard", "OpenShard", "StoreShard", "file_of", "index_url"]
 
 
 class OpenShard:
@@ -131,17 +133,19 @@ class LocalShard:
         return _local_again, (self.url, self._path, self._cache_dir, digest)
 
 
-class CopiedShard:
-    """One version of a shard in a store, which is copied to the cache when its data is needed.
+class StoreShard:
+    """A shard in a store, which may not be counted yet: it is copied to the cache when its data is needed.
 
     Args:
         url: its URL.
         storage: access options.
         cache_dir: folder for indexes of copies, by default in the user's cache folder: never beside a copy.
-        beside: the shard with the index that is beside it in the store, if any.
         stat: the version, if known; else the store is asked.
+        copy: False: only the requested samples are read, by ranges, and the index is the one beside it in the store.
+        write_index: write the index beside the shard in the store, if this process builds it.
 
-    Attributes: ``header`` is None while it has no index.
+    Attributes: ``facts`` is None until this process has found or built an index, or received the facts from another
+    process.
 
     If the cache has no room for a copy, or the job wants none, ranges are read, provided that the shard has an index.
     """
@@ -151,57 +155,142 @@ class CopiedShard:
     def __init__(
         self,
         url: str,
-        storage: Storage | None,
-        cache_dir: str | None,
-        beside: RemoteShard | None,
+        storage: Storage | None = None,
+        cache_dir: str | None = None,
         stat: Stat | None = None,
+        *,
+        copy: bool = True,
+        write_index: bool = False,
     ) -> None:
-        self.url, self._beside = url, beside
+        self.url, self.storage, self.copy, self.write_index = url, storage or Storage(), copy, write_index
         self._cache_dir = str(cache_root() / "shards") if cache_dir is None else cache_dir
-        self.source = RemoteSource(url, storage, stat) if beside is None else beside.source
-        self.header = self._current() if beside is None else beside.header
+        self._stat = stat
+        self.facts: Facts | None = None
+        self._source: RemoteSource | None = None
+        self._beside: RemoteSource | None = None
         self._checked = False
+
+    @property
+    def source(self) -> RemoteSource:
+        """The counted version of the object, or else the current one, which may cost a request.
+
+        Raises:
+            StorageError: its version is unknown and it does not exist.
+        """
+        stat = self._stat if self.facts is None else self.facts.version
+        if self._source is None or stat not in (None, self._source.stat):
+            self._source = RemoteSource(self.url, self.storage, stat)
+        return self._source
 
     @property
     def size(self) -> int:
         """Bytes of the shard."""
         return self.source.size
 
+    @property
+    def header(self) -> Header | None:
+        """The counts and the digest in the index's header; None while the shard is not counted."""
+        facts = self.facts
+        return None if facts is None else Header(0, facts.samples, 0, 0, self.size, 0, bytes.fromhex(facts.digest), 0)
+
     def stored(self, number: int) -> StoredShard:
         """Return the facts for prefetching; ``number`` is the shard's number in its set."""
-        source = self.source
-        index = [] if self._beside is None else [self._beside.beside]
-        return StoredShard(number, self.url, source.size, source.storage, source.stat, index)
+        index = [] if self._beside is None else [self._beside]
+        return StoredShard(number, self.url, self.size, self.storage, self.source.stat, index)
 
-    def _cache(self) -> Cache:
-        return self.source.storage.the_cache()
+    def look_beside(self) -> bool:
+        """Return whether the store has an index beside the shard, and read its header, by one request.
 
-    def _current(self) -> Header | None:
-        """Return the header of an index that was built from a copy, which may be gone."""
-        path, mtime_ns = self._cache().place(self.source)
-        return _header_of(str(path), self._cache_dir, self.source.size, mtime_ns)
+        Raises:
+            StorageNotFoundError: it has none, with ``copy=False``; or it has no shard.
+            ShardError: the index is damaged, or its header is of a shard of another size.
+        """
+        url = index_url(self.url)
+        try:
+            begin, stat = self.storage.read_begin(url, BODY)
+        except (StorageNotFoundError, StorageAuthError) as error:
+            # Without list permission, stores answer "no access" for missing objects.
+            if self.copy:
+                return False
+            if isinstance(error, StorageAuthError):
+                raise
+            raise StorageNotFoundError(
+                f"{error}; create it (penstock shards index writes it beside the shard), or use copy=True"
+            ) from error
+        header = Header.unpack(begin)
+        if header is None or header.length != stat.size:
+            raise _unsound(url)
+        if self.size != header.size:
+            raise ShardError(
+                f"{shown(self.url)} has {self.size:,} bytes, but the index beside it is of a shard with "
+                f"{header.size:,}: index it again (penstock shards index --force)"
+            )
+        self._beside = RemoteSource(url, self.storage, stat)
+        self._know(header)
+        return True
+
+    def is_known(self) -> bool:
+        """Return whether the shard is counted here, or was counted on this machine. Costs at most one request."""
+        if self.facts is None:
+            path, mtime_ns = self._place()
+            header = _header_of(path, self._cache_dir, self.size, mtime_ns)
+            if header is not None:
+                self._know(header)
+        return self.facts is not None
+
+    def count(self, cancel: Cancel | None = None) -> Facts:
+        """Count the shard unless it is counted, by the index beside it in the store if that exists; return the facts.
+
+        Raises:
+            StorageError: it is unavailable.
+            ShardError: it is damaged or compressed; or the index belongs to another shard.
+        """
+        if not self.is_known():
+            self.look_beside()
+        return self.facts or self.obtain(cancel=cancel)
+
+    def obtain(self, *, only_later: bool = False, cancel: Cancel | None = None) -> Facts:
+        """Copy and index the shard unless it is counted; return the facts. Raises as `count`.
+
+        Arguments: see `fetch`.
+
+        Raises:
+            NotCachedError: see `penstock.storage.Cache.open` on ``only_later``.
+        """
+        if not self.is_known():
+            self.build(lambda _: None, only_later=only_later, cancel=cancel)
+            if self.write_index:
+                self._put_index()
+        assert self.facts is not None
+        return self.facts
 
     def build(
         self, progress: Callable[[int], object], *, only_later: bool = False, cancel: Cancel | None = None
     ) -> None:
-        """Build the index from a copy if it is missing; the copy is fetched first.
+        """Build the index from a copy unless this machine has one; the copy is fetched first.
 
         ``only_later`` and ``cancel``: see `fetch`.
         """
-        file = _file_of_copy(self.fetch(only_later=only_later, cancel=cancel))
+        if self.is_known():
+            progress(self.size)
+            return
+        file = self.fetch(cancel, only_later=only_later)
         with _indexing:
             index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, progress=progress)
-        self.header = index.header
+        self._know(index.header)
 
-    def fetch(self, *, only_later: bool = False, cancel: Cancel | None = None) -> SourceFile:
+    def fetch(self, cancel: Cancel | None = None, *, only_later: bool = True) -> SourceFile:
         """Return an open copy, fetched if it is missing.
 
         Args:
-            only_later: see `Cache.open`.
             cancel: ends the download, which a later call resumes.
+            only_later: see `Cache.open`.
+
+        Raises:
+            NotCachedError: with ``only_later``, the cached objects are needed sooner.
         """
         source = self.source if cancel is None else Stoppable(self.source, cancel)
-        return self._cache().open(source, only_later=only_later, progress=False)
+        return self._cache().open(source, only_later=only_later, progress=False).of(SHARD)
 
     def index(self) -> ShardIndex:
         """Return the index: from the store, or built from a copy.
@@ -209,14 +298,48 @@ class CopiedShard:
         Raises:
             ShardChangedError: it no longer belongs to the shard that this handle refers to.
         """
-        path, _ = self._cache().place(self.source)
-        if self._current() is not None:
-            found = ShardIndex.load(places(str(path), SUFFIX, self._cache_dir)[0], checked=self._checked)
+        path, mtime_ns = self._place()
+        if self.copy and _header_of(path, self._cache_dir, self.size, mtime_ns) is not None:
+            found = ShardIndex.load(places(path, SUFFIX, self._cache_dir)[0], checked=self._checked)
             if found is not None:
                 return self._checked_index(found)
         if self._beside is not None:
-            return self._beside.index()
-        return self._load(_file_of_copy(self.source.local(progress=False)))
+            return self._index_beside(self._beside)
+        return self._load(self.source.local(progress=False).of(SHARD))
+
+    def open(self) -> OpenShard | RangedShard:
+        """Open the copy, or the object for reading ranges. Raises as `index` does."""
+        copy = self.source.copy_if_wanted() if self.copy else None
+        if copy is None:
+            return RangedShard(self.url, self.source, self.index())
+        return OpenShard(self.url, copy, self._load(copy.of(SHARD)))
+
+    def write_beside(self, *, force: bool = False, cancel: Cancel | None = None) -> bool:
+        """Ensure that the store has an index beside the shard; return whether it was written. Raises as `count`.
+
+        Args:
+            force: write it again.
+            cancel: see `fetch`.
+        """
+        if not force and self.look_beside():
+            return False
+        self.build(lambda _: None, cancel=cancel)
+        self._put_index()
+        return True
+
+    def _know(self, header: Header) -> None:
+        self.facts = Facts(self.source.stat, header.samples, header.digest.hex())
+
+    def _cache(self) -> Cache:
+        return self.storage.the_cache()
+
+    def _place(self) -> tuple[str, int]:
+        """Return path and modification time of a copy, which may be gone."""
+        path, mtime_ns = self._cache().place(self.source)
+        return str(path), mtime_ns
+
+    def _put_index(self) -> None:
+        self.storage.put(index_url(self.url), self.index().path.read_bytes())
 
     def _load(self, file: SourceFile) -> ShardIndex:
         return self._checked_index(load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked))
@@ -226,83 +349,23 @@ class CopiedShard:
         self._checked = True
         return index
 
-    def open(self) -> OpenShard | RangedShard:
-        """Open the copy, or the object for reading ranges. Raises as `index` does."""
-        copy = self.source.copy_if_wanted()
-        if copy is None:
-            return RangedShard(self.url, self.source, self.index())
-        file = _file_of_copy(copy)
-        return OpenShard(self.url, file, self._load(file))
-
-
-class RemoteShard:
-    """A shard in a store with its index beside it; only the requested samples are read.
-
-    Args:
-        url: its URL.
-        storage: access options.
-        stat: the version, if known; else the store is asked.
-
-    Raises:
-        StorageNotFoundError: the index (or the shard) does not exist.
-        ShardError: the index is damaged, or its header is of a shard of another size.
-
-    Costs one request if the version is known. The rest of the index is fetched when it is needed.
-    """
-
-    is_file = False
-
-    def __init__(self, url: str, storage: Storage | None, stat: Stat | None = None) -> None:
-        self.url = url
-        try:
-            self.beside, self.header = _look_at_index(index_url(url), storage)
-        except StorageNotFoundError as error:
-            raise StorageNotFoundError(
-                f"{error}; create it (penstock shards index writes it beside the shard), or use copy=True"
-            ) from error
-        self.source = RemoteSource(url, storage, stat)
-        if self.source.size != self.header.size:
-            raise ShardError(
-                f"{shown(url)} has {self.source.size:,} bytes, but the index beside it is of a shard with "
-                f"{self.header.size:,}: index it again (penstock shards index --force)"
+    def _index_beside(self, source: RemoteSource) -> ShardIndex:
+        """Return the index beside the shard, copied to the cache."""
+        index = ShardIndex.load(Path(source.local(keep=True).path))
+        if index is None:
+            raise _unsound(source.url)
+        if self.facts is not None and index.header.fingerprint != self.facts.digest:
+            raise ShardChangedError(
+                f"{shown(source.url)} is no longer the index that was opened: that one was of a shard with the "
+                f"fingerprint {self.facts.digest}, this one is of {index.header.fingerprint}. Open the shards again"
             )
-
-    def index(self) -> ShardIndex:
-        """Return the index, from a copy in the cache."""
-        return _copied_index(self.beside, self.header)
-
-    def open(self) -> RangedShard:
-        """Open the shard for reading ranges."""
-        return RangedShard(self.url, self.source, self.index())
+        return index
 
 
-Handle = LocalShard | CopiedShard | RemoteShard
+Handle = LocalShard | StoreShard
 
 _indexing = Lock()
 """Shards are indexed one at a time: threads would only contend for the GIL."""
-
-
-def _look_at_index(url: str, storage: Storage | None) -> tuple[RemoteSource, Header]:
-    """Return the index beside a shard in a store, and its header, by one request."""
-    how = storage or Storage()
-    begin, stat = how.read_begin(url, BODY)
-    header = Header.unpack(begin)
-    if header is None or header.length != stat.size:
-        raise _unsound(url)
-    return RemoteSource(url, how, stat), header
-
-
-def _copied_index(source: RemoteSource, expected: Header) -> ShardIndex:
-    """Return the index beside a shard in a store, copied to the cache."""
-    index = ShardIndex.load(source.local(keep=True).path)
-    if index is None:
-        raise _unsound(source.url)
-    if index.header.digest != expected.digest:
-        raise ShardChangedError(
-            f"{shown(source.url)} is no longer the index that was opened: that one was of a shard with the fingerprint "
-            f"{expected.fingerprint}, this one is of {index.header.fingerprint}. Open the shards again"
-        )
-    return index
 
 
 def _unsound(url: str) -> ShardError:
@@ -325,12 +388,6 @@ def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> He
         if header is not None and (header.size, header.mtime_ns) == (size, mtime_ns):
             return header
     return None
-
-
-def _file_of_copy(copy: SourceFile) -> SourceFile:
-    """Return a cached copy with the errors of a shard."""
-    copy.family = SHARD
-    return copy
 
 
 def file_of(url: str, storage: Storage | None = None, *, progress: bool | None = False) -> str:

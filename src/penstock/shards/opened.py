@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from penstock.order.permutation import Indices
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import OpenShard
+from penstock.shards.handles import Handle, OpenShard
 from penstock.shards.ranged import RangedShard, read_samples
 from penstock.storage.open_files import OpenFiles
 
@@ -29,12 +28,6 @@ def split_rows(rows: Indices) -> tuple[Indices, Indices]:
     return rows >> _SHIFT, rows & ((1 << _SHIFT) - 1)
 
 
-class _Handle(Protocol):
-    is_file: bool
-
-    def open(self) -> OpenShard | RangedShard: ...
-
-
 class OpenShards:
     """The open shards of a set. Thread-safe.
 
@@ -42,7 +35,7 @@ class OpenShards:
         handles: handles of all shards, opened at first use; the oldest open one is closed first.
     """
 
-    def __init__(self, handles: Sequence[_Handle]) -> None:
+    def __init__(self, handles: Sequence[Handle]) -> None:
         self._handles = handles
         self._elsewhere = not all(handle.is_file for handle in handles)
         self._open: OpenFiles[OpenShard | RangedShard] = OpenFiles(_DESCRIPTORS, copies=self._elsewhere)

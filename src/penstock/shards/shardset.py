@@ -25,7 +25,7 @@ from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.facts import CountedFacts
 from penstock.shards.find_handles import open_handles
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import CopiedShard, Handle, OpenShard
+from penstock.shards.handles import Handle, OpenShard, StoreShard
 from penstock.shards.index import ShardIndex
 from penstock.shards.opened import OpenShards
 from penstock.shards.ranged import RangedShard
@@ -136,7 +136,8 @@ class ShardSet:
 
     def stored(self) -> list[StoredShard]:
         """Return the shards in a store that are copied."""
-        return [handle.stored(number) for number, handle in enumerate(self._handles) if isinstance(handle, CopiedShard)]
+        stored = [(number, handle) for number, handle in enumerate(self._handles) if isinstance(handle, StoreShard)]
+        return [handle.stored(number) for number, handle in stored if handle.copy]
 
     # Reading.
 

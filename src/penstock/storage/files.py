@@ -150,6 +150,11 @@ class SourceFile:
             os.close(self._fd)
             self._fd = -1
 
+    def of(self, family: Family) -> SourceFile:
+        """Return this file, which raises the errors of another format from now on."""
+        self.family = family
+        return self
+
     def fileno(self) -> int:
         """Return the descriptor, which closes with this object."""
         return self._fd

@@ -133,8 +133,7 @@ def open_parts(
 
 def mapped_copy(copy: SourceFile) -> Mapped:
     """Return a cached copy, with the errors of data files, and its bytes."""
-    copy.family = DATA
-    return Mapped(copy, np.frombuffer(copy.map or b"", np.uint8))
+    return Mapped(copy.of(DATA), np.frombuffer(copy.map or b"", np.uint8))
 
 
 def _looked_at(source: RemoteSource) -> MappedFile:

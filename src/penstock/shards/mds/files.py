@@ -172,7 +172,7 @@ class Files:
             return SourceFile(self._name(part), SHARD) if self._is_local(part) else None
         source = self._look(part)
         assert not isinstance(source, SourceFile)
-        return None if source is None else _shard(source.local(progress=False))
+        return None if source is None else source.local(progress=False).of(SHARD)
 
     def _unpacked(self, info: ShardInfo) -> SourceFile | None:
         """Return the content of a compressed shard from the cache; None if the file does not exist."""
@@ -181,7 +181,7 @@ class Files:
         if source is None:
             return None
         whole = _Unpacked(self._name(info.raw), info.raw.size, source, lambda: self._unpack(source, info))
-        return _shard(self._cache().open(whole, progress=False))
+        return self._cache().open(whole, progress=False).of(SHARD)
 
     def _cache(self) -> Cache:
         """Return the cache of decompressed shards, which shares its limit with other copies."""
@@ -236,12 +236,6 @@ class _Unpacked:
     def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
         """Write the whole content."""
         write(begin, self._make())
-
-
-def _shard(copy: SourceFile) -> SourceFile:
-    """Return a cached copy, which stays readable after eviction, with the errors of a shard."""
-    copy.family = SHARD
-    return copy
 
 
 def check_hash(path: str, hashes: dict[str, str], algorithm: str, content: Buffer) -> None:

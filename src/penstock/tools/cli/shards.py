@@ -94,11 +94,10 @@ def index(
     Shards in a store without an index are read once, several at a time. Each index is written beside its shard, or into
     --out. A stopped run continues when run again.
     """
-    from penstock.shards.find_handles import build, write_indexes
-    from penstock.shards.handles import CopiedShard, LocalShard
+    from penstock.shards.find_handles import build, write_beside, write_indexes
+    from penstock.shards.handles import LocalShard, StoreShard
     from penstock.shards.index import index_path
     from penstock.shards.parallel import build_all
-    from penstock.shards.store_shard import StoreShard, write_beside
     from penstock.storage.names import expand_versions, path_of
     from penstock.storage.urls import is_remote
 
@@ -118,16 +117,12 @@ def index(
         for done, _ in enumerate(build_all(todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
-    shards = [
-        CopiedShard(name, None, None, None, stat) if is_remote(name) else LocalShard(name, None)
-        for name, stat in found
-        if out is not None or not is_remote(name)
-    ]
-    build(shards, progress=False if as_json else None)
-    stored = [] if out is not None else [StoreShard(name, None, None, stat) for name, stat in found if is_remote(name)]
-    written = write_beside(stored, force=force, progress=False if as_json else None)
+    local = [LocalShard(name, None) for name in names if not is_remote(name)]
+    stored = [StoreShard(name, stat=stat) for name, stat in found if is_remote(name)]
+    build(local if out is None else [*local, *stored], progress=False if as_json else None)
+    written = 0 if out is not None else write_beside(stored, force=force, progress=False if as_json else None)
+    shards = [*local, *stored]
     samples = sum(shard.header.samples for shard in shards if shard.header is not None)
-    samples += sum(shard.facts.samples for shard in stored if shard.facts is not None)
     entries = _index_images(names, workers, force=force, bars=not as_json) if images else None
     if out is not None:
         write_indexes(shards, out)
@@ -138,11 +133,11 @@ def index(
         print_json({"shards": len(names), "samples": samples, **built})
         return
     rows = [("shards", f"{len(names):,}"), ("samples", f"{samples:,}")]
-    if stored:
+    if stored and out is None:
         rows.append(("indexes in the store", f"{written:,} written, {len(stored) - written:,} existed"))
     if todo:
         rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
-    elif len(stored) < len(names):
+    elif local or out is not None:
         rows.append(("indexed", "no files: all are up to date (--force builds again)"))
     if entries is not None:
         rows.append(("entries", f"written for {counted(entries, 'image')}"))
