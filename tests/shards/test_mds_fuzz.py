@@ -81,7 +81,7 @@ def test_mutated_shard_headers(tmp_path: Path) -> None:
     for _ in range(MUTATIONS):
         path.unlink()
         path.write_bytes(mutate(rng, data, header_end))
-        folder._open.clear()
+        folder._open._open.clear()
         found, error = outcome(lambda: [text(sample) for sample in folder])
         assert found == expected or "shard.00000.mds" in error
         right += not error
@@ -103,7 +103,7 @@ def test_mutated_sizes_of_columns(tmp_path: Path) -> None:
         struct.pack_into("<I", out, at, rng.choice([0, 1, 5, 0xFFFFFFFF, rng.randrange(300)]))
         path.unlink()
         path.write_bytes(out)
-        folder._open.clear()
+        folder._open._open.clear()
         found, error = outcome(lambda n=number: text(folder[n]))
         assert found == expected[number] or f"sample {number}" in error
 

@@ -82,7 +82,6 @@ class Files:
         self.cache_dir = cache_dir
         self.validate_hash = validate_hash
         self._copies: Cache | None = None
-        self._found: dict[str, RemoteSource] = {}
         self.versions: dict[str, Stat] = {}
         """The known versions of files by URL, for copies of this object in other processes."""
         self._listed: set[str] = set()
@@ -95,13 +94,18 @@ class Files:
             ShardError: a damaged file, or a hash that differs from the index.
             StorageError: the store fails, or the cache has no room.
         """
-        packed = self._unpacked(info) if info.packed is not None and not self._is_local(info.raw) else None
-        file = packed or self._find(info.raw)
-        if file is None:
-            name = self._name(info.raw)
+        name, file = self._name(info.raw), None
+        if info.packed is not None and (self.storage is not None or not os.path.exists(name)):
+            packed = self._source(info.packed)
+            if packed is not None:
+                whole = _Unpacked(name, info.raw.size, packed, partial(self._unpack, packed, info))
+                file = self._cache().open(whole, progress=False).of(SHARD)
+        source = file or self._source(info.raw)
+        if source is None:
             if info.packed is None:
                 raise ShardIOError(f"{name} is missing: copy it again, or remove it from the index")
             raise ShardIOError(f"both {name} and {info.packed.basename} are missing: copy one of them again")
+        file = source if isinstance(source, SourceFile) else source.local(progress=False).of(SHARD)
         self._check(file.path, info.raw, file.map or b"")
         return file
 
@@ -111,13 +115,11 @@ class Files:
         if how is None:
             return []
         plain = [(number, info.raw) for number, info in enumerate(shards) if info.packed is None]
-        names = [self._name(part) for _, part in plain]
-        missing = [name for name in names if self._version(name) is None]
-        found = zip(missing, in_threads(self._look_up, missing), strict=True)
-        self.versions |= {name: stat for name, stat in found if stat is not None}
+        in_threads(self._source, [part for _, part in plain if self._version(self._name(part)) is None])
         return [
             StoredShard(number, name, part.size, how, self.versions.get(name))
-            for name, (number, part) in zip(names, plain, strict=True)
+            for number, part in plain
+            for name in [self._name(part)]
         ]
 
     def _name(self, part: Part) -> str:
@@ -125,22 +127,16 @@ class Files:
             f"{self.folder}/{part.basename}" if self.storage is not None else os.path.join(self.folder, part.basename)
         )
 
-    def _is_local(self, part: Part) -> bool:
-        return self.storage is None and os.path.exists(self._name(part))
-
-    def _look(self, part: Part) -> SourceFile | RemoteSource | None:
-        """Return the source of a file, in the folder or in the store (in the version first seen); None if missing."""
-        known = self._found.get(part.basename)
-        if known is not None:
-            return known
+    def _source(self, part: Part) -> SourceFile | RemoteSource | None:
+        """Return a file of the folder, in a store in the version first seen; None if it is missing."""
+        name = self._name(part)
+        if self.storage is None:
+            return SourceFile(name, SHARD) if os.path.exists(name) else None
         try:
-            name = self._name(part)
-            version = None if self.storage is None else self._version(name)
-            found = Storage().open(name) if self.storage is None else RemoteSource(name, self.storage, version)
+            found = RemoteSource(name, self.storage, self._version(name))
         except StorageNotFoundError:
             return None
-        if isinstance(found, RemoteSource):
-            self._found[part.basename] = found
+        self.versions[name] = found.stat
         return found
 
     def _version(self, name: str) -> Stat | None:
@@ -151,12 +147,6 @@ class Files:
             self.versions = self._list(pattern) | self.versions
         return self.versions.get(name)
 
-    def _look_up(self, name: str) -> Stat | None:
-        try:
-            return RemoteSource(name, self.storage).stat
-        except StorageNotFoundError:  # opening the file reports it
-            return None
-
     def _list(self, pattern: str) -> dict[str, Stat]:
         assert self.storage is not None
         try:
@@ -165,23 +155,6 @@ class Files:
             raise
         except StorageError:  # web servers cannot be listed, and some stores do not allow it
             return {}
-
-    def _find(self, part: Part) -> SourceFile | None:
-        """Return a file as stored, or None if it does not exist."""
-        if self.storage is None:
-            return SourceFile(self._name(part), SHARD) if self._is_local(part) else None
-        source = self._look(part)
-        assert not isinstance(source, SourceFile)
-        return None if source is None else source.local(progress=False).of(SHARD)
-
-    def _unpacked(self, info: ShardInfo) -> SourceFile | None:
-        """Return the content of a compressed shard from the cache; None if the file does not exist."""
-        assert info.packed is not None
-        source = self._look(info.packed)
-        if source is None:
-            return None
-        whole = _Unpacked(self._name(info.raw), info.raw.size, source, lambda: self._unpack(source, info))
-        return self._cache().open(whole, progress=False).of(SHARD)
 
     def _cache(self) -> Cache:
         """Return the cache of decompressed shards, which shares its limit with other copies."""
