@@ -40,7 +40,8 @@ BLOCK, PARALLEL = 4 << 20, 8
 def served(cache: Path, ready: Path) -> Iterator[tuple[str, int]]:
     """The address of a server of a cache, and its process."""
     command = [sys.executable, "-m", "penstock", "serve", "--cache-folder", str(cache), "--ready-file", str(ready)]
-    with subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.DEVNULL) as process:
+    command += ["--port", "0", "--log-level", "warning"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             while not ready.exists():
                 if process.poll() is not None:

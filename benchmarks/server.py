@@ -70,8 +70,8 @@ class Running:
 def ours(path: Path) -> Iterator[Running]:
     """``penstock serve``."""
     ready = path.parent / "address"
-    command = ["-m", "penstock", "serve", str(path), "--ready-file", str(ready), "--metrics-port", "0"]
-    command += ["--log-level", "warning"]
+    command = ["-m", "penstock", "serve", str(path), "--port", "0", "--ready-file", str(ready)]
+    command += ["--metrics-port", "0", "--log-level", "warning"]
     with started(command) as process:
         while not ready.exists():
             if process.poll() is not None:

@@ -100,7 +100,7 @@ class Server:
 
     def streams(self) -> int:
         """How often it was asked for rows, as its log says."""
-        return self.log.read_text().count('"event": "stream started"')
+        return self.log.read_text().count(" reads train")
 
     def kill(self) -> None:
         self.process.kill()

@@ -18,7 +18,7 @@ _PAGE = Template(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>$title</title>
-$head<style$nonce>
+$head<style>
 :root { --page: #f7f7f5; --card: #ffffff; --ink: #16161a; --soft: #5c5c63; --line: #e2e2de; --blue: #1f6fc4;
   --pale: #a9c8ea; --bad: #b3261e }
 @media (prefers-color-scheme: dark) {
@@ -59,7 +59,7 @@ $body
 )
 
 
-def html_page(title: str, style: str, body: str, *, head: str = "", nonce: str = "") -> str:
+def html_page(title: str, style: str, body: str, *, head: str = "") -> str:
     """Return a whole HTML page.
 
     Args:
@@ -67,7 +67,5 @@ def html_page(title: str, style: str, body: str, *, head: str = "", nonce: str =
         style: CSS rules of this page, after the common ones.
         body: HTML.
         head: more HTML lines for the head, each ending with a line feed.
-        nonce: the value that allows the style under the server's Content-Security-Policy.
     """
-    allowed = f' nonce="{escape(nonce)}"' if nonce else ""
-    return _PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip(), head=head, nonce=allowed)
+    return _PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip(), head=head)

@@ -3,8 +3,8 @@
 A program that imports from here runs unchanged, with these differences, which fix faults of the original: labels of
 more than one character, spaces in paths, blank lines and a last line without newline are read correctly; datasets have
 a length; the global NumPy generator is not changed; ``group`` blocks are split among all ranks, instead of one block
-per rank; rows are shuffled by the seed, not in file order. With one or several servers (``penstock serve META_FILE
---port 28889``), rows and row numbers equal those of the local file, ``is_test`` works, and jobs do not affect each
+per rank; rows are shuffled by the seed, not in file order. With one or several servers (``penstock serve
+META_FILE``), rows and row numbers equal those of the local file, ``is_test`` works, and jobs do not affect each
 other. New programs should use `penstock.RankDataset` or `penstock.RankServerDataset`, which need no rebuilding between
 mini-epochs.
 

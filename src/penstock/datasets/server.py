@@ -1,6 +1,6 @@
 """`ServerDataset` and `RankServerDataset`: datasets whose manifest is on a metadata server.
 
-    dataset = RankServerDataset(["grpc://a:7000", "grpc://b:7000"], "train", mini_epochs=4, seed=0)
+    dataset = RankServerDataset(["grpc://a:8815", "grpc://b:8815"], "train", mini_epochs=4, seed=0)
     loader = DataLoader(dataset, batch_size=256, num_workers=8)      # everything else as with RankDataset
 
 The rows, their order and the states are the same as for the file; a state of one can be loaded into the other. Memory:

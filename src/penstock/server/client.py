@@ -1,6 +1,6 @@
 """`Client`: read rows from one metadata server, or from several interchangeable ones.
 
-    client = Client(["grpc://a:7000", "grpc://b:7000"], token="...")
+    client = Client(["grpc://a:8815", "grpc://b:8815"], token="...")
     info = client.info("train")
     part = Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, seed=0, world_size=8, rank=3)
     for batch in client.slice(part): ...                     record batches of rows as they are stored

@@ -1,6 +1,6 @@
 """`RemoteManifest`: a dataset of a metadata server, as a `Manifest`.
 
-    manifest = Client("grpc://a:7000").manifest("train")
+    manifest = Client("grpc://a:8815").manifest("train")
     manifest[5]                     one round trip
     manifest.records([5, 3, 5])     one round trip
     manifest.parse(batch, rows)     no round trip: records of rows from `Client.slice`

@@ -133,6 +133,16 @@ class Server:
         """Return the datasets being served."""
         return self._catalog.served()
 
+    @property
+    def streams(self) -> int:
+        """The number of open streams."""
+        return self._streams.count
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new calls are refused, because `close` has begun."""
+        return self._streams.draining
+
     def reload(self) -> list[str]:
         """Reopen all files and return the names whose content changed. Running jobs keep their version.
 
@@ -358,6 +368,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         with self._streams.one():
             error: str | None = None
             self._observer.stream_started(name, peer)
+            _log.debug("%s reads %s", peer, name)
             try:
                 yield
             except GeneratorExit:
@@ -367,6 +378,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                 raise
             finally:
                 self._observer.stream_ended(name, peer, error)
+                _log.debug("%s has ended reading %s: %s", peer, name, error or "done")
 
     @contextmanager
     def _refusing(self, name: str | None = None) -> Iterator[_About]:
@@ -376,6 +388,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             yield about
         except PenstockError as error:
             self._observer.error(about.name, type(error).__name__)
+            _log.debug("refused: %s: %r", type(error).__name__, str(error))
             raise _as_flight_error(error) from None
         except (GeneratorExit, flight.FlightError, flight.FlightCancelledError, flight.FlightTimedOutError):
             raise

@@ -1,236 +1,199 @@
-"""`Status`: a small HTTP server beside the metadata server, for people, Prometheus and health checks.
+"""A server's metrics for Prometheus, and a small page, over HTTP. Needs the extra: ``penstock[metrics]``.
 
-    /           the status page, which updates itself
-    /metrics    for Prometheus
+    metrics = Metrics()
+    with Server({"train": "train.txt"}, observer=metrics) as server, status_server(server, metrics) as url: ...
+
+    /           a page with the datasets, and what was sent; the browser reloads it every five seconds
     /health     200 "ok" while it serves, 503 "stopping" while it finishes its streams
+    /metrics    for Prometheus, with memory, CPU time and open files of the process:
 
-It is read-only (GET and HEAD) and shows counts, names and sizes of datasets, and addresses of clients, but no rows and
-no paths. It has no password, so it listens on loopback by default.
+    penstock_server_rows_total{dataset="train"} 1.2e+08        rate() of it is rows/s
+    penstock_server_bytes_total{dataset="train"} 5.4e+09
+    penstock_server_streams_total{dataset="train"} 96
+    penstock_server_active_streams{dataset="train"} 8
+    penstock_server_errors_total{dataset="train",kind="TicketError"} 1
+    penstock_server_dataset_rows{dataset="train",fingerprint="75d6..."} 1e+07
 
-Idle connections cannot block others: a whole request must arrive within seconds, and at the limit of connections, a new
-one replaces the one that has been silent longest.
+Requests without the name of a dataset count under ``dataset=""``. The HTTP server is read-only and shows names, sizes
+and counts, but no rows and no paths. It has no password, so it listens on loopback by default.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
+import logging
 import socket
-import sys
+import socketserver
 import threading
-import time
-from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterator, Sequence
+from html import escape
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.server.logs import Log
-from penstock.server.metrics import Served, registry
-from penstock.server.status_html import body, page
-from penstock.server.traffic import Traffic
+from penstock.html_page import html_page
+from penstock.server.cache_service import CACHE
+from penstock.server.catalog import Served
+from penstock.server.options import Observer
+from penstock.server.service import Server
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+__all__ = ["Metrics", "status_server"]
 
-__all__ = ["Status"]
-
-_CONNECTIONS = 32
-"""Maximum number of connections; each has a thread."""
-
-_PATIENCE = 5.0
-"""Seconds for a whole request to arrive, and for an answer to be read."""
-
-_ROOM = 1.0
-"""Seconds to wait until a dropped connection has ended: its thread has to wake up."""
+_log = logging.getLogger(__name__)
+_RELOAD = '<meta http-equiv="refresh" content="5">\n'
+_COLUMNS = ("dataset", "rows", "fingerprint", "rows sent", "bytes sent", "streams begun", "streams open")
+_COUNTED = ("rows_total", "bytes_total", "streams_total", "active_streams")
 
 
-class Status:
-    """The HTTP server, which runs in its own threads until `close`. A context manager.
+class Metrics(Observer):
+    """The observer of a server. Thread-safe; an event costs a few microseconds.
 
-    Args:
-        traffic: the traffic of the metadata server.
-        served: returns the current datasets.
-        address: the address of the metadata server, shown on the page.
-        host, port: the address to listen on; port 0 selects a free port, see `url`.
-        log: receives failures.
+    ``registry`` is a ``prometheus_client.CollectorRegistry`` of its own, with the metrics of the process.
 
     Raises:
-        ConfigError: the port is taken or not allowed, the host is unknown, or prometheus-client is not installed.
+        ConfigError: prometheus-client is not installed.
     """
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        served: Callable[[], Sequence[Served]],
-        *,
-        address: str,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        log: Log | None = None,
-    ) -> None:
-        self.traffic, self.served, self.address, self.log = traffic, served, address, log
-        self.registry: CollectorRegistry = registry(traffic, served)
-        self.stopping = False
+    def __init__(self) -> None:
         try:
-            self._http = _Http((host, port), self)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"cannot serve metrics on {host} port {port}: {reason}; choose another one") from error
-        self._thread = threading.Thread(target=self._http.serve_forever, name="penstock-status", daemon=True)
-        self._thread.start()
+            from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+        except ImportError as error:
+            raise ConfigError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        prefix, of = "penstock_server", ["dataset"]
+        self._rows = Counter(f"{prefix}_rows", "Rows sent.", of, registry=registry)
+        self._bytes = Counter(f"{prefix}_bytes", "Bytes sent.", of, registry=registry)
+        self._streams = Counter(f"{prefix}_streams", "Streams begun.", of, registry=registry)
+        self._active = Gauge(f"{prefix}_active_streams", "Streams open.", of, registry=registry)
+        self._errors = Counter(f"{prefix}_errors", "Requests refused.", [*of, "kind"], registry=registry)
+        self._served = Gauge(f"{prefix}_dataset_rows", "Rows served.", [*of, "fingerprint"], registry=registry)
 
-    @property
-    def url(self) -> str:
-        """The URL of the page."""
-        host, port = self._http.server_address[:2]
-        return f"http://[{host!s}]:{port}/" if ":" in str(host) else f"http://{host!s}:{port}/"
+    def serving(self, datasets: Sequence[Served]) -> None:
+        """Set the datasets that are served now. Those that were never read count from 0."""
+        self._served.clear()
+        for one in datasets:
+            self._served.labels(one.name, one.fingerprint).set(one.rows)
+            for metric in (self._rows, self._bytes, self._streams, self._active):
+                metric.labels(one.name)
 
-    def stop(self) -> None:
-        """Make `/health` report that the server is stopping."""
-        self.stopping = True
+    def stream_started(self, name: str, peer: str) -> None:
+        """Count the start of a stream."""
+        self._streams.labels(name).inc()
+        self._active.labels(name).inc()
 
-    def close(self) -> None:
-        """Stop listening. Idempotent."""
-        with contextlib.suppress(
-            OSError
-        ):  # already closed, or a system where this wakes no thread and closing takes longer
-            self._http.socket.shutdown(socket.SHUT_RDWR)
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+    def rows(self, name: str, count: int, nbytes: int) -> None:
+        """Count rows and bytes that were sent."""
+        self._rows.labels(name).inc(count)
+        self._bytes.labels(name).inc(nbytes)
 
-    def __enter__(self) -> Self:
-        return self
+    def stream_ended(self, name: str, peer: str, error: str | None) -> None:
+        """Count the end of a stream."""
+        self._active.labels(name).dec()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def error(self, name: str | None, kind: str) -> None:
+        """Count a request that failed or was refused."""
+        self._errors.labels(name or "", kind).inc()
+
+    def value(self, metric: str, dataset: str) -> float:
+        """Return the current value of a metric of a dataset, such as ``"rows_total"``; 0 if nothing was counted."""
+        return self.registry.get_sample_value(f"penstock_server_{metric}", {"dataset": dataset}) or 0.0
 
 
-class _Http(ThreadingHTTPServer):
+@contextlib.contextmanager
+def status_server(server: Server, metrics: Metrics, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve the status of a metadata server within a ``with`` block, which gets the URL of the page.
+
+    Args:
+        server: the metadata server.
+        metrics: its observer.
+        host, port: the address to listen on; port 0 selects a free port.
+
+    Raises:
+        ConfigError: the port is taken or not allowed, or the host is unknown.
+    """
+    try:
+        http = _Http((host, port), server, metrics)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot serve metrics on {host} port {port}: {reason}; choose another one") from error
+    thread = threading.Thread(target=http.serve_forever, name="penstock-status", daemon=True)
+    thread.start()
+    try:
+        shown, at = http.server_address[:2]
+        yield f"http://[{shown!s}]:{at}/" if ":" in str(shown) else f"http://{shown!s}:{at}/"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def page(server: Server, metrics: Metrics) -> str:
+    """Return the status page as HTML."""
+    rows = [(one.name, f"{one.rows:,}", one.fingerprint[:12]) for one in server.datasets]
+    if metrics.value("streams_total", CACHE):
+        rows.append((CACHE, "", ""))
+    table = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    for row in rows:
+        counts = (f"{metrics.value(metric, row[0]):,.0f}" for metric in _COUNTED)
+        table += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*row, *counts)) + "</tr>"
+    state = "stopping" if server.stopping else "serving"
+    body = (
+        f"<header><h1>Penstock server</h1><code>{escape(server.address)}</code><span class='soft'>{state}</span>"
+        f"</header>\n<main><section class='wide'><table>{table}</table></section></main>\n"
+        "<p class='soft'>Errors, rates and the process: <a href='metrics'>/metrics</a> of Prometheus.</p>"
+    )
+    return html_page(f"Penstock server {server.address}", "a { color: var(--blue) }", body, head=_RELOAD)
+
+
+class _Http(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
     daemon_threads = True
     block_on_close = False  # requests in progress end with the process
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], status: Status) -> None:
-        self.status = status
-        self._free = threading.BoundedSemaphore(_CONNECTIONS)
-        self._lock = threading.Lock()
-        self._silent: dict[
-            socket.socket, float
-        ] = {}  # connections without a whole request: since when, the oldest first
-        self._asking: dict[socket.socket, None] = {}  # connections being answered, the oldest first
+    def __init__(self, address: tuple[str, int], server: Server, metrics: Metrics) -> None:
+        self.served, self.metrics = server, metrics
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()  # the base class would look up a host name
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self._drop_oldest()
-            if not self._free.acquire(timeout=_ROOM):
-                self.shutdown_request(request)
-                return
-        with self._lock:
-            self._silent[request] = time.monotonic()
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._forget(request)
-            self._free.release()
-
-    def shutdown_request(self, request: Any) -> None:
-        self._forget(request)  # before its descriptor is reused
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """End connections whose request takes too long to arrive; called twice a second."""
-        late = time.monotonic() - _PATIENCE
-        with self._lock:
-            for request in [request for request, since in self._silent.items() if since < late]:
-                self._end(request)
-
-    def arrived(self, request: Any) -> None:
-        """Note that a whole request has arrived."""
-        with self._lock:
-            if self._silent.pop(request, None) is not None:
-                self._asking[request] = None
-
-    def _drop_oldest(self) -> None:
-        with self._lock:
-            oldest = next(iter(self._silent or self._asking), None)
-            if oldest is not None:
-                self._end(oldest)
-
-    def _end(self, request: socket.socket) -> None:
-        """Shut down a connection, so that its thread wakes up and closes it."""
-        self._silent.pop(request, None)
-        self._asking.pop(request, None)
-        with contextlib.suppress(OSError):  # already closed by the client
-            request.shutdown(socket.SHUT_RDWR)
-
-    def _forget(self, request: Any) -> None:
-        with self._lock:
-            self._silent.pop(request, None)
-            self._asking.pop(request, None)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
-        error = sys.exception()
-        if self.status.log is not None and not isinstance(error, ConnectionError | TimeoutError):
-            self.status.log.often("error", "status page failed", error=f"{type(error).__name__}: {error}")
+        _log.debug("a request for the status failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Http
     server_version, sys_version = "penstock", ""
-    timeout = _PATIENCE
-
-    def parse_request(self) -> bool:
-        whole = super().parse_request()
-        self.server.arrived(self.request)
-        return whole
+    timeout = 5.0  # seconds for which a connection may be silent
 
     def do_GET(self) -> None:
-        status = self.server.status
-        path = self.path.partition("?")[0]
-        if path == "/":
-            nonce = secrets.token_urlsafe(12)
-            html = page(status.address, status.traffic.snapshot(), status.served(), nonce=nonce)
-            allowed = f"default-src 'none'; connect-src 'self'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'"
-            self._answer(200, "text/html; charset=utf-8", html, policy=allowed)
-        elif path == "/body":
-            self._answer(200, "text/html; charset=utf-8", body(status.traffic.snapshot(), status.served()))
-        elif path == "/metrics":
-            from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        served, metrics = self.server.served, self.server.metrics
+        match self.path.partition("?")[0]:
+            case "/":
+                self._answer(200, "text/html; charset=utf-8", page(served, metrics).encode())
+            case "/metrics":
+                from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(status.registry).decode())
-        elif path == "/health":
-            code, text = (503, "stopping\n") if status.stopping else (200, "ok\n")
-            self._answer(code, "text/plain; charset=utf-8", text)
-        else:
-            self._answer(404, "text/plain; charset=utf-8", "there are /, /metrics and /health\n")
+                metrics.serving(served.datasets)
+                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(metrics.registry))
+            case "/health":
+                code, text = (503, b"stopping\n") if served.stopping else (200, b"ok\n")
+                self._answer(code, "text/plain; charset=utf-8", text)
+            case _:
+                self._answer(404, "text/plain; charset=utf-8", b"there are /, /metrics and /health\n")
 
     do_HEAD = do_GET
 
-    def _answer(self, code: int, kind: str, text: str, *, policy: str = "default-src 'none'") -> None:
-        data = text.encode()
+    def _answer(self, code: int, kind: str, data: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Security-Policy", policy)
+        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
 
     def log_message(self, format: str, *values: object) -> None:
-        pass  # requests are not logged; failures are, by handle_error
+        pass  # requests are not logged

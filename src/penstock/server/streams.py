@@ -21,7 +21,8 @@ class Streams:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._count = 0
+        self.count = 0
+        """The number of open streams."""
         self._changed = threading.Condition()
         self._end = float("inf")  # the time by which streams must end
         self._busy = 0
@@ -40,14 +41,14 @@ class Streams:
         with self._changed:
             if self.draining:
                 raise ServerUnavailableError("the server is stopping")
-            if self._count >= self._limit:
-                raise ServerUnavailableError(f"the server is busy: it has {self._count} streams, its limit")
-            self._count += 1
+            if self.count >= self._limit:
+                raise ServerUnavailableError(f"the server is busy: it has {self.count} streams, its limit")
+            self.count += 1
         try:
             yield
         finally:
             with self._changed:
-                self._count -= 1
+                self.count -= 1
 
     def check(self) -> None:
         """Raise ServerUnavailableError if the time for draining is over; called between two batches."""

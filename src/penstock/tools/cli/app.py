@@ -90,7 +90,7 @@ class _Penstock(Catalog):
             "penstock.tools.cli.serve",
             "Services",
             "Serve manifests to training jobs over Arrow Flight.",
-            "penstock serve train.txt val.txt --port 8815 --metrics-port 9400",
+            "penstock serve train.txt val.txt --metrics-port 9400",
         ),
     }
 

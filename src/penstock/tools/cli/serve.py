@@ -1,7 +1,7 @@
 """``penstock serve``: serve manifests and a cache in the foreground, also under systemd and Kubernetes.
 
-The address is printed to standard output, or as one JSON object with ``--json``. The log is JSON lines on standard
-error. SIGTERM and Ctrl-C stop the server after open streams finish; SIGHUP reopens changed manifests.
+The address is printed to standard output, or as one JSON object with ``--json``. The log, lines of Python's `logging`,
+goes to standard error. SIGTERM and Ctrl-C stop the server after open streams finish; SIGHUP reopens changed manifests.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.server.auth import TLS
-    from penstock.server.logs import Log
     from penstock.server.service import Server
-    from penstock.server.status import Status
-    from penstock.server.traffic import Traffic
+    from penstock.server.status import Metrics
     from penstock.storage import Cache
 
-__all__ = ["command", "named_files"]
+__all__ = ["PORT", "command", "named_files"]
 
+PORT = 8815
+"""The port of a server unless another one is given."""
+
+_log = logging.getLogger(__name__)
 _RELOAD = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 _STOP = [signal.SIGTERM, signal.SIGINT]
 
@@ -77,6 +79,7 @@ MetricsPort = Annotated[
 ]
 MetricsHost = Annotated[str | None, _option("Address for --metrics-port; by default loopback.", panel=_WATCH)]
 Level = Annotated[_Level, _option("Lowest level of log lines; debug logs every stream.", panel=_WATCH, **_ADDRESS)]
+LogJson = Annotated[bool, typer.Option("--log-json", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print the address as one JSON object.")]
 MaxStreams = Annotated[int, _option("Most concurrent streams; further clients wait.", min=1, **_ADDRESS)]
 Grace = Annotated[float, _option("Seconds for streams to finish when the server stops.", min=0.0, **_ADDRESS)]
@@ -107,7 +110,7 @@ def command(
     cache: Copies = False,
     cache_folder: CopiesFolder = None,
     host: Host = "127.0.0.1",
-    port: Port = 0,
+    port: Port = PORT,
     grace: Grace = 20.0,
     max_streams: MaxStreams = 1024,
     token_file: Token = None,
@@ -119,6 +122,7 @@ def command(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     log_level: Level = _Level.info,
+    log_json: LogJson = False,
     as_json: Json = False,
 ) -> None:
     """Serve manifests, and the copies of a cache, to training jobs over Arrow Flight.
@@ -126,39 +130,45 @@ def command(
     SIGTERM and Ctrl-C stop the server after its streams; SIGHUP opens changed manifests again. The server has no state,
     so servers of the same files are interchangeable.
     """
-    # gRPC's own log lines are not JSON, and any client can cause many. gRPC reads this variable when it is loaded.
+    # Any client can cause many lines in gRPC's own log. gRPC reads this variable when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
     with AtOnce():
-        from penstock.server.cache_service import CACHE
-        from penstock.server.logs import Log, LogHandler
         from penstock.server.options import Limits
         from penstock.server.service import Server
-        from penstock.server.traffic import Traffic
 
     copies = _cache(cache_folder) if cache or cache_folder is not None else None
     sources = named_files(files or [], name or []) if files or name or copies is None else {}
     access = _Access(_read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca), insecure)
     if metrics_host is not None and metrics_port is None:
         raise ConfigError("--metrics-host needs --metrics-port: add it")
+    if log_json:
+        raise ConfigError(
+            "--log-json is gone: for JSON lines, run penstock.server.Server in a program that sets a logging.Formatter "
+            "for the logger 'penstock' (logging.config.dictConfig)"
+        )
     _remove(ready_file)
-    log = Log(sys.stderr, log_level.value)
-    logging.getLogger().addHandler(LogHandler(log))
-    traffic, limits = Traffic(log), Limits(streams=max_streams)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("penstock").setLevel(log_level.upper())
     with Signals(*_RELOAD) as signals:
+        metrics = _metrics(metrics_port)
         manifests = {each: how.open(source, bars=not as_json) for each, source in sources.items()}
         listen: dict[str, Any] = {"host": host, "port": port, **access._asdict()}
-        with Server(manifests, cache=copies, limits=limits, observer=traffic, **listen) as server:
-            traffic.serve([*manifests, *([CACHE] if copies else [])])
-            with _status(traffic, server, metrics_host or "127.0.0.1", metrics_port, log) as status:
-                signals.catch(*_STOP)
-                with _ready(ready_file, server.address):
-                    _announce(server, copies, status, log, as_json=as_json)
-                    if weakness := access.weakness(server.address):
-                        log.write("warning", "insecure", what=weakness)
-                    last = _until_stopped(signals, server, log)
-                log.write("info", "stopping", signal=last.name, streams=traffic.snapshot().active, grace=grace)
-                _stop(server, status, grace)
-    _end(last, traffic.snapshot().active, log)
+        with (
+            Server(manifests, cache=copies, limits=Limits(streams=max_streams), observer=metrics, **listen) as server,
+            _status(server, metrics, metrics_host or "127.0.0.1", metrics_port) as url,
+        ):
+            signals.catch(*_STOP)
+            with _ready(ready_file, server.address):
+                _announce(server, copies, url, as_json=as_json)
+                if weakness := access.weakness(server.address):
+                    _log.warning("insecure: %s", weakness)
+                last = _until_stopped(signals, server)
+            _log.info("stopping after %s; %s get %g s", last.name, counted(server.streams, "stream"), grace)
+            # A second signal ends the process without waiting.
+            for number in _STOP:
+                signal.signal(number, signal.SIG_DFL)
+            server.close(grace=grace)
+    _end(last, server.streams)
 
 
 def named_files(files: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -217,25 +227,32 @@ def _tls(cert: Path | None, key: Path | None, client_roots: Path | None) -> TLS 
     return TLS(cert, key, client_roots)
 
 
-@contextlib.contextmanager
-def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: Log) -> Iterator[Status | None]:
-    """Run the status page until the block ends, if a port is given."""
+def _metrics(port: int | None) -> Metrics | None:
     if port is None:
+        return None
+    from penstock.server.status import Metrics
+
+    return Metrics()
+
+
+@contextlib.contextmanager
+def _status(server: Server, metrics: Metrics | None, host: str, port: int | None) -> Iterator[str | None]:
+    """Serve the status page until the block ends, if a port is given; yield its URL."""
+    if metrics is None or port is None:
         yield None
         return
-    from penstock.server.status import Status
+    from penstock.server.status import status_server
 
-    with Status(traffic, lambda: server.datasets, address=server.address, host=host, port=port, log=log) as status:
-        yield status
+    with status_server(server, metrics, host=host, port=port) as url:
+        yield url
 
 
-def _announce(server: Server, cache: Cache | None, status: Status | None, log: Log, *, as_json: bool) -> None:
+def _announce(server: Server, cache: Cache | None, url: str | None, *, as_json: bool) -> None:
     """Print and log the address and the served datasets."""
     datasets = server.datasets
-    served = [{"name": one.name, "rows": one.rows, "fingerprint": one.fingerprint} for one in datasets]
-    said: dict[str, Any] = {"address": server.address, "datasets": served, "status": status and status.url}
-    said["cache"] = cache and str(cache.folder)
     if as_json:
+        served = [{"name": one.name, "rows": one.rows, "fingerprint": one.fingerprint} for one in datasets]
+        said = {"address": server.address, "datasets": served, "status": url, "cache": cache and str(cache.folder)}
         print_json(said)
     else:
         print(f"listening on {server.address}")
@@ -243,10 +260,10 @@ def _announce(server: Server, cache: Cache | None, status: Status | None, log: L
             print(f"  {shown(one.name)}: {counted(one.rows, 'row')}, fingerprint {one.fingerprint}")
         if cache is not None:
             print(f"  the copies in {shown(str(cache.folder))}")
-        if status is not None:
-            print(f"status page and metrics on {status.url}")
+        if url is not None:
+            print(f"status page and metrics on {url}")
     sys.stdout.flush()
-    log.write("info", "listening", **said)
+    _log.info("listening on %s", server.address)
 
 
 def _is_loopback(address: str) -> bool:
@@ -283,7 +300,7 @@ def _ready(path: Path | None, address: str) -> Iterator[None]:
         _remove(path)
 
 
-def _until_stopped(signals: Signals, server: Server, log: Log) -> signal.Signals:
+def _until_stopped(signals: Signals, server: Server) -> signal.Signals:
     """Reload at each SIGHUP; return the signal that stops the server."""
     while (number := signals.wait()) in _RELOAD:
         before = {one.name: one.fingerprint for one in server.datasets}
@@ -291,25 +308,15 @@ def _until_stopped(signals: Signals, server: Server, log: Log) -> signal.Signals
             server.reload()
         except Exception as error:  # the old datasets are still valid, and jobs depend on this server
             reason = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
-            log.write("error", "reload failed", error="\n".join(reason))
-        now = {one.name: one.fingerprint for one in server.datasets}
-        log.write("info", "reloaded", changed={name: now[name] for name in now if now[name] != before[name]})
+            _log.error("reload failed: %s", "; ".join(reason))
+        changed = [f"{one.name} is {one.fingerprint}" for one in server.datasets if one.fingerprint != before[one.name]]
+        _log.info("reloaded: %s", ", ".join(changed) or "nothing has changed")
     return number
 
 
-def _stop(server: Server, status: Status | None, grace: float) -> None:
-    """Let streams finish. A second signal ends the process without waiting."""
-    for number in _STOP:
-        signal.signal(number, signal.SIG_DFL)
-    if status is not None:
-        status.stop()
-    server.close(grace=grace)
-
-
-def _end(last: signal.Signals, left: int, log: Log) -> NoReturn:
+def _end(last: signal.Signals, left: int) -> NoReturn:
     """Exit with the code for a signal; ``left`` is the number of unfinished streams."""
-    log.close()
-    log.write("info", "stopped", unfinished=left or None)
+    _log.info("stopped%s", f", {counted(left, 'stream')} unfinished" if left else "")
     code = 130 if last == signal.SIGINT else 0
     if left:
         os._exit(code)  # a normal exit would wait for the clients of these streams
