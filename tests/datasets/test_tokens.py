@@ -182,7 +182,7 @@ def test_documents(tmp_path_factory: pytest.TempPathFactory, tokens: list[int], 
     path = tmp_path_factory.mktemp("documents") / "a.npy"
     np.save(path, np.array(tokens, np.int16))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tokens.derived_tables._SCAN", scan)
+        patch.setattr("penstock.tokens.offsets._SCAN", scan)
         dataset = TokenDataset(path, length, end_token=0, pad_token=-1, shuffle="none")
     assert [dataset[i].tolist() for i in range(len(dataset))] == expected
     batch = next(iter(ps.DataLoader(dataset, batch_size=len(expected))))

@@ -39,7 +39,7 @@ def test_a_large_set_is_a_mapped_file(share: float, cache: Path) -> None:
     check(kept, np.flatnonzero(mask))
     assert (kept.path is None) == (share == 0.001)
     assert list(cache.glob("*")) == ([] if kept.path is None else [kept.path])
-    assert kept.nbytes == 64 + 4 * np.count_nonzero(mask)
+    assert kept.nbytes == 40 + 4 * np.count_nonzero(mask)
     same = KeptRows.of_rows(np.flatnonzero(mask), len(mask))
     assert (same.fingerprint, same.path) == (kept.fingerprint, kept.path)
 
@@ -107,7 +107,7 @@ def test_numbers_of_a_table_of_2_to_the_31_rows_and_more() -> None:
         rows = np.array([0, 5, of - 1])
         kept = KeptRows.of_rows(rows, of)
         check(kept, rows)
-        assert kept.nbytes == 64 + 3 * size
+        assert kept.nbytes == 40 + 3 * size
         assert kept.places_of(np.array([of - 2, 5])).tolist() == [1]
         assert kept.between(5, of)[np.arange(2)].tolist() == [0, of - 6]
 
@@ -134,7 +134,7 @@ def test_named_rows_are_computed_once(cache: Path) -> None:
     calls: list[int] = []
     first, second = (KeptRows.of_chunks(chunks, 9, name="odd") for _ in range(2))
     assert len(calls) == 1
-    assert first.path == second.path == cache / "odd.rows"
+    assert [first.path] == [second.path] == list(cache.iterdir())
     assert first.fingerprint == KeptRows.of_rows(np.array([1, 3, 7]), 9).fingerprint
     check(second, np.array([1, 3, 7]))
 
@@ -147,12 +147,3 @@ def test_an_error_while_rows_are_computed_leaves_no_file(cache: Path) -> None:
     with pytest.raises(DataFileIOError, match="unreadable"):
         KeptRows.of_chunks(chunks, 9, name="broken")
     assert list(cache.iterdir()) == []
-
-
-@pytest.mark.parametrize("content", [b"x" * 200, b"x", None], ids=["another file", "a short file", "cut short"])
-def test_a_file_that_is_not_whole_is_refused(content: bytes | None, cache: Path) -> None:
-    kept = KeptRows.of_chunks(lambda: [np.arange(9)], 9, name="nine")
-    assert kept.path is not None
-    kept.path.write_bytes(kept.path.read_bytes()[:-4] if content is None else content)
-    with pytest.raises(DataFileError, match=r"nine\.rows is not a whole file of filtered rows: remove it"):
-        KeptRows.of_chunks(lambda: [np.arange(9)], 9, name="nine")

@@ -1,9 +1,8 @@
 """`KeptRows`: the rows that a filter keeps, as one array of row numbers.
 
-The ordinal of a kept row is its number among the kept rows. The array, after 64 bytes of header (magic, whether the
-rows ascend, rows, kept rows, xxh3_128 of them), takes 4 bytes per kept row, 8 from 2**31 rows on. More than 64 KiB go
-to a file in the user's cache, which all processes of a machine map: private memory does not depend on the number of
-rows.
+The ordinal of a kept row is its number among the kept rows. The array, after 40 bytes of header (whether the rows
+ascend, rows, kept rows, xxh3_128 of them), takes 4 bytes per kept row, 8 from 2**31 rows on. More than 64 KiB go to a
+file in the user's cache, which all processes of a machine map: private memory does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ import xxhash
 
 from penstock.errors import DataFileError
 from penstock.order.permutation import Indices, normalise
-from penstock.storage import kept_array, kept_path
+from penstock.storage import derived_array
 
 __all__ = ["CHUNK", "KeptRows"]
 
 CHUNK = 1 << 20
 """Rows processed at once."""
 
-_HEADER = struct.Struct("<8s?7xqq16s16x")
-_MAGIC = b"PSTKROWS"
+_HEADER = struct.Struct("<?7xqq16s")
 _IN_MEMORY = 1 << 16  # bytes; larger arrays are stored in a file
 _TRAVELS = 512 << 20  # bytes; pickles of larger arrays do not hold the rows
 
@@ -40,10 +38,7 @@ class KeptRows:
 
     Args:
         data: header and rows of the stored form, uint8.
-        path: the mapped file; None if the rows are in memory.
-
-    Raises:
-        DataFileError: the data are not header and rows.
+        name: identity of the rows, under which the user's cache has them.
 
     Use `of_mask`, `of_rows` or `of_chunks` to make one. ``kept[i]`` returns the row of an ordinal, or the rows of an
     array of ordinals, int64 of the same shape; `places_of` is the inverse. Cost: 0.01 to 0.05 microseconds per look-up
@@ -54,14 +49,14 @@ class KeptRows:
     ([0, 3], [2])
     """
 
-    def __init__(self, data: npt.NDArray[np.uint8], path: Path | None = None) -> None:
-        header = data[: _HEADER.size].tobytes().ljust(_HEADER.size)
-        magic, self._ascending, self.rows, self._count, self._digest = _HEADER.unpack(header)
-        kind = _row_type(self.rows)
-        if magic != _MAGIC or data.nbytes != _HEADER.size + self._count * kind.itemsize:
-            raise DataFileError(f"{path} is not a whole file of filtered rows: remove it")
-        self._data, self.path = data, path
-        self._rows = data[_HEADER.size :].view(kind)
+    def __init__(self, data: npt.NDArray[np.uint8], name: str = "") -> None:
+        self._ascending, self.rows, self._count, self._digest = _HEADER.unpack(data[: _HEADER.size].tobytes())
+        self._name = name
+        self.path = Path(data.filename) if isinstance(data, np.memmap) else None
+        """The mapped file; None if the rows are in memory."""
+        # Indexing is slower for np.memmap than for np.ndarray.
+        self._data = np.asarray(data)
+        self._rows = self._data[_HEADER.size :].view(_row_type(self.rows))
 
     def __len__(self) -> int:
         return int(self._count)
@@ -142,10 +137,8 @@ class KeptRows:
             if count * _row_type(of).itemsize <= _IN_MEMORY:
                 _write(out := io.BytesIO(), chunks(), of)
                 return cls(np.frombuffer(out.getvalue(), np.uint8))
-        path = kept_path("filters", f"{name}.rows")
-        data = kept_array(path, np.uint8, lambda out: _write(out, chunks(), of), "the rows of a filter")
-        # Indexing is slower for np.memmap than for np.ndarray.
-        return cls(np.asarray(data), path if isinstance(data, np.memmap) else None)
+        data = derived_array("filters", name, np.uint8, lambda out: _write(out, chunks(), of), "the rows of a filter")
+        return cls(data, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptRows:
         return self
@@ -155,22 +148,21 @@ class KeptRows:
             return KeptRows, (self._data,)
         # Workers on this machine map the file. Other machines do not have it.
         travels = get_spawning_popen() is None and self.nbytes <= _TRAVELS
-        return _restored, (self.path, self._digest, self._data.tobytes() if travels else None)
+        return _restored, (self._name, self._data.tobytes() if travels else None)
 
 
-def _restored(path: Path, digest: bytes, data: bytes | None) -> KeptRows:
+def _restored(name: str, data: bytes | None) -> KeptRows:
     """Return kept rows from a pickle: from the file, or from the pickle if the file is missing."""
-    if path.exists():
-        found = KeptRows(np.asarray(np.memmap(path, np.uint8, "r")), path)
-        if found._digest == digest:
-            return found
-    if data is None:
-        raise DataFileError(
-            f"{path}, the file with the rows of a filter, is missing on this machine or has other rows, and the rows "
-            "are too many to be pickled: set XDG_CACHE_HOME to a folder that all machines share"
-        )
-    found = KeptRows(np.frombuffer(data, np.uint8))
-    return KeptRows.of_chunks(lambda: [found._rows], found.rows, name=digest.hex())
+
+    def write(out: BinaryIO) -> None:
+        if data is None:
+            raise DataFileError(
+                "the file with the rows of a filter is missing on this machine, and the rows are too many to be "
+                "pickled: set XDG_CACHE_HOME to a folder that all machines share"
+            )
+        out.write(data)
+
+    return KeptRows(derived_array("filters", name, np.uint8, write, "the rows of a filter"), name)
 
 
 def _row_type(rows: int) -> np.dtype[Any]:
@@ -182,7 +174,8 @@ def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 
 def _write(out: BinaryIO, chunks: Iterable[npt.NDArray[np.integer]], of: int) -> bytes:
-    """Write the stored form at the beginning of a file; return the header."""
+    """Write the stored form into a file; return the header."""
+    begin = out.tell()
     digest, count, ascending, last = xxhash.xxh3_128(struct.pack("<q", of)), 0, True, -1
     out.write(bytes(_HEADER.size))
     for chunk in chunks:
@@ -192,7 +185,7 @@ def _write(out: BinaryIO, chunks: Iterable[npt.NDArray[np.integer]], of: int) ->
         if len(rows):
             ascending = ascending and bool(last < rows[0] and (rows[1:] > rows[:-1]).all())
             count, last = count + len(rows), int(rows[-1])
-    header = _HEADER.pack(_MAGIC, ascending, of, count, digest.digest())
-    out.seek(0)
+    header = _HEADER.pack(ascending, of, count, digest.digest())
+    out.seek(begin)
     out.write(header)
     return header

@@ -24,13 +24,12 @@ import xxhash
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.stages import stage
-from penstock.storage import Storage
+from penstock.storage import Storage, derived_array
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
-from penstock.tokens.derived_tables import document_ends, kept_table, said_of
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import MegatronIndex, is_index, read_header
-from penstock.tokens.offsets import OffsetIndex
+from penstock.tokens.offsets import OffsetIndex, document_ends
 from penstock.wording import counted
 
 __all__ = ["DocumentFiles"]
@@ -123,7 +122,8 @@ class DocumentFiles(FilesTable):
             for ends in document_ends(lambda a, b: self.maps.array(number)[a:b], file.shape[0], end):
                 out.write(ends.tobytes())
 
-        return kept_table(f"documents {said_of(file)} {end}", np.int64, write, f"the index of {file.path}")
+        question = f"documents {self.maps.version(number)} {end}"
+        return derived_array("tokens", question, np.int64, write, f"the index of {file.path}")
 
     # Properties.
 
@@ -168,9 +168,10 @@ class DocumentFiles(FilesTable):
         if self._lengths is None:
             found = self._indexes[0].mapped_lengths() if len(self._indexes) == 1 else None
             if found is None:
-                names = [f"{said_of(file)} {self.end_token}" for file in self.maps.files]
-                names += [said_of(file) for file in (self._index_maps.files if self._index_maps else ())]
-                found = kept_table("lengths " + " ".join(names), np.int32, self._write_lengths, "lengths of documents")
+                maps = [self.maps] if self._index_maps is None else [self.maps, self._index_maps]
+                versions = [files.version(number) for files in maps for number in range(len(files.files))]
+                question = f"lengths {self.end_token} {versions}"
+                found = derived_array("tokens", question, np.int32, self._write_lengths, "lengths of documents")
             self._lengths = found
         return self._lengths
 

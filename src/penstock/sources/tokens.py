@@ -24,10 +24,10 @@ import xxhash
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.stages import stage
-from penstock.storage import Storage
+from penstock.storage import Storage, derived_array
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
-from penstock.tokens.derived_tables import document_ends, kept_table, said_of
+from penstock.tokens.offsets import document_ends
 from penstock.wording import counted
 
 __all__ = ["TokenFiles"]
@@ -169,17 +169,12 @@ class TokenFiles(FilesTable):
     # Documents.
 
     def _index(self, number: int) -> npt.NDArray[np.int64]:
-        """Return first and end token of each sequence of a file, of shape (sequences, 2).
-
-        It is a mapped file in the cache, which one process computes in one pass while others wait; in memory if the
-        cache has no room.
-        """
+        """Return first and end token of each sequence of a file, of shape (sequences, 2): a derived file."""
         found = self._indexes.get(number)
         if found is None:
-            file = self.maps.files[number]
-            key = f"{said_of(file)} {self.length} {self.end_token}"
-            write = partial(self._write_index, number)
-            found = kept_table(key, np.int64, write, f"the index of {file.path}").reshape(-1, 2)
+            question = f"sequences {self.maps.version(number)} {self.length} {self.end_token}"
+            write, what = partial(self._write_index, number), f"the index of {self.maps.files[number].path}"
+            found = derived_array("tokens", question, np.int64, write, what).reshape(-1, 2)
             self._indexes[number] = found
         return found
 

@@ -1,8 +1,11 @@
 """Derived files: computed once from a user's data, cached, mapped by all processes, and limited in total size.
 
-Every folder of the user's cache is one of them, except ``objects``, the copies of remote objects.
+Every folder of the user's cache is one of them, except ``objects``, the copies of remote objects: see `KINDS`. Files
+that only the cache holds have one format, see `derived_array`::
 
-    lines/KEY.idx, KEY.zst    see KINDS
+    classes/KEY.table    magic, version, 0, bytes of the array    8s I I q
+                         KEY, 0, xxh3_64 of the bytes before      16s 16x 8s
+                         the array                                from byte 64 on
 
 Promises: the least recently used files are evicted first, until all together take at most half of the free disk space,
 their own size included. No file in use is removed: files that a process of this machine has mapped stay (Linux lists
@@ -16,29 +19,33 @@ import contextlib
 import io
 import os
 import shutil
+import struct
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from penstock.errors import DataFileIOError, PenstockError
-from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
 
 __all__ = [
     "KINDS",
     "KeptFile",
+    "array_in_memory",
     "bound",
     "clear",
+    "derived_array",
     "grown",
     "keep_bound",
-    "kept_array",
     "kept_files",
     "kept_path",
+    "load_or_write",
     "write_kept",
 ]
 
@@ -58,6 +65,10 @@ KINDS = {
 }
 """The folders and their content."""
 
+T = TypeVar("T")
+
+_MAGIC, _VERSION = b"PSTKTABL", 1
+_HEADER = struct.Struct("<8sI4xq16s16x8s")  # a multiple of 64 bytes, the alignment that Arrow recommends
 _LEASE = 60.0  # seconds
 _ABANDONED = 3600.0  # seconds without a write, after which a temporary file counts as left by a killed process
 
@@ -88,37 +99,123 @@ def kept_path(kind: str, name: str) -> Path:
     return path
 
 
-def kept_array(path: Path, dtype: npt.DTypeLike, write: Callable[[BinaryIO], object], what: str) -> npt.NDArray[Any]:
-    """Return the one-dimensional, read-only array that ``write(file)`` writes.
+def derived_array(
+    kind: str,
+    question: str | bytes,
+    dtype: npt.DTypeLike,
+    write: Callable[[BinaryIO], object],
+    what: str,
+    folder: str | os.PathLike[str] | None = None,
+) -> npt.NDArray[Any]:
+    """Return the one-dimensional, read-only array that ``write(file)`` writes: a map of a derived file.
 
     One process of the machine writes the file while others wait; then all map it. If the cache cannot be written, each
-    process holds the array in memory, with a warning.
+    process holds the array in memory, with a warning. A file that is damaged or of another version is written again.
 
     Args:
-        path: of the file, from `kept_path`.
-        dtype: the dtype of the numbers.
-        write: writes their raw bytes.
-        what: name of the numbers, for the warning.
+        kind: one of `KINDS`.
+        question: all that the array depends on: path or address, size, and modification time or ETag of each input
+            file, or a hash of all their bytes; and the computation with its options.
+        dtype: the dtype of the numbers; uint8 for several arrays, which begin at a multiple of 64 bytes.
+        write: writes the raw bytes, from the position of the file on. It may seek, and is called once in a process.
+        what: name of the array, for the warning.
+        folder: a folder for the file that the user has chosen, instead of the cache.
+
+    Raises:
+        DataFileIOError: the path of the file is a folder.
+        OSError: the disk fails; or ``folder`` cannot be written.
     """
+    key = xxhash.xxh3_128_digest(os.fsencode(question))
+    name = f"{key.hex()}.table"
+
+    def load(path: Path) -> npt.NDArray[Any] | None:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size - _HEADER.size
+                if file.read(_HEADER.size) != _header(key, size):
+                    return None
+                return np.memmap(file, dtype, "r", _HEADER.size) if size else np.empty(0, dtype)
+        except FileNotFoundError:
+            return None
+
+    def write_table(out: BinaryIO) -> None:
+        out.write(bytes(_HEADER.size))
+        write(out)
+        size = out.seek(0, os.SEEK_END) - _HEADER.size
+        out.seek(0)
+        out.write(_header(key, size))
+
     try:
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            with file_lock(path):
-                if not path.exists():
-                    with write_kept(path) as out:
-                        write(out)
-        return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+        path = kept_path(kind, name) if folder is None else Path(folder) / name
+        return load_or_write([path], load, write_table)
     except OSError as error:
-        if isinstance(error, PenstockError) or error.errno not in UNWRITABLE:
+        if isinstance(error, PenstockError) or error.errno not in UNWRITABLE or folder is not None:
             raise
         warnings.warn(
-            f"{path}: {what} cannot be stored there ({error.strerror}): each process holds its own copy in memory. "
-            "Free space, or set XDG_CACHE_HOME to another folder",
+            f"{error.filename}: {what} cannot be stored there ({error.strerror}): each process holds its own copy in "
+            "memory. Free space, or set XDG_CACHE_HOME to another folder",
             stacklevel=2,
         )
-        made = io.BytesIO()
-        write(made)
-        return np.frombuffer(made.getvalue(), dtype)
+        return array_in_memory(dtype, write)
+
+
+def array_in_memory(dtype: npt.DTypeLike, write: Callable[[BinaryIO], object]) -> npt.NDArray[Any]:
+    """Return the read-only array that ``write(file)`` writes, without a file."""
+    out = io.BytesIO()
+    write(out)
+    return np.frombuffer(out.getvalue(), dtype)
+
+
+def _header(key: bytes, size: int) -> bytes:
+    body = _HEADER.pack(_MAGIC, _VERSION, size, key, b"")[:-8]
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write: Callable[[BinaryIO], object]) -> T:
+    """Return what ``load`` finds at the first of these paths that has it; else write a file, and load that.
+
+    One process of the machine writes the file, by `write_kept`, while others wait.
+
+    Args:
+        paths: best first. The file is written to the first one that can be written; the folder of the last is created.
+        load: returns None if the file at the path is missing, damaged or out of date.
+        write: writes the file.
+
+    Raises:
+        OSError: the file cannot be written; ``filename`` is its path.
+        DataFileIOError: it was written, but cannot be loaded.
+    """
+    found = _first(paths, load)
+    if found is not None:
+        return found
+    with file_lock(paths[0]):
+        found = _first(paths, load)  # another process may have written it while this one waited
+        if found is not None:
+            return found
+        for path in paths:
+            last = path is paths[-1]
+            if not last and not is_writable(path.parent):
+                continue
+            try:
+                if last:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                with write_kept(path) as out:
+                    write(out)
+                break
+            except OSError as error:
+                if not last and error.errno in UNWRITABLE and not isinstance(error, PenstockError):
+                    continue  # the file system refuses despite the access rights, or its disk is full
+                if not isinstance(error, PenstockError):
+                    error.filename = os.fspath(path)
+                raise
+        found = load(path)
+    if found is None:
+        raise DataFileIOError(f"{path} was removed or replaced as soon as it was written, or the disk is damaged")
+    return found
+
+
+def _first(paths: Sequence[Path], load: Callable[[Path], T | None]) -> T | None:
+    return next((found for path in paths if (found := load(path)) is not None), None)
 
 
 @contextlib.contextmanager

@@ -176,9 +176,8 @@ class MappedFiles:
         return found
 
     def version(self, number: int) -> str:
-        """Return what changes when a file is written again: its size, modification time and inode."""
-        file = self.files[number]
-        return f"{file.size} {file.mtime_ns} {file.inode}"
+        """Return what identifies a file until it is written again: path, size, modification time, inode and layout."""
+        return repr(tuple(self.files[number]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"files": self.files, "fingerprints": self._fingerprints}

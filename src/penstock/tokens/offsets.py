@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import DataFileError
 
-__all__ = ["OffsetIndex"]
+__all__ = ["OffsetIndex", "document_ends"]
+
+_SCAN = 1 << 22  # number of tokens searched at a time for document ends
 
 
 class OffsetIndex:
@@ -49,3 +52,21 @@ class OffsetIndex:
 
     def mapped_lengths(self) -> None:
         """Return None: the file holds offsets, not lengths."""
+
+
+def document_ends(
+    read: Callable[[int, int], npt.NDArray[Any]], total: int, end_token: int
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the end of each document (the position after its last token), in ascending, non-empty arrays.
+
+    Args:
+        read: ``read(begin, end)`` returns these tokens.
+        total: number of tokens. Tokens after the last end token form a document, too.
+        end_token: the last token of each document.
+    """
+    for begin in range(0, total, _SCAN):
+        ends = np.flatnonzero(read(begin, begin + _SCAN) == end_token) + begin + 1
+        if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
+            ends = np.append(ends, total)
+        if len(ends):
+            yield ends
