@@ -10,32 +10,26 @@ two passes over the keys, writes the file once; all processes of a machine share
 Memory: the file takes 4 bytes a row (8 from 2**32 rows on). Building it takes 10 MB and 30 bytes a class, for any
 number of rows; using it takes the 8 bytes a class of ``starts``.
 
-File: 64 bytes of header (magic, rows, classes, bytes of a row, checksum), int64 ``starts``, uint32 or int64 ``rows``.
+File: int64 ``starts``, then uint32 or int64 ``rows``, see `penstock.storage.derived`.
 """
 
 from __future__ import annotations
 
+import io
 import os
-import struct
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ConfigError, DataFileIOError
-from penstock.storage.cache import UNWRITABLE, file_lock
-from penstock.storage.derived import kept_path, write_kept
+from penstock.errors import ConfigError, DataFileIOError, PenstockError
+from penstock.storage.derived import array_in_memory, derived_array
 
 __all__ = ["ClassIndex", "digest_of"]
 
-_MAGIC = b"PSTKCLS1"
-_HEADER = struct.Struct("<8sQQQ")
-_HEADER_SIZE = 64
 _CHUNK = 1 << 18
 _SHARED_FROM = 1 << 16  # rows; a smaller index takes less than 256 KiB, and is built faster than a file
 
@@ -114,23 +108,42 @@ class ClassIndex:
     @cached_property
     def _opened(self) -> tuple[npt.NDArray[Any], Indices]:
         """All rows by class, ascending within a class, and the start of each class; from a file, or in memory."""
-        n = len(self)
+        n, begin = len(self), 8 * (self.count + 1)
         if self._cache_dir is None and n < _SHARED_FROM:
-            return _in_memory(self, self.count)
-        name = f"{self.digest}-{n}-{self.count}.classes"
-        path = kept_path("classes", name) if self._cache_dir is None else Path(self._cache_dir) / name
-        try:
-            return _from_file(path, self, self.count)
-        except OSError as error:
-            advice = f"{path}: the index of the classes cannot be stored there: {error.strerror or error}"
-            if self._cache_dir is None and error.errno in UNWRITABLE:
-                warnings.warn(
-                    f"{advice}. Each process now holds its own copy in memory, {_itemsize(n)} bytes a row. Free space, "
-                    "or set XDG_CACHE_HOME to another folder",
-                    stacklevel=2,
-                )
-                return _in_memory(self, self.count)
-            raise DataFileIOError(f"{advice}; pass a writable folder as cache_dir=") from error
+            data = array_in_memory(np.uint8, self._write)
+        else:
+            question, what = f"{self.digest} {n} {self.count}", f"the index of the classes, {_itemsize(n)} bytes a row,"
+            try:
+                data = derived_array("classes", question, np.uint8, self._write, what, self._cache_dir)
+            except OSError as error:
+                if isinstance(error, PenstockError):
+                    raise
+                raise DataFileIOError(
+                    f"{error.filename}: {what} cannot be stored there: {error.strerror or error}; pass a writable "
+                    "folder as cache_dir="
+                ) from error
+        data = np.asarray(data)
+        return data[begin:].view(_dtype(n)), data[:begin].view(np.int64).copy()
+
+    def _write(self, out: BinaryIO) -> None:
+        """Write the starts, then the rows by class."""
+        n, starts = len(self), _count(self, self.count)
+        out.write(starts.tobytes())
+        if isinstance(out, io.BytesIO) or not n:
+            rows = np.empty(n, _dtype(n))
+            _place(self, starts, rows)
+            out.write(rows.tobytes())
+            return
+        out.flush()
+        begin, size = out.tell(), n * _itemsize(n)
+        # A full disk raises here; at a write to the map it would kill the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(out.fileno(), begin, size)
+        else:
+            out.truncate(begin + size)
+        mapped = np.memmap(out, _dtype(n), "r+", begin, (n,))
+        _place(self, starts, mapped)
+        mapped.flush()
 
 
 def digest_of(keys: Any) -> str:
@@ -175,72 +188,6 @@ def _place(keys: ClassIndex, starts: Indices, out: npt.NDArray[Any]) -> None:
         by_class += begin
         out[places] = by_class
         free += sizes
-
-
-def _in_memory(keys: ClassIndex, count: int) -> tuple[npt.NDArray[Any], Indices]:
-    starts = _count(keys, count)
-    rows = np.empty(len(keys), dtype=_dtype(len(keys)))
-    _place(keys, starts, rows)
-    rows.flags.writeable = starts.flags.writeable = False
-    return rows, starts
-
-
-def _from_file(path: Path, keys: ClassIndex, count: int) -> tuple[npt.NDArray[Any], Indices]:
-    """Return rows and starts of a file, which one process builds while the others wait."""
-    found = _map(path, len(keys), count)
-    if found is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(path):
-            found = _map(path, len(keys), count)
-            if found is None:
-                with write_kept(path) as file:
-                    _write(file, keys, count)
-                found = _map(path, len(keys), count)
-    if found is None:
-        raise OSError("it was written, but reads back differently")
-    return found
-
-
-def _write(file: BinaryIO, keys: ClassIndex, count: int) -> None:
-    n, starts = len(keys), _count(keys, count)
-    file.write(_header(n, count))
-    file.write(starts.tobytes())
-    file.flush()
-    begin, size = _layout(n, count)
-    # A full disk raises here; at a write to the map it would kill the process.
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-    else:
-        file.truncate(size)
-    if n:
-        rows = np.memmap(file, _dtype(n), "r+", begin, (n,))
-        _place(keys, starts, rows)
-        rows.flush()
-
-
-def _map(path: Path, n: int, count: int) -> tuple[npt.NDArray[Any], Indices] | None:
-    """Return rows and starts of a file; None if it is missing or incomplete."""
-    try:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-    except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
-        return None
-    begin, size = _layout(n, count)
-    if len(mapped) != size or mapped[:_HEADER_SIZE].tobytes() != _header(n, count):
-        return None
-    body = np.asarray(mapped)
-    starts = body[_HEADER_SIZE:begin].view(np.int64).copy()
-    return body[begin:].view(_dtype(n)), starts
-
-
-def _layout(n: int, count: int) -> tuple[int, int]:
-    """Return the offset of the rows in a file, and the file size."""
-    begin = _HEADER_SIZE + 8 * (count + 1)
-    return begin, begin + n * _itemsize(n)
-
-
-def _header(n: int, count: int) -> bytes:
-    body = _HEADER.pack(_MAGIC, n, count, _itemsize(n))
-    return (body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))).ljust(_HEADER_SIZE, b"\0")
 
 
 def _dtype(n: int) -> np.dtype[Any]:
