@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import xxhash
 
 from penstock.datasets.rows import row_count, rows_behind, version_of
 from penstock.errors import ConfigError
@@ -16,7 +14,7 @@ from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths, lengths_of
-from penstock.storage import file_lock, kept_path, write_kept
+from penstock.storage import derived_array
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:
@@ -71,7 +69,8 @@ def _all_lengths(dataset: Any, given: Any) -> SampleLengths:
     if isinstance(given, SampleLengths):
         return given
     if _is_column(given):
-        return _cached_column(dataset, given)
+        column = _Column(dataset, given)
+        return SampleLengths(len(column), column)
     if given is None:
         given = getattr(dataset, "lengths", None)
         if given is None:
@@ -99,29 +98,36 @@ def _kept_lengths(every: SampleLengths, find: Callable[[Indices], Indices], coun
     return every[find(rows)]
 
 
-def _cached_column(dataset: Any, name: str) -> SampleLengths:
-    """Return a column as lengths. The column is read once, and stored in the user's cache."""
-    read = column_lengths(dataset, name)
-    source = getattr(dataset, "source", dataset)
-    if fingerprint_of(source) is None:
-        raise ConfigError(
-            f"{kind_text(source)} has no fingerprint, so its column {name!r} cannot be cached: give an array"
-        )
-    identity = f"{fingerprint_of(source)} {version_of(source)} {len(source)} {name}"
-    path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(identity.encode())}.npy")
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        with file_lock(path):
-            if not path.exists():
-                _write(read, len(source), path)
-    return lengths_of(path)
+class _Column:
+    """The lengths in a column of a table, which are read once, and stored in the user's cache."""
 
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset, self._name, self._read = dataset, name, column_lengths(dataset, name)
+        source = getattr(dataset, "source", dataset)
+        fingerprint = fingerprint_of(source)
+        if fingerprint is None:
+            raise ConfigError(
+                f"{kind_text(source)} has no fingerprint, so its column {name!r} cannot be cached: give an array"
+            )
+        self._rows, self._question = len(source), f"{fingerprint} {version_of(source)} {len(source)} {name}"
 
-def _write(read: Callable[[Indices], Indices], samples: int, path: Path) -> None:
-    with write_kept(path) as out:
-        np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (samples,)})
-        for begin in range(0, samples, _ROWS):
-            out.write(read(np.arange(begin, min(begin + _ROWS, samples))).astype("<i8").tobytes())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Column, (self._dataset, self._name)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __call__(self, part: Any) -> Indices:
+        return self._lengths[part]
+
+    @cached_property
+    def _lengths(self) -> Indices:
+        what = f"the lengths in the column {self._name!r}"
+        return np.asarray(derived_array("lengths", self._question, np.int64, self._write, what))
+
+    def _write(self, out: BinaryIO) -> None:
+        for begin in range(0, len(self), _ROWS):
+            out.write(self._read(np.arange(begin, min(begin + _ROWS, len(self)))).tobytes())
 
 
 def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[[Indices], Indices]:
