@@ -60,6 +60,7 @@ DAMAGE = {
     "another file": lambda data: b"x" * len(data),
     "another version": lambda data: data[:8] + b"\xff" + data[9:],
     "checksum": lambda data: data[:63] + bytes([data[63] ^ 1]) + data[64:],
+    "array": lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
 }
 
 

@@ -93,7 +93,7 @@ class BlockPacks(Packs):
         digest = xxhash.xxh3_128_hexdigest(identity.encode())
         blocks = -(-len(self.lengths) // self._block_size)
         largest = max(self.capacity, self._block_size)
-        return BlockTypes.open(digest, blocks, largest, lambda number: self._packed(number, None).layout)
+        return BlockTypes(digest, blocks, largest, lambda number: self._packed(number, None).layout)
 
     def _create_caches(self) -> None:
         """Create the caches of recently used blocks: a batch is in one block, or in two neighbouring ones."""

@@ -5,6 +5,7 @@ that only the cache holds have one format, see `derived_array`::
 
     classes/KEY.table    magic, version, 0, bytes of the array    8s I I q
                          KEY, 0, xxh3_64 of the bytes before      16s 16x 8s
+                         and of the first 64 KiB of the array
                          the array                                from byte 64 on
 
 Promises: the least recently used files are evicted first, until all together take at most half of the free disk space,
@@ -69,6 +70,7 @@ T = TypeVar("T")
 
 _MAGIC, _VERSION = b"PSTKTABL", 1
 _HEADER = struct.Struct("<8sI4xq16s16x8s")  # a multiple of 64 bytes, the alignment that Arrow recommends
+_CHECKED = 1 << 16  # bytes of the array in the checksum: reading them all would make large files slow to open
 _LEASE = 60.0  # seconds
 _ABANDONED = 3600.0  # seconds without a write, after which a temporary file counts as left by a killed process
 
@@ -132,7 +134,8 @@ def derived_array(
         try:
             with open(path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size - _HEADER.size
-                if file.read(_HEADER.size) != _header(key, size):
+                begin = file.read(_HEADER.size + _CHECKED)
+                if begin[: _HEADER.size] != _header(key, size, begin[_HEADER.size :]):
                     return None
                 return np.memmap(file, dtype, "r", _HEADER.size) if size else np.empty(0, dtype)
         except FileNotFoundError:
@@ -142,8 +145,10 @@ def derived_array(
         out.write(bytes(_HEADER.size))
         write(out)
         size = out.seek(0, os.SEEK_END) - _HEADER.size
+        out.seek(_HEADER.size)
+        header = _header(key, size, out.read(_CHECKED))
         out.seek(0)
-        out.write(_header(key, size))
+        out.write(header)
 
     try:
         path = kept_path(kind, name) if folder is None else Path(folder) / name
@@ -166,9 +171,9 @@ def array_in_memory(dtype: npt.DTypeLike, write: Callable[[BinaryIO], object]) -
     return np.frombuffer(out.getvalue(), dtype)
 
 
-def _header(key: bytes, size: int) -> bytes:
-    body = _HEADER.pack(_MAGIC, _VERSION, size, key, b"")[:-8]
-    return body + xxhash.xxh3_64_digest(body)
+def _header(key: bytes, size: int, begin: bytes) -> bytes:
+    fields = _HEADER.pack(_MAGIC, _VERSION, size, key, b"")[:-8]
+    return fields + xxhash.xxh3_64_digest(fields + begin)
 
 
 def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write: Callable[[BinaryIO], object]) -> T:
