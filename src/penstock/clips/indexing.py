@@ -36,7 +36,7 @@ from penstock.errors import (
 from penstock.progress import progress_bar
 from penstock.storage import Storage
 from penstock.storage.cache import UNWRITABLE, file_lock
-from penstock.storage.derived import kept_path, write_kept
+from penstock.storage.derived import kept_path, load_or_write, write_kept
 from penstock.storage.files import io_error
 from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import in_threads
@@ -82,41 +82,32 @@ def open_index(
         found = ClipIndex(place, kind, named.root, exact=path is None, addresses=named.signed)
         return found if path is None else _of_files(found, named)
 
-    def made(place: Path) -> ClipIndex:
-        with write_kept(place) as out:
-            _write(out, kind, named, storage=storage, progress=progress)
-        return opened(place)
+    def write(out: BinaryIO) -> None:
+        _write(out, kind, named, storage=storage, progress=progress)
 
     if path is not None:
-        return _at(Path(path), kind, opened, made, renew=renew)
+        return _at(Path(path), kind, opened, write, renew=renew)
     place = kept_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
-    return _in_cache(place, opened, made, renew=renew)
+    with _wrapped(place, (*UNWRITABLE, errno.ENOENT)):
+        found = _kept(place, opened) if renew else None
+        if found is not None and any(found.column("error")):
+            place.unlink(missing_ok=True)
+        return load_or_write([place], lambda place: _kept(place, opened), write)
 
 
-_Make = Callable[[Path], ClipIndex]
-
-
-def _at(place: Path, kind: Kind, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
+def _at(
+    place: Path, kind: Kind, opened: Callable[[Path], ClipIndex], write: Callable[[BinaryIO], None], *, renew: bool
+) -> ClipIndex:
     """Return the index at a path that the user has chosen."""
     if place.exists() and not renew:
         return opened(place)
     if place.exists():
         check_is_index(place, kind)  # overwrite only indexes
     with _wrapped(place, ()), file_lock(place):
-        # Another process may have built it meanwhile.
-        return opened(place) if place.exists() and not renew else made(place)
-
-
-def _in_cache(place: Path, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
-    """Return the index from the cache."""
-    with _wrapped(place, (*UNWRITABLE, errno.ENOENT)):
-        found = _kept(place, opened)
-        if found is not None and not (renew and any(found.column("error"))):
-            return found
-        place.parent.mkdir(exist_ok=True)
-        with file_lock(place):
-            found = None if renew else _kept(place, opened)
-            return made(place) if found is None else found
+        if renew or not place.exists():  # another process may have built it meanwhile
+            with write_kept(place) as out:
+                write(out)
+        return opened(place)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -42,7 +42,7 @@ from penstock.images.entries import (
     whole_rows,
 )
 from penstock.manifest import Manifest
-from penstock.storage import file_lock, grown, io_error, is_remote, kept_path, write_kept
+from penstock.storage import grown, io_error, is_remote, kept_path, load_or_write
 
 __all__ = ["LearnedIndex", "find_index", "learned_path"]
 
@@ -211,20 +211,15 @@ def _written(count: int, data: bytes) -> None:
 
 def _begin(path: Path, fingerprint: str, rows: int) -> None:
     """Create an index without entries, unless a valid one exists. One process creates it; others wait."""
-    if _is_sound(path, fingerprint, rows):
-        return
-    with file_lock(path):
-        if _is_sound(path, fingerprint, rows):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with write_kept(path) as file:
-            file.write(pack_header(fingerprint, rows, STEP))
-            file.truncate(TABLE + rows * ROW.size)  # a hole, which takes no disk space
 
+    def load(path: Path) -> ImageIndex | None:
+        try:
+            return ImageIndex(path, fingerprint, rows)
+        except (ManifestError, StateError):
+            return None
 
-def _is_sound(path: Path, fingerprint: str, rows: int) -> bool:
-    try:
-        ImageIndex(path, fingerprint, rows)
-    except (ManifestError, StateError):
-        return False
-    return True
+    def write(file: BinaryIO) -> None:
+        file.write(pack_header(fingerprint, rows, STEP))
+        file.truncate(TABLE + rows * ROW.size)  # a hole, which takes no disk space
+
+    load_or_write([path], load, write)
