@@ -40,20 +40,9 @@ class ArrayFiles(FilesTable):
         self.row = first.shape[1:]
         self.type = _tensor_type(first.path, np.dtype(first.dtype))
         self.starts = np.cumsum([0, *(file.shape[0] for file in found)], dtype=np.int64)
-        """The first row of each file, and the number of all rows."""
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
 
     def __repr__(self) -> str:
         return f"<ArrayFiles of {counted(len(self), 'row')}: {self.maps.in_words()}>"
-
-    def prefixes(self, rows: int) -> list[str]:
-        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
-
-    def _combined(self, files: int) -> str:
-        prints = [self.maps.fingerprint(number) for number in range(files)]
-        return xxhash.xxh3_128_hexdigest(" ".join(prints).encode())
 
     def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
         """Write rows into an array of shape (rows, *row), with one copy from the file's pages.
@@ -61,10 +50,8 @@ class ArrayFiles(FilesTable):
         Raises:
             DataFileChangedError: a file was truncated or modified since it was opened.
         """
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        for number in np.unique(numbers).tolist():
-            array, places = self.maps.array(number), np.flatnonzero(numbers == number)
-            local = rows[places] - self.starts[number]
+        for number, places, local in self.by_file(rows):
+            array = self.maps.array(number)
             if len(places) == len(rows) and array.dtype == out.dtype:
                 np.take(array, local, axis=0, out=out, mode="clip")  # in range: `normalise` has checked
             else:

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
+from penstock.sources.tokens import check_tokens
 from penstock.stages import stage
 from penstock.storage import Storage, derived_array
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
@@ -62,7 +62,7 @@ class DocumentFiles(FilesTable):
         if not pairs:
             raise DataFileError(f"{expand(files, storage)[0]} holds no documents: its source had no rows")
         for pair in pairs:
-            self._check(pair.tokens)
+            check_tokens(pair.tokens, self.token_type, self.end_token)
         self._set_up(MappedFiles([pair.tokens for pair in pairs]), _mapped([pair.at for pair in pairs]))
 
     def _pairs(self, name: str, dtype: npt.DTypeLike | None, storage: Storage | None) -> Iterator[_Pair]:
@@ -86,21 +86,10 @@ class DocumentFiles(FilesTable):
                 "wrote, or the .idx of Megatron's pair of files; or open it as sequences of one length by TokenDataset"
             )
 
-    def _check(self, file: MappedFile) -> None:
-        kind = np.dtype(file.dtype)
-        if len(file.shape) != 1 or kind.kind not in "iu":
-            raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
-        if not np.can_cast(kind, self.token_type):
-            raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
-        limits = np.iinfo(kind)
-        if self.end_token is not None and not limits.min <= self.end_token <= limits.max:
-            raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={self.end_token}")
-
     def _set_up(self, maps: MappedFiles, index_maps: MappedFiles | None) -> None:
         self.maps, self._index_maps = maps, index_maps
         self._indexes = [self._index(number) for number in range(len(maps.files))]
         self.starts = np.cumsum([0, *map(len, self._indexes)], dtype=np.int64)
-        """The first document of each file, and the number of all documents."""
         self._lengths: npt.NDArray[np.int32] | None = None
 
     def _index(self, number: int) -> OffsetIndex | MegatronIndex:
@@ -127,9 +116,6 @@ class DocumentFiles(FilesTable):
 
     # Properties.
 
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
     def __repr__(self) -> str:
         return f"<DocumentFiles of {counted(len(self), 'document')}: {self.maps.in_words()}>"
 
@@ -145,15 +131,9 @@ class DocumentFiles(FilesTable):
         """The number of all tokens."""
         return sum(file.shape[0] for file in self.maps.files)
 
-    def prefixes(self, rows: int) -> list[str]:
-        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
-
-    def _combined(self, files: int) -> str:
-        """Return the identity of the first files' documents: of tokens and document boundaries."""
-        prints = [self.maps.fingerprint(number) for number in range(files)]
-        if self._index_maps is not None:
-            prints += [self._index_maps.fingerprint(number) for number in range(files)]
-        return xxhash.xxh3_128_hexdigest(f"documents {self.end_token} {' '.join(prints)}".encode())
+    def identity(self, files: int) -> list[str]:
+        maps = [self.maps] if self._index_maps is None else [self.maps, self._index_maps]
+        return [f"documents {self.end_token}", *(some.fingerprint(k) for some in maps for k in range(files))]
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -199,10 +179,8 @@ class DocumentFiles(FilesTable):
         with stage("read"):
             rows = normalise(rows, len(self))
             found: list[torch.Tensor] = [_NONE] * len(rows)
-            numbers = self.starts.searchsorted(rows, "right") - 1
-            for number in np.unique(numbers).tolist():
-                places = np.flatnonzero(numbers == number)
-                tokens, local = self.maps.array(number), rows[places] - self.starts[number]
+            for number, places, local in self.by_file(rows):
+                tokens = self.maps.array(number)
                 begins, ends = self._indexes[number].bounds(local)
                 bad = (begins < 0) | (begins > ends) | (ends > len(tokens))
                 if bad.any():

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
@@ -30,7 +29,7 @@ from penstock.storage.names import Urls, expand
 from penstock.tokens.offsets import document_ends
 from penstock.wording import counted
 
-__all__ = ["TokenFiles"]
+__all__ = ["TokenFiles", "check_tokens"]
 
 _ROWS = 128  # rows gathered at a time, which fit the CPU cache until they are written out
 
@@ -63,35 +62,24 @@ class TokenFiles(FilesTable):
         if end_token is not None and stride is not None:
             raise ConfigError("stride= is for packed sequences: with end_token= they begin where documents do")
         names: Iterable[str] = expand(files, storage)
-        self._set_up(MappedFiles([self._checked(look_at(name, kind, storage)) for name in names]))
+        found = [look_at(name, kind, storage) for name in names]
+        for file in found:
+            check_tokens(file, self.token_type, self.end_token)
+        self._set_up(MappedFiles(found))
         if not len(self):
             raise DataFileError(f"{self.maps.files[0].path}: too few tokens for one sequence of {self.length}")
-
-    def _checked(self, file: MappedFile) -> MappedFile:
-        kind = np.dtype(file.dtype)
-        if len(file.shape) != 1 or kind.kind not in "iu":
-            raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
-        if not np.can_cast(kind, self.token_type):
-            raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
-        if self.end_token is not None and not _holds(kind, self.end_token):
-            raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={self.end_token}")
-        return file
 
     def _set_up(self, maps: MappedFiles) -> None:
         self.maps = maps
         self._indexes: dict[int, npt.NDArray[np.int64]] = {}
         counts = [self._count(number) for number in range(len(maps.files))]
         self.starts = np.cumsum([0, *counts], dtype=np.int64)
-        """The first sequence of each file, and the number of all sequences."""
 
     def _count(self, number: int) -> int:
         if self.end_token is not None:
             return len(self._index(number))
         tokens = self.maps.files[number].shape[0]
         return 0 if tokens < self.length else (tokens - self.length) // self.stride + 1
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
 
     def __repr__(self) -> str:
         return f"<TokenFiles of {counted(len(self), 'sequence')} of {self.length}: {self.maps.in_words()}>"
@@ -105,14 +93,8 @@ class TokenFiles(FilesTable):
 
     # Identity.
 
-    def prefixes(self, rows: int) -> list[str]:
-        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
-
-    def _combined(self, files: int) -> str:
-        """Return the identity of the first files' sequences: of the files and the sequence boundaries."""
-        cut = self.length, self.stride, self.end_token, self.pad_token
-        prints = [self.maps.fingerprint(number) for number in range(files)]
-        return xxhash.xxh3_128_hexdigest(f"{cut} {' '.join(prints)}".encode())
+    def identity(self, files: int) -> list[str]:
+        return [str((self.length, self.stride, self.end_token, self.pad_token)), *super().identity(files)]
 
     # Reading.
 
@@ -133,35 +115,30 @@ class TokenFiles(FilesTable):
         Raises:
             DataFileChangedError: a file was truncated or modified since it was opened.
         """
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        write = self._write_packed if self.end_token is None else self._write_documents
-        first = int(numbers[0]) if len(numbers) else 0
-        if (numbers == first).all():
-            write(out, None, first, rows - self.starts[first])
-            return
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            write(out, places, number, rows[places] - self.starts[number])
+        for number, places, local in self.by_file(rows):
+            if self.end_token is None:
+                self._write_packed(out, places, number, local)
+            else:
+                self._write_documents(out, places, number, local)
 
     def _write_packed(
-        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64] | None, number: int, local: npt.NDArray[np.int64]
+        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64], number: int, local: npt.NDArray[np.int64]
     ) -> None:
         tokens, count = self.maps.array(number), int(self.starts[number + 1] - self.starts[number])
         shape, strides = (count, self.length), (self.stride * tokens.itemsize, tokens.itemsize)
         rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
         for begin in range(0, len(local), _ROWS):
             end = begin + _ROWS
-            if places is None:
+            if len(places) == len(out):
                 out[begin:end] = rows[local[begin:end]]
             else:
                 out[places[begin:end]] = rows[local[begin:end]]
 
     def _write_documents(
-        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64] | None, number: int, local: npt.NDArray[np.int64]
+        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64], number: int, local: npt.NDArray[np.int64]
     ) -> None:
         tokens, index = self.maps.array(number), self._index(number)
-        where = range(len(local)) if places is None else places.tolist()
-        for place, (begin, end) in zip(where, index[local].tolist(), strict=True):
+        for place, (begin, end) in zip(places.tolist(), index[local].tolist(), strict=True):
             row, size = out[place], end - begin
             row[:size] = tokens[begin:end]
             row[size:] = self.pad_token
@@ -192,6 +169,22 @@ class TokenFiles(FilesTable):
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
         begin = np.repeat(starts, counts) + number * self.length
         return np.stack([begin, np.minimum(begin + self.length, np.repeat(ends, counts))], axis=1)
+
+
+def check_tokens(file: MappedFile, token_type: np.dtype[Any], end_token: int | None) -> None:
+    """Check that a file holds tokens.
+
+    Raises:
+        DataFileError: it holds something else than one row of integers.
+        ConfigError: ``token_type`` cannot hold its tokens, or its type cannot hold ``end_token``.
+    """
+    kind = np.dtype(file.dtype)
+    if len(file.shape) != 1 or kind.kind not in "iu":
+        raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
+    if not np.can_cast(kind, token_type):
+        raise ConfigError(f"{file.path} holds {kind}, which token_type={str(token_type)!r} cannot hold")
+    if end_token is not None and not _holds(kind, end_token):
+        raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={end_token}")
 
 
 def _token(name: str, value: Any) -> int:

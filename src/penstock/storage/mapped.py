@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,17 +192,36 @@ class FilesTable(abc.ABC):
     """Rows in a list of files that may grow by more files: its fingerprint, and those of its earlier versions."""
 
     maps: MappedFiles
+    starts: npt.NDArray[np.int64]
+    """The first row of each file, and the number of all rows."""
 
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return int(self.starts[-1])
 
     @abc.abstractmethod
     def records(self, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Return the records of rows, in this order."""
 
-    @abc.abstractmethod
+    def by_file(
+        self, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield the number of each file with some of these rows, their places in ``rows``, and their rows there."""
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        if len(rows) and (numbers == numbers[0]).all():
+            yield int(numbers[0]), np.arange(len(rows)), rows - self.starts[numbers[0]]
+            return
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            yield number, places, rows[places] - self.starts[number]
+
     def prefixes(self, rows: int) -> list[str]:
         """Return the fingerprints of the first files with ``rows`` rows in total: several if some files are empty."""
+        ends = np.flatnonzero(self.starts == rows).tolist()
+        return [xxhash.xxh3_128_hexdigest(" ".join(self.identity(end)).encode()) for end in ends]
+
+    def identity(self, files: int) -> list[str]:
+        """Return all that the rows of the first files depend on: by default the fingerprints of the files."""
+        return [self.maps.fingerprint(number) for number in range(files)]
 
     @property
     def fingerprint(self) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
-import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import json_array
@@ -166,9 +165,6 @@ class JsonFiles(FilesTable):
             self._columns = self._first_keys()
         return self._columns
 
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
     def __repr__(self) -> str:
         columns = (
             "" if self._columns is None else f"{', '.join(self._columns)}; "
@@ -179,12 +175,8 @@ class JsonFiles(FilesTable):
         """Return the files in a store, for prefetching."""
         return self.maps.stored()
 
-    def prefixes(self, rows: int) -> list[str]:
-        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
-
-    def _combined(self, files: int) -> str:
-        prints = [self.maps.fingerprint(number) for number in range(files)]
-        return xxhash.xxh3_128_hexdigest(f"json {' '.join(prints)}".encode())
+    def identity(self, files: int) -> list[str]:
+        return ["json", *super().identity(files)]
 
     def facts(self, shards: Sequence[int]) -> list[CountedFacts]:
         """Return facts of files, to finish an epoch that began before they were counted."""

@@ -22,7 +22,6 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
@@ -144,7 +143,6 @@ class TableFiles(FilesTable):
         self.schema: pa.Schema = pieces.schema
         """The columns that are read, as in the first file."""
         self.starts = pieces.starts
-        """The first row of each file, and the number of all rows."""
         self.features = features_of(self.schema)
         """The features that `datasets` stored in the files, if it wrote them."""
         self.image_columns = image_columns(self.schema, self.features)
@@ -153,9 +151,6 @@ class TableFiles(FilesTable):
         """The fixed shape of each column's values, if its type defines one."""
 
     # Properties.
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
 
     def __repr__(self) -> str:
         return f"<TableFiles of {counted(len(self), 'row')}: {', '.join(self.columns)}; {self.maps.in_words()}>"
@@ -204,13 +199,6 @@ class TableFiles(FilesTable):
     def stored(self) -> list[StoredShard]:
         """Return the remote files that are copied when they are needed, for prefetching."""
         return self.maps.stored()
-
-    def prefixes(self, rows: int) -> list[str]:
-        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
-
-    def _combined(self, files: int) -> str:
-        prints = [self.maps.fingerprint(number) for number in range(files)]
-        return xxhash.xxh3_128_hexdigest(" ".join(prints).encode())
 
     def blocks(self) -> tuple[int, int] | None:
         """Return block size and window of a block shuffle that decodes each row group once; None for Arrow files.
