@@ -22,8 +22,8 @@ from typing import BinaryIO
 
 import xxhash
 
-from penstock.errors import ManifestIOError
-from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_error, is_writable
+from penstock.errors import ManifestError
+from penstock.storage import SourceFile, cache_root, io_error, load_or_write
 
 __all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
@@ -129,53 +129,25 @@ def load_or_build(source: SourceFile, suffix: str, cache_dir: str | None, rules:
         ManifestIOError: it cannot be written anywhere, or the disk is full. No partial file remains.
         ManifestChangedError: the source was modified while it was indexed.
     """
-    candidates = places(source.path, suffix, cache_dir)
-    found = _current(candidates, source, rules)
-    if found is not None:
-        return found
-    try:
-        lock = file_lock(candidates[0])
-    except OSError as error:
-        raise io_error(candidates[0], error, "cannot lock the index") from error
-    with lock:
-        found = _current(candidates, source, rules)  # another process may have built it while we waited
-        return found if found is not None else _build(candidates, source, rules, build)
+    paths = places(source.path, suffix, cache_dir)
 
-
-def _current(candidates: list[Path], source: SourceFile, rules: int) -> Sidecar | None:
-    for path in candidates:
+    def load(path: Path) -> Sidecar | None:
         sidecar = Sidecar.load(path, rules)
-        if sidecar is not None and sidecar.header.describes(source):
-            return sidecar
-    return None
+        return sidecar if sidecar is not None and sidecar.header.describes(source) else None
 
+    def write(out: BinaryIO) -> None:
+        source.settle()
+        stale = next((old for path in paths if (old := Sidecar.load(path, rules)) is not None), None)
+        out.write(bytes(DATA))
+        header = replace(build(source, out, stale), rules=rules)
+        source.check()
+        out.seek(0)
+        out.write(header.pack())
 
-def _build(candidates: list[Path], source: SourceFile, rules: int, build: Builder) -> Sidecar:
-    from penstock.storage import write_kept  # imported late: most indexes exist
-
-    source.settle()
-    stale = next((old for path in candidates if (old := Sidecar.load(path, rules)) is not None), None)
-    for number, path in enumerate(candidates):
-        last = number == len(candidates) - 1
-        if not last and not is_writable(path.parent):
-            continue
-        try:
-            if last:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            with write_kept(path) as out:
-                out.write(bytes(DATA))
-                header = replace(build(source, out, stale), rules=rules)
-                source.check()
-                out.seek(0)
-                out.write(header.pack())
-        except ManifestIOError:
-            raise
-        except OSError as error:
-            if error.errno in UNWRITABLE and not last:
-                continue  # the file system refuses despite the access rights, or its disk is full
-            raise io_error(path, error, f"cannot write the index of {source.path} to") from error
-        built = Sidecar.load(path, rules)
-        if built is None:
-            raise ManifestIOError(f"the index {path} was removed or replaced while it was being opened; try again")
-        return built
-    raise AssertionError("unreachable: the last candidate is always tried")
+    try:
+        return load_or_write(paths, load, write)
+    except ManifestError:
+        raise
+    except OSError as error:
+        where = error.filename or paths[-1]
+        raise io_error(where, error, f"cannot write the index of {source.path} to") from error
