@@ -26,7 +26,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.header import decode_name, rounded
 from penstock.shards.runs import Extensions, Run, scan_runs
-from penstock.storage import UNWRITABLE, file_lock, io_error, is_writable, write_kept
+from penstock.storage import io_error, load_or_write
 from penstock.storage.files import SHARD, SourceFile
 from penstock.storage.urls import shown
 
@@ -214,57 +214,35 @@ def load_or_build(
         ShardChangedError: the shard was modified while it was indexed.
     """
     file = shard if isinstance(shard, SourceFile) else SourceFile(shard, SHARD)
-    candidates = places(file.path, SUFFIX, cache_dir)
-    found = _current(candidates, file, checked)
-    if found is None:
-        try:
-            lock = file_lock(candidates[0])
-        except OSError as error:
-            raise ShardIOError(str(io_error(candidates[0], error, "cannot lock the index"))) from error
-        with lock:
-            found = _current(candidates, file)  # another process may have built it while we waited
-            if found is None:
-                return _build(candidates, file, shown(url or file.path), progress or (lambda _: None))
-    if progress is not None:
+    paths, name = places(file.path, SUFFIX, cache_dir), shown(url or file.path)
+    built = False
+
+    def load(path: Path) -> ShardIndex | None:
+        index = ShardIndex.load(path, checked=checked)
+        is_of = index is not None and (index.header.size, index.header.mtime_ns) == (file.size, file.mtime_ns)
+        return index if is_of else None
+
+    def write(out: BinaryIO) -> None:
+        nonlocal built
+        built = True
+        file.settle()
+        header, parts = _scan(file, name, progress or (lambda _: None))
+        out.write(header.pack())
+        for (at, _), part in zip(header.parts, parts, strict=True):
+            out.write(bytes(at - out.tell()))
+            out.write(part)
+        file.check()
+
+    try:
+        found = load_or_write(paths, load, write)
+    except (ShardError, ManifestIOError):
+        raise
+    except OSError as error:
+        where = error.filename or paths[-1]
+        raise ShardIOError(str(io_error(where, error, f"cannot write the index of {name} to"))) from error
+    if progress is not None and not built:
         progress(file.size)
     return found
-
-
-def _current(candidates: list[Path], file: SourceFile, checked: bool = False) -> ShardIndex | None:
-    for path in candidates:
-        index = ShardIndex.load(path, checked=checked)
-        if index is not None and (index.header.size, index.header.mtime_ns) == (file.size, file.mtime_ns):
-            return index
-    return None
-
-
-def _build(candidates: list[Path], file: SourceFile, url: str, progress: Progress) -> ShardIndex:
-    file.settle()
-    header, parts = _scan(file, url, progress)
-    for number, path in enumerate(candidates):
-        last = number == len(candidates) - 1
-        if not last and not is_writable(path.parent):
-            continue
-        try:
-            if last:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            with write_kept(path) as out:
-                out.write(header.pack())
-                for (at, _), part in zip(header.parts, parts, strict=True):
-                    out.write(bytes(at - out.tell()))
-                    out.write(part)
-                file.check()
-        except (ShardError, ManifestIOError):
-            raise
-        except OSError as error:
-            if error.errno in UNWRITABLE and not last:
-                continue  # the file system refuses despite the access rights, or its disk is full
-            raise ShardIOError(str(io_error(path, error, f"cannot write the index of {url} to"))) from error
-        built = ShardIndex.load(path)
-        if built is None:
-            raise ShardIOError(f"the index {path} was removed or replaced while it was being opened; try again")
-        return built
-    raise AssertionError("unreachable: the last candidate is always tried")
 
 
 def _scan(file: SourceFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
