@@ -116,9 +116,12 @@ def tokenize(
         ClusterError: no Ray cluster.
 
     Document i is row i of these rows; an empty text is a document, too. Memory of this process: a bounded number of
-    spans of half a megabyte of text, and eight bytes for each document of the current shard.
+    spans of half a megabyte of text, and 16 bytes for each document of the current shard.
     """
-    _check(format, shard_tokens)
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, FORMATS))}")
+    if shard_tokens < 1:
+        raise ConfigError("shard_tokens must be positive")
     check_executor(executor, workers, address)
     encoder = TextTokenizer(tokenizer, append_eos=append_eos, add_special_tokens=add_special_tokens)
     rows, column = _rows(source), column or COLUMN
@@ -132,20 +135,14 @@ def tokenize(
         "end_token": encoder.end,
         "shard_tokens": shard_tokens,
     }
-    with _own(Path(out), TokenFolder(format, kind, row_count(rows), options)) as (where, folder):
+    where = Path(out)
+    with _locked(where, TokenFolder(format, kind, row_count(rows), options)) as folder:
         kept = folder.documents
         if not folder.complete:
             with start(work, executor, workers, address) as (run, count):
                 _write(folder, where, run, _Spans(rows, kept, count), shard_tokens, progress)
     names = [shard.name for shard in folder.shards]
     return TokenizeReport(names, folder.documents, folder.tokens, kind, kept)
-
-
-def _check(format: str, shard_tokens: int) -> None:
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, FORMATS))}")
-    if shard_tokens < 1:
-        raise ConfigError("shard_tokens must be positive")
 
 
 def _write(folder: TokenFolder, where: Path, run: Any, spans: _Spans, most: int, progress: bool | None) -> None:
@@ -273,37 +270,18 @@ def _tokenizer_fingerprint(encoder: TextTokenizer, given: Any) -> str:
 
 
 @contextlib.contextmanager
-def _own(where: Path, wanted: TokenFolder) -> Iterator[tuple[Path, TokenFolder]]:
-    """Create and lock the folder; yield its path, and its contents with the shards finished so far."""
-    with _reported(where):
-        where.mkdir(parents=True, exist_ok=True)
-        with _alone(where):
-            yield where, _folder(where, wanted)
-
-
-@contextlib.contextmanager
-def _reported(where: Path) -> Iterator[None]:
-    """Turn system errors for this folder into `DataFileIOError`."""
+def _locked(where: Path, wanted: TokenFolder) -> Iterator[TokenFolder]:
+    """Create the folder, and lock it for this job; yield its contents with the shards finished so far."""
     try:
-        yield
+        where.mkdir(parents=True, exist_ok=True)
+        with file_lock(where / NAME).acquire(timeout=0):
+            yield _folder(where, wanted)
+    except Timeout:
+        raise ConfigError(f"another process tokenizes into {where}: wait for it, or name another folder") from None
     except OSError as error:
         if isinstance(error, PenstockError) or not str(error.filename).startswith(str(where)):
             raise
         raise DataFileIOError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _alone(where: Path) -> Iterator[None]:
-    """Lock the folder, so that no other job on this machine writes to it."""
-    lock = file_lock(where / NAME)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"another process tokenizes into {where}: wait for it, or name another folder") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:

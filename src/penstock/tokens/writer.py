@@ -6,9 +6,10 @@ Only the documents and the maximum size decide where a shard ends, so the same d
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ class ShardWriter:
         folder: its contents. When a shard is finished, it is added here and ``tokens.json`` is written.
         most: largest number of tokens in a shard; a longer document gets its own shard.
 
-    Memory: eight bytes for each document of the current shard.
+    Memory: eight bytes for each document of the current shard, and the size of its index when it is finished.
     """
 
     def __init__(self, where: Path, folder: TokenFolder, most: int) -> None:
@@ -79,7 +80,8 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.abandon()
+            # As an error of its block, this removes the unfinished token file.
+            self._file.stack.__exit__(GeneratorExit, GeneratorExit(), None)
 
 
 class _Shard:
@@ -90,8 +92,8 @@ class _Shard:
         self._lengths: list[npt.NDArray[np.int64]] = []
         self._format, self._dtype = format, dtype
         self._index = where / f"{name}{INDEX[format]}"
-        self._stack = contextlib.ExitStack()
-        self._out = self._stack.enter_context(write_atomically(where / f"{name}.bin"))
+        self.stack = contextlib.ExitStack()
+        self._out = self.stack.enter_context(write_atomically(where / f"{name}.bin"))
         self._hash = xxhash.xxh3_128()
 
     def write(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
@@ -103,35 +105,15 @@ class _Shard:
         self._lengths.append(lengths)
 
     def finish(self) -> Shard:
-        self._stack.close()
-        lengths = np.concatenate(self._lengths)
+        self.stack.close()
+        lengths, index = np.concatenate(self._lengths), io.BytesIO()
+        if self._format == "megatron":
+            write_index(index, self._dtype, lengths)
+        else:
+            offsets = np.zeros(len(lengths) + 1, "<i8")
+            np.cumsum(lengths, out=offsets[1:])
+            np.lib.format.write_array(index, offsets)
         with write_atomically(self._index) as out:
-            hashed: Any = _Hashed(out)
-            if self._format == "megatron":
-                write_index(hashed, self._dtype, lengths)
-            else:
-                offsets = np.zeros(len(lengths) + 1, "<i8")
-                np.cumsum(lengths, out=offsets[1:])
-                np.lib.format.write_array(hashed, offsets)
-        return Shard(self.name, len(lengths), self.tokens, (self._hash.hexdigest(), hashed.hash.hexdigest()))
-
-    def abandon(self) -> None:
-        """Remove the unfinished token file."""
-        with contextlib.suppress(_Abandoned), self._stack:
-            raise _Abandoned
-
-
-class _Abandoned(Exception):
-    """Raised to discard an unfinished shard."""
-
-
-class _Hashed:
-    """A file that also hashes what is written to it."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self.hash = xxhash.xxh3_128()
-
-    def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        return self._out.write(data)
+            out.write(index.getbuffer())
+        checksums = self._hash.hexdigest(), xxhash.xxh3_128_hexdigest(index.getbuffer())
+        return Shard(self.name, len(lengths), self.tokens, checksums)
