@@ -22,10 +22,10 @@ from torch.utils.data import Subset
 from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.lengths import column_lengths, document_lengths
 from penstock.datasets.rows import check_rows, load_rows, row_count, rows_behind, version_of
-from penstock.errors import ConfigError, DataFileError, DataFileIOError, PartitionError
+from penstock.errors import ConfigError, DataFileError, DataFileIOError
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
-from penstock.samplers.identity import fingerprint_of, shares_in
+from penstock.samplers.identity import fingerprint_of
 from penstock.storage import file_lock
 from penstock.wording import kind_text
 
@@ -99,7 +99,7 @@ def count_lengths(
         raise ConfigError(f"lengths are written to an .npy file, got {str(path)!r}")
     if measure is not None and column is not None:
         raise ConfigError("measure= needs items, but column= reads none: give one of the two")
-    _check(dataset)
+    check_rows(dataset, "count_lengths")
     read, step = _length_reader(dataset, measure, column)
     samples = row_count(dataset)
     try:
@@ -109,17 +109,6 @@ def count_lengths(
         if isinstance(error, DataFileIOError):
             raise
         raise DataFileIOError(f"{path}: lengths cannot be written to it: {error.strerror or error}") from error
-
-
-def _check(dataset: Any) -> None:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"count_lengths takes a dataset with __len__ and __getitem__, got {kind_text(dataset)}")
-    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
-    if share is not None:
-        raise PartitionError(
-            f"this {type(share).__name__} has one rank's samples only: create it with rank=0, world_size=1 to count all"
-        )
-    check_rows(dataset)
 
 
 def _length_reader(dataset: Any, measure: Callable[[Any], int] | None, column: str | None) -> tuple[_ReadLengths, int]:

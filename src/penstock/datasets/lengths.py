@@ -39,46 +39,26 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
     """
     from penstock.datasets.subset import Subset
 
-    count = row_count(dataset)
-    if isinstance(given, SampleLengths) and len(given) == count:
-        return given
+    count, is_column = row_count(dataset), isinstance(given, str) and not given.endswith(".npy")
+    if given is not None and not is_column:
+        given = given if isinstance(given, SampleLengths) else lengths_of(given)
+        if len(given) == count:
+            return given
     if isinstance(dataset, Subset):
-        complete = _complete_lengths(given, count)
-        return complete or filtered_lengths(document_lengths(dataset.dataset, given), dataset.kept, count)
-    kept = rows_behind(dataset)
-    found = _complete_lengths(given, count) if kept is not None else None
-    if found is not None:
-        return found
-    every = _all_lengths(dataset, given)
-    return every if kept is None else filtered_lengths(every, kept, count)
-
-
-def _complete_lengths(given: Any, count: int) -> SampleLengths | None:
-    """Return the given lengths if there is one for each document; else None."""
-    if given is None or _is_column(given):
-        return None
-    lengths = given if isinstance(given, SampleLengths) else lengths_of(given)
-    return lengths if len(lengths) == count else None
-
-
-def _is_column(given: Any) -> bool:
-    return isinstance(given, str) and not given.endswith(".npy")
-
-
-def _all_lengths(dataset: Any, given: Any) -> SampleLengths:
-    if isinstance(given, SampleLengths):
-        return given
-    if _is_column(given):
+        return filtered_lengths(document_lengths(dataset.dataset, given), dataset.kept.find, count)
+    if is_column:
         column = _Column(dataset, given)
-        return SampleLengths(len(column), column)
-    if given is None:
-        given = getattr(dataset, "lengths", None)
-        if given is None:
+        given = SampleLengths(len(column), column)
+    elif given is None:
+        own = getattr(dataset, "lengths", None)
+        if own is None:
             raise ConfigError(
                 f"the lengths of the documents of this {type(dataset).__name__} are unknown: give lengths= (an array, "
                 "the path of an .npy file or the name of a column), or give the dataset an attribute `lengths`"
             )
-    return lengths_of(given)
+        given = lengths_of(own)
+    behind = rows_behind(dataset)
+    return given if behind is None else filtered_lengths(given, behind, count)
 
 
 def last_filter(dataset: Any) -> KeptRows:
@@ -87,9 +67,8 @@ def last_filter(dataset: Any) -> KeptRows:
     return found
 
 
-def filtered_lengths(every: SampleLengths, rows: KeptRows | Callable[[Indices], Indices], count: int) -> SampleLengths:
-    """Return the lengths of the ``count`` rows that a filter keeps."""
-    find = rows.find if isinstance(rows, KeptRows) else rows
+def filtered_lengths(every: SampleLengths, find: Callable[[Indices], Indices], count: int) -> SampleLengths:
+    """Return the lengths of the ``count`` rows that a filter keeps; ``find`` maps them to rows before the filter."""
     return SampleLengths(count, partial(_kept_lengths, every, find, count))
 
 

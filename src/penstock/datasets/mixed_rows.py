@@ -21,7 +21,7 @@ import xxhash
 from penstock.datasets.mixing import Proportions, SourceStatistics
 from penstock.datasets.rows import has_rows, load_rows, row_count
 from penstock.datasets.source_dataset import EpochVaryingDataset
-from penstock.errors import ConfigError, PartitionError
+from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import make_order
 from penstock.order.mixture import (
@@ -33,10 +33,10 @@ from penstock.order.mixture import (
 )
 from penstock.order.permutation import Indices
 from penstock.random import sample_scope
-from penstock.samplers.identity import fingerprint_of, shares_in
+from penstock.samplers.identity import fingerprint_of
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
-from penstock.wording import counted, kind_text
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows, ExclusionMark
@@ -285,23 +285,6 @@ class MixedOrder:
     def turns(self, positions: Indices) -> Iterator[Turn]:
         """Yield the rows at positions, grouped by source and pass."""
         return self._rows.turns(self.mixture, self._consumed, positions)
-
-
-def check_source(name: str, dataset: Any) -> None:
-    """Raise an error for a source that is not a map-style dataset of all data.
-
-    Raises:
-        ConfigError: the source has no length or no items.
-        PartitionError: the source holds one rank's samples only.
-    """
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"{name} is {kind_text(dataset)}, but a Mixture takes datasets with __len__ and __getitem__")
-    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
-    if share is not None:
-        raise PartitionError(
-            f"{name} is one rank's share of {kind_text(share)}, but the Mixture splits itself across ranks: give "
-            "it all data, with rank=0, world_size=1, or the source of the data (a Manifest's images, an MDSFolder)"
-        )
 
 
 @lru_cache(maxsize=8)

@@ -32,7 +32,7 @@ import xxhash
 from torch.utils.data import IterableDataset
 
 from penstock.datasets.lengths import last_filter
-from penstock.datasets.mixed_rows import MixedOrder, MixedRows, check_source
+from penstock.datasets.mixed_rows import MixedOrder, MixedRows
 from penstock.datasets.mixing import (
     SourceStatistics,
     make_proportions,
@@ -42,7 +42,7 @@ from penstock.datasets.mixing import (
     whole_numbers,
 )
 from penstock.datasets.mixture_stream import MixtureStream
-from penstock.datasets.rows import excluded_rows, row_count
+from penstock.datasets.rows import check_source, excluded_rows, row_count
 from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.datasets.subset import filter_rows, filtered_parts
 from penstock.errors import ConfigError, StateError
@@ -151,7 +151,7 @@ class Mixture(SourceDataset):
         self._mode, self._stop = mode, stop
         datasets, self._weights, self._schedule, names = _read_sources(sources, schedule, names, mode, stop)
         for name, dataset in zip(names, datasets, strict=True):
-            check_source(name, dataset)
+            check_source(name, dataset, "a Mixture")
         datasets, excluded = _exclude_rows(datasets, _exclusions_by_source(exclude, names), names)
         proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
         stages = proportions.stages(self._schedule)

@@ -33,13 +33,12 @@ from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Pack
 from penstock.datasets.rows import check_rows, excluded_rows, load_rows
 from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.datasets.subset import Subset
-from penstock.errors import ConfigError, DataFileError, PartitionError
+from penstock.errors import ConfigError, DataFileError
 from penstock.hashing import mix
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import MiniEpoch
 from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample, load_each
-from penstock.samplers.identity import shares_in
 from penstock.samplers.lengths import SampleLengths
 from penstock.stages import stage
 from penstock.wording import kind_text
@@ -137,7 +136,9 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         **deal: Unpack[PartitionOptions],
     ) -> None:
         check_share(type(self), deal, load, known=_OPTIONS)
-        _check_documents(dataset)
+        if isinstance(dataset, EpochVaryingDataset):
+            raise ConfigError(f"{kind_text(dataset)} is already packed: give the documents")
+        check_rows(dataset, "a PackedDataset")
         capacity, pad_token = _integer("capacity", capacity, 1), _integer("pad_token", pad_token, 0)
         balance = None if balance is None else _integer("balance", balance, 1)
         block_size = _block_size(order, block_size)
@@ -288,7 +289,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         kept = last_filter(documents)
         excluded = self._packs.excluded
         exclude = None if excluded is None else excluded.among(kept).rows
-        lengths = filtered_lengths(self._packs.lengths, kept, len(kept))
+        lengths = filtered_lengths(self._packs.lengths, kept.find, len(kept))
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:
@@ -346,20 +347,6 @@ def _block_size(order: str, block_size: Any) -> int:
     if order != "block":
         raise ConfigError(f"block_size={block_size!r} needs order='block', got order={order!r}")
     return _integer("block_size", block_size, 1)
-
-
-def _check_documents(dataset: Any) -> None:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"a PackedDataset takes documents with __len__ and __getitem__, got {kind_text(dataset)}")
-    check_rows(dataset)
-    if isinstance(dataset, EpochVaryingDataset):
-        raise ConfigError(f"{kind_text(dataset)} is already packed: give the documents")
-    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
-    if share is not None:
-        raise PartitionError(
-            f"the documents are one rank's share of {kind_text(share)}, but the PackedDataset splits packs "
-            "across ranks itself: give it all documents, with rank=0, world_size=1"
-        )
 
 
 def _document_tokens(item: Any, expected: int, row: int) -> torch.Tensor:

@@ -9,10 +9,10 @@ from torch.utils.data import Subset
 
 from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.source_dataset import SourceDataset
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PartitionError
 from penstock.order.permutation import Indices
 from penstock.random import sample_scope
-from penstock.samplers.identity import own_order
+from penstock.samplers.identity import own_order, shares_in
 from penstock.sources.batched import BatchedDataset
 from penstock.storage.mapped import FilesTable
 from penstock.wording import kind_text
@@ -20,7 +20,16 @@ from penstock.wording import kind_text
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows
 
-__all__ = ["check_rows", "excluded_rows", "has_rows", "load_rows", "row_count", "rows_behind", "version_of"]
+__all__ = [
+    "check_rows",
+    "check_source",
+    "excluded_rows",
+    "has_rows",
+    "load_rows",
+    "row_count",
+    "rows_behind",
+    "version_of",
+]
 
 
 def has_rows(dataset: Any) -> bool:
@@ -28,12 +37,31 @@ def has_rows(dataset: Any) -> bool:
     return isinstance(dataset, SourceDataset | SourceWrapper) and bool(getattr(dataset, "has_rows", False))
 
 
-def check_rows(dataset: Any) -> None:
-    """Raise ConfigError if a dataset cannot load items by row.
+def check_source(name: str, dataset: Any, taker: str) -> None:
+    """Raise an error for a dataset that is not a map-style dataset of all data; ``taker`` is what needs it.
 
     Raises:
-        ConfigError: the dataset makes its items itself, in its own shuffled order.
+        ConfigError: the dataset has no length or no items.
+        PartitionError: the dataset holds one rank's samples only.
     """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(f"{name} is {kind_text(dataset)}, but {taker} takes datasets with __len__ and __getitem__")
+    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
+    if share is not None:
+        raise PartitionError(
+            f"{name} is one rank's share of {kind_text(share)}, but {taker} takes all data: create it with rank=0, "
+            "world_size=1, or give the source of the data (a Manifest's images, an MDSFolder)"
+        )
+
+
+def check_rows(dataset: Any, taker: str) -> None:
+    """Check that a dataset of all data can load items by row.
+
+    Raises:
+        ConfigError, PartitionError: see `check_source`; or the dataset makes its items itself, in its own shuffled
+            order.
+    """
+    check_source("the dataset", dataset, taker)
     order = own_order(dataset)
     if order is not None and not has_rows(dataset) and getattr(order, "shuffle", "none") != "none":
         raise ConfigError(
