@@ -194,7 +194,8 @@ def _write_lengths(
             file.flush()
             advance(len(lengths))
         os.fsync(file.fileno())
-    tokens, longest = _total_and_longest(partial, begin, samples)
+    every = np.memmap(partial, _TYPE, "r", begin, (samples,)) if samples else np.zeros(0, _TYPE)
+    tokens, longest = int(every.sum()), int(every.max(initial=0))
     os.replace(partial, path)
     return CountedLengths(samples, tokens, longest, kept)
 
@@ -210,12 +211,3 @@ def _resume(file: BinaryIO, samples: int) -> tuple[int, int]:
     file.seek(begin + kept * _TYPE.itemsize)
     file.truncate()
     return begin, kept
-
-
-def _total_and_longest(path: Path, begin: int, samples: int) -> tuple[int, int]:
-    tokens = longest = 0
-    every = np.memmap(path, _TYPE, "r", begin, (samples,)) if samples else np.zeros(0, _TYPE)
-    for first in range(0, samples, _ROWS):
-        chunk = every[first : first + _ROWS]
-        tokens, longest = tokens + int(chunk.sum()), max(longest, int(chunk.max()))
-    return tokens, longest

@@ -159,7 +159,8 @@ class DocumentFiles(FilesTable):
         for file, index in zip(self.maps.files, self._indexes, strict=True):
             total = 0
             for begin in range(0, len(index), _ROWS):
-                lengths = index.lengths(begin, min(begin + _ROWS, len(index)))
+                begins, ends = index.bounds(np.arange(begin, min(begin + _ROWS, len(index))))
+                lengths = ends - begins
                 if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= np.iinfo(np.int32).max:
                     raise DataFileError(f"{file.path}: a document of {lengths.min():,} or {lengths.max():,} tokens")
                 total += int(lengths.sum())

@@ -124,11 +124,6 @@ class MegatronIndex:
         ends = pointers[behind] // self._width + sizes[behind]
         return begins, np.where(first == last, begins, ends)
 
-    def lengths(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the token counts of documents ``begin`` to ``end``."""
-        begins, ends = self.bounds(np.arange(begin, end))
-        return ends - begins
-
     def mapped_lengths(self) -> npt.NDArray[np.int32] | None:
         """Return the mapped lengths of the file; None if documents have several sequences."""
         sizes, _, documents = self._arrays()

@@ -46,10 +46,6 @@ class OffsetIndex:
         offsets = self._read()
         return offsets[rows], offsets[rows + 1]
 
-    def lengths(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the token counts of documents ``begin`` to ``end``."""
-        return np.diff(self._read()[begin : end + 1])
-
     def mapped_lengths(self) -> None:
         """Return None: the file holds offsets, not lengths."""
 
