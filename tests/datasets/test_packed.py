@@ -20,7 +20,17 @@ from loader_conformance import check_chain, check_end_of_pass, check_load_into_u
 from loader_support import plain
 from packed_support import Documents, spans, tokens_of
 
-from penstock import DataLoader, ImageDataset, Mixture, PackedDataset, RankDataset, Subset, TableDataset, collate_packed
+from penstock import (
+    DataLoader,
+    DocumentDataset,
+    ImageDataset,
+    Mixture,
+    PackedDataset,
+    RankDataset,
+    Subset,
+    TableDataset,
+    collate_packed,
+)
 from penstock.errors import ConfigError, DataFileError, PartitionError, SamplerError, StateError
 
 LENGTHS = [5, 17, 1, 9, 3, 3, 40, 12, 7, 2, 0, 31, 8, 8, 6, 11, 4, 19, 16, 32, 1, 1, 10, 13]
@@ -211,6 +221,23 @@ def test_rows_of_a_table_and_lengths_in_a_column(tmp_path: Path, monkeypatch: py
         PackedDataset(documents, 16, lengths="m", rank=0, world_size=1)
     with pytest.raises(ConfigError, match="integers"):
         PackedDataset(documents, 16, lengths="text", rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("source", ["column", "documents"])
+def test_a_pickle_does_not_hold_lengths_that_the_cache_has(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if source == "column":
+        pq.write_table(pa.table({"n": np.arange(50_000) % 7}), tmp_path / "a.parquet")
+        packs = PackedDataset(TableDataset(tmp_path / "a.parquet", rank=0, world_size=1), 16, lengths="n")
+    else:
+        (np.arange(300_000, dtype=np.uint16) % 6).tofile(tmp_path / "a.bin")
+        files = DocumentDataset(tmp_path / "a.bin", dtype="uint16", end_token=0, rank=0, world_size=1)
+        packs = PackedDataset(files, 16, rank=0, world_size=1)
+    data = pickle.dumps(packs)
+    assert len(data) < 20_000
+    assert pickle.loads(data).lengths[:9].tolist() == packs.lengths[:9].tolist()
 
 
 @given(st.data())

@@ -57,8 +57,15 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
                 "the path of an .npy file or the name of a column), or give the dataset an attribute `lengths`"
             )
         given = lengths_of(own)
+        if isinstance(own, np.memmap):
+            # The pickle of a map holds all its numbers.
+            given = SampleLengths(len(own), partial(_own_lengths, dataset))
     behind = rows_behind(dataset)
     return given if behind is None else filtered_lengths(given, behind, count)
+
+
+def _own_lengths(dataset: Any, part: Any) -> Indices:
+    return np.asarray(dataset.lengths)[part]
 
 
 def last_filter(dataset: Any) -> KeptRows:
