@@ -8,7 +8,7 @@ from pathlib import Path
 import xxhash
 
 from penstock.errors import ManifestError
-from penstock.storage import kept_path, write_kept
+from penstock.storage import kept_path, load_or_write
 
 __all__ = ["line_of", "write_list"]
 
@@ -41,8 +41,8 @@ def write_list(lines: list[bytes], folder: str | os.PathLike[str], path: Path | 
     content = b"".join(lines)
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)) + b"\0" + content)
     where = kept_path("folders", f"{key}.txt") if path is None else path
-    if not where.exists() or where.read_bytes() != content:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        with write_kept(where) as file:
-            file.write(content)
-    return where
+    return load_or_write(
+        [where],
+        lambda path: path if path.exists() and path.read_bytes() == content else None,
+        lambda out: out.write(content),
+    )
