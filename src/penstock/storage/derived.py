@@ -118,8 +118,9 @@ def derived_array(
         kind: one of `KINDS`.
         question: all that the array depends on: path or address, size, and modification time or ETag of each input
             file, or a hash of all their bytes; and the computation with its options.
-        dtype: the dtype of the numbers; uint8 for several arrays, which begin at a multiple of 64 bytes.
-        write: writes the raw bytes, from the position of the file on. It may seek, and is called once in a process.
+        dtype: the dtype of the numbers; uint8 for several arrays in one file. The first byte is aligned to 64 bytes.
+        write: writes the raw bytes, from the position of the file on. It may seek. If the disk is full, it is called
+            again.
         what: name of the array, for the warning.
         folder: a folder for the file that the user has chosen, instead of the cache.
 
