@@ -63,7 +63,8 @@ class DocumentFiles(FilesTable):
             raise DataFileError(f"{expand(files, storage)[0]} holds no documents: its source had no rows")
         for pair in pairs:
             check_tokens(pair.tokens, self.token_type, self.end_token)
-        self._set_up(MappedFiles([pair.tokens for pair in pairs]), _mapped([pair.at for pair in pairs]))
+        indexes = [pair.at for pair in pairs if pair.at is not None]
+        self._set_up(MappedFiles([pair.tokens for pair in pairs]), MappedFiles(indexes) if indexes else None)
 
     def _pairs(self, name: str, dtype: npt.DTypeLike | None, storage: Storage | None) -> Iterator[_Pair]:
         """Yield the files of a name."""
@@ -95,7 +96,8 @@ class DocumentFiles(FilesTable):
     def _index(self, number: int) -> OffsetIndex | MegatronIndex:
         file = self.maps.files[number]
         if self._index_maps is None:
-            return OffsetIndex(file.path, _fixed(self._ends(number)), file.shape[0])
+            ends = self._ends(number)
+            return OffsetIndex(file.path, lambda: ends, file.shape[0])
         where, read = self._index_maps.files[number].path, partial(self._index_maps.array, number)
         if where.endswith(INDEX["penstock"]):
             return OffsetIndex(where, read, file.shape[0])
@@ -196,16 +198,6 @@ class DocumentFiles(FilesTable):
 
 
 _NONE = torch.empty(0)
-
-
-def _fixed(array: npt.NDArray[np.int64]) -> Any:
-    return lambda: array
-
-
-def _mapped(files: list[MappedFile | None]) -> MappedFiles | None:
-    """Return the maps of the indexes; None if an end token separates documents."""
-    found = [file for file in files if file is not None]
-    return MappedFiles(found) if found else None
 
 
 def _named(name: str, storage: Storage | None) -> Iterator[_Pair]:

@@ -25,7 +25,7 @@ from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-__all__ = ["UNWRITABLE", "cache_root", "file_lock", "is_writable", "put_file", "write_atomically"]
+__all__ = ["UNWRITABLE", "cache_root", "file_lock", "is_writable", "put_file", "remove_abandoned", "write_atomically"]
 
 UNWRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -91,7 +91,8 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "a folder, device or pipe of this name exists", str(path))
-    _remove_abandoned(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        remove_abandoned(left)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     # Not tempfile: only the owner may read its files, but an index beside shared data is for everybody.
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
@@ -130,12 +131,11 @@ def put_file(path: str, data: bytes, if_absent: bool) -> bool:
     return True
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of killed writers. A live writer's file has a recent modification time."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED:
-                left.unlink()
+def remove_abandoned(left: Path) -> None:
+    """Remove the temporary file of a killed writer. A live writer's file has a recent modification time."""
+    with contextlib.suppress(OSError):
+        if time.time() - left.stat().st_mtime > _ABANDONED:
+            left.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -33,7 +33,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import DataFileIOError, PenstockError
-from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
+from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, remove_abandoned, write_atomically
 
 __all__ = [
     "KINDS",
@@ -72,7 +72,6 @@ _MAGIC, _VERSION = b"PSTKTABL", 1
 _HEADER = struct.Struct("<8sI4xq16s16x8s")  # a multiple of 64 bytes, the alignment that Arrow recommends
 _CHECKED = 1 << 16  # bytes of the array in the checksum: reading them all would make large files slow to open
 _LEASE = 60.0  # seconds
-_ABANDONED = 3600.0  # seconds without a write, after which a temporary file counts as left by a killed process
 
 
 @dataclass(frozen=True)
@@ -309,9 +308,9 @@ def kept_files() -> Iterator[KeptFile]:
         names: dict[str, list[os.DirEntry[str]]] = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(cache_root() / kind) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
-                    _remove_left(entry)
-                elif entry.is_file(follow_symlinks=False):
+                if entry.name.startswith(".") and entry.name.endswith(".tmp"):
+                    remove_abandoned(Path(entry.path))
+                elif not entry.name.startswith(".") and entry.is_file(follow_symlinks=False):
                     names.setdefault(Path(entry.name).stem, []).append(entry)
         for stem in sorted(names):
             with contextlib.suppress(FileNotFoundError):  # another process is removing it
@@ -320,12 +319,6 @@ def kept_files() -> Iterator[KeptFile]:
                 used = max(max(state.st_atime, state.st_mtime) for state in states)
                 inodes = frozenset(entry.inode() for entry in names[stem])
                 yield KeptFile(kind, paths, sum(state.st_size for state in states), used, inodes)
-
-
-def _remove_left(entry: os.DirEntry[str]) -> None:
-    with contextlib.suppress(OSError):
-        if entry.name.endswith(".tmp") and time.time() - entry.stat().st_mtime > _ABANDONED:
-            os.unlink(entry.path)
 
 
 def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
