@@ -33,7 +33,7 @@ def batches(manifest, executor, workers):
     import penstock as ps
 
     found = []
-    dataset = ps.RankDataset(manifest, seed=5, rank=1, world_size=2, load=loaded, preload=True)
+    dataset = ps.RankDataset(manifest, seed=5, rank=1, world_size=2, load=loaded)
     options = {"num_workers": workers, "executor": executor, "persistent_workers": workers > 0}
     with ps.DataLoader(dataset, batch_size=8, **options) as loader:
         for epoch in range(2):

@@ -43,7 +43,6 @@ def of_robots(folder: Path, manifest: Path) -> Any:
 
 MAKERS: dict[str, Callable[[Path, Path], Any]] = {
     "rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2),
-    "gathered rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2, preload=True),
     "tokens": of_tokens,
     "mixture": lambda folder, manifest: ps.Mixture([(range(16), 1), (range(16, 32), 1)], mini_epochs=2),
     "packs": lambda folder, manifest: ps.PackedDataset(

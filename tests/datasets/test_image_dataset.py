@@ -49,7 +49,6 @@ def sources(manifest: Manifest) -> dict[str, Any]:
     return {
         "manifest": manifest,
         "rank": RankDataset(manifest, rank=0, world_size=2, seed=1),
-        "preloaded": RankDataset(manifest, rank=0, world_size=2, seed=1, preload=True),
         "stream": MPDataset(manifest, batch_size=3, rank=0, world_size=2, seed=1),
     }
 
@@ -103,9 +102,9 @@ def mirrored(image: torch.Tensor) -> bool:
     return bool(image[2, 2, 1] > image[0, 2, 1])
 
 
-@full_only("workers for each", but=["inline", "thread", "preloaded-process"])
+@full_only("workers for each", but=["inline", "thread", "rank-process"])
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("source", ["manifest", "rank", "preloaded", "stream"])
+@pytest.mark.parametrize("source", ["manifest", "rank", "stream"])
 def test_batches_and_flips_are_the_same_everywhere(manifest: Manifest, executor: str, source: str) -> None:
     def passes(executor: str) -> list[Any]:
         dataset = ImageDataset(sources(manifest)[source], size=16, flip=True)
@@ -156,7 +155,7 @@ def test_under_torchs_loader(manifest: Manifest) -> None:
         assert len(first) == (N if source == "manifest" else N // 2)
 
 
-@pytest.mark.parametrize("source", ["rank", "preloaded", "stream"])
+@pytest.mark.parametrize("source", ["rank", "stream"])
 def test_epoch_and_state_are_the_sources(manifest: Manifest, source: str) -> None:
     def make() -> DataLoader[Any]:
         images = ImageDataset(sources(manifest)[source], size=8, flip=True)

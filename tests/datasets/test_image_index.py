@@ -99,14 +99,13 @@ def test_the_same_pixels_with_and_without(
     assert sum(used) >= 2 * (N - 1)
 
 
-@pytest.mark.parametrize("source", ["manifest", "view", "rank", "preloaded", "stream"])
+@pytest.mark.parametrize("source", ["manifest", "view", "rank", "stream"])
 def test_every_source_with_rows(source: str, generated: Manifest, used: list[bool]) -> None:
     share: dict[str, Any] = {"rank": 1, "world_size": 2, "seed": 5}
     made: Any = {
         "manifest": generated,
         "view": generated[20:2:-3],
         "rank": RankDataset(generated, **share),
-        "preloaded": RankDataset(generated[::2], **share, preload=True),
         "stream": MPDataset(generated, batch_size=4, **share),
     }[source]
     with_index = ImageDataset(copy.copy(made), transform=CHAINS["crops"], index=True)

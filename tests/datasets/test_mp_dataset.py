@@ -277,7 +277,7 @@ class TestBadInput:
             list(TorchDataLoader(MPDataset(path, batch_size=1, shuffle="none"), 1, num_workers=1))
 
 
-@full_only("a large file; test_rank_preload.py measures memory, too")
+@full_only("a large file")
 def test_memory_does_not_depend_on_the_file(write_manifest: Callable[..., Path]) -> None:
     import pickle
 

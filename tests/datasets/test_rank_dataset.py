@@ -127,7 +127,7 @@ def test_items(rows: Manifest) -> None:
 
 
 def test_one_by_one_is_the_same_as_at_once(rows: Manifest) -> None:
-    for options in ({}, {"load": draw_load}, {"preload": True}, {"preload": True, "load": draw_load}):
+    for options in ({}, {"load": draw_load}):
         dataset = RankDataset(rows[:57], rank=1, world_size=3, mini_epochs=2, seed=4, **options)  # type: ignore[arg-type]
         for place in range(3):
             indices = list(range(len(dataset)))
@@ -184,7 +184,7 @@ def test_global_generators_are_left_alone(rows: Manifest) -> None:
     import random
 
     before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
-    dataset = RankDataset(rows, seed=3, load=draw_load, preload=True)
+    dataset = RankDataset(rows, seed=3, load=draw_load)
     dataset.set_epoch(1)
     had_all = dataset.__getitems__(range(60))
     dataset.next_mini_epoch()
@@ -231,9 +231,8 @@ class TestPlace:
         assert dataset.mini_epoch == 0
 
     @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("preload", [False, True])
-    def test_running_workers_of_torchs_loader_see_it(self, rows: Manifest, method: str, preload: bool) -> None:
-        dataset = RankDataset(rows, rank=1, world_size=2, mini_epochs=2, seed=1, preload=preload)
+    def test_running_workers_of_torchs_loader_see_it(self, rows: Manifest, method: str) -> None:
+        dataset = RankDataset(rows, rank=1, world_size=2, mini_epochs=2, seed=1)
         alone = RankDataset(rows, rank=1, world_size=2, mini_epochs=2, seed=1)
         loader = TorchDataLoader(
             dataset, 4, num_workers=1, persistent_workers=True, multiprocessing_context=method, collate_fn=list
@@ -259,7 +258,7 @@ class TestPlace:
         assert [item for batch in loader for item in batch] == dataset.__getitems__(range(60)) != first
 
     def test_threads_at_different_places(self, rows: Manifest) -> None:
-        dataset = RankDataset(rows, seed=1, preload=False)
+        dataset = RankDataset(rows, seed=1)
         places = []
         expected = []
         for epoch in range(4):
@@ -301,6 +300,8 @@ class TestBadInput:
             ({"group": 2, "shuffle": "none"}, ConfigError, "shuffle='none'"),
             ({"group": 2, "window": 3}, ConfigError, "window"),
             ({"block_size": 3}, ConfigError, "shuffle='block'"),
+            ({"preload": True}, ConfigError, "copy a manifest on a slow file system to a local disk"),
+            ({"progress": True}, ConfigError, "give it to Manifest.open"),
             ({"shuffle": "block", "block_size": 0}, ConfigError, "positive"),
             ({"shuffle": "block", "window": -1}, ConfigError, "positive"),
             ({"seed": 1 << 64}, OrderError, "64-bit"),

@@ -26,12 +26,11 @@ class Noisy(ps.RankDataset):
 
 
 @pytest.mark.filterwarnings("ignore:Doubled does not declare itself pure")
-@pytest.mark.parametrize("preload", [False, True])
-def test_own_getitem_is_used_by_torchs_loader_and_ours(write_manifest: Callable[..., Path], preload: bool) -> None:
+def test_own_getitem_is_used_by_torchs_loader_and_ours(write_manifest: Callable[..., Path]) -> None:
     path = write_manifest(50)
 
     def make() -> Doubled:
-        return Doubled(path, rank=0, world_size=1, preload=preload)
+        return Doubled(path, rank=0, world_size=1)
 
     expected = [make()[i] for i in range(50)]
     assert {label for label, _ in expected} == {0, 2, 4, 6, 8}

@@ -151,7 +151,7 @@ def test_a_state_of_other_rows_is_refused(manifest: Manifest) -> None:
 
 
 def test_the_data_set_itself_stays_as_it_is(manifest: Manifest) -> None:
-    whole = RankDataset(manifest, rank=0, world_size=1, preload=True)
+    whole = RankDataset(manifest, rank=0, world_size=1)
     before = rows(whole)
     kept = Subset(whole, np.arange(100) < 50)
     assert sorted(rows(kept)) == list(range(50))

@@ -31,7 +31,6 @@ def find_rows(rank: int, path: Path) -> dict[str, list[int]]:
         "loader": [row for batch in DataLoader(data, batch_size=4) for row in batch[2].tolist()],
         "stream": [row for batch in TorchDataLoader(stream, 4, **workers) for row in batch[2].tolist()],
         "sampler": list(sampler),
-        "preloaded": [row for _, _, row in RankDataset(manifest, seed=1, preload=True)],  # type: ignore[attr-defined]
     }
     data.set_epoch(0)
     found["workers"] = [row for batch in TorchDataLoader(data, 4, **workers) for row in batch[2].tolist()]

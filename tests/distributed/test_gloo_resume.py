@@ -32,7 +32,7 @@ def train(
     rank: int, folder: Path, name: str, how: dict[str, Any], resume: str | None, dies: tuple[int, int] | None
 ) -> None:
     """One epoch; every rank logs its batches, and rank 0 saves the state after each."""
-    data = RankDataset(folder / "meta.txt", mini_epochs=MINI_EPOCHS, seed=3, load=augmented, preload="preload" in name)
+    data = RankDataset(folder / "meta.txt", mini_epochs=MINI_EPOCHS, seed=3, load=augmented)
     loader = DataLoader(data, batch_size=BATCH, **how)
     if resume is not None:
         loader.load_state_dict(json.loads(resume))
@@ -76,13 +76,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     return found
 
 
-@full_only("three jobs for each", but=["process preload-how2-1"])
+@full_only("three jobs for each", but=["process-how2-1"])
 @pytest.mark.parametrize(
     ("name", "how", "killed"),
     [
         ("inline", {}, 1),
-        ("thread preload", {"num_workers": 2, "executor": "thread", "persistent_workers": True}, 0),
-        ("process preload", {"num_workers": 1, "multiprocessing_context": "fork"}, 1),
+        ("thread", {"num_workers": 2, "executor": "thread", "persistent_workers": True}, 0),
+        ("process", {"num_workers": 1, "multiprocessing_context": "fork"}, 1),
     ],
 )
 def test_kill_and_resume(tmp_path: Path, whole: list[list[Any]], name: str, how: dict[str, Any], killed: int) -> None:

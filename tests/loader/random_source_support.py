@@ -244,7 +244,6 @@ def cases(folder: Path, address: str) -> dict[str, Case]:
             name: sharing(lambda source=sources[name], **options: ps.RankDataset(source, **options))
             for name in ("text", "csv", "jsonl", "parquet", "arrow")
         },
-        "preloaded": sharing(lambda **options: ps.RankDataset(manifest, preload=True, progress=False, **options)),
         "in blocks": Case(
             lambda setup, rank: ps.RankDataset(
                 manifest, group=4, load=drawn, mini_epochs=setup.mini_epochs, **setup.deal(rank)

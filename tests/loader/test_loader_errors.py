@@ -300,21 +300,20 @@ class TestEpochs:
         if how.get("persistent_workers"):
             pytest.skip("torch's persistent workers have one iterator: see test_loader_resume")
         manifest = Manifest.open(write_manifest(60))
-        for preload in (False, True):
-            make = lambda: DataLoader(RankDataset(manifest, mini_epochs=2, preload=preload), batch_size=7)  # noqa: E731, B023
-            plain_loader = make()
-            expected = [batches(plain_loader), batches(plain_loader)]
-            loader = DataLoader(RankDataset(manifest, mini_epochs=2, preload=preload), batch_size=7, **how)
-            first = iter(loader)
-            got: list[list[Any]] = [[next(first)], []]
-            second = iter(loader)
-            for one, two in zip(first, second, strict=False):
-                got[0].append(one)
-                got[1].append(two)
-            got[1] += list(second)
-            assert [[batch[2].tolist() for batch in part] for part in got] == [
-                [batch[2] for batch in part] for part in expected
-            ]
+        make = lambda: DataLoader(RankDataset(manifest, mini_epochs=2), batch_size=7)  # noqa: E731
+        plain_loader = make()
+        expected = [batches(plain_loader), batches(plain_loader)]
+        loader = DataLoader(RankDataset(manifest, mini_epochs=2), batch_size=7, **how)
+        first = iter(loader)
+        got: list[list[Any]] = [[next(first)], []]
+        second = iter(loader)
+        for one, two in zip(first, second, strict=False):
+            got[0].append(one)
+            got[1].append(two)
+        got[1] += list(second)
+        assert [[batch[2].tolist() for batch in part] for part in got] == [
+            [batch[2] for batch in part] for part in expected
+        ]
 
 
 @pytest.mark.parametrize("method", METHODS[1:])

@@ -62,7 +62,7 @@ def test_nothing_is_left(
     gc.collect()
     before = left()
     data: list[Any] = [
-        RankDataset(manifest, mini_epochs=2, preload=True),
+        RankDataset(manifest, mini_epochs=2),
         MPDataset(manifest, batch_size=3),
         Draws(30),
         Stream(30),
@@ -133,7 +133,7 @@ def test_prefetching_is_bounded() -> None:
 @pytest.mark.parametrize("executor", ["inline", "thread", "process"])
 def test_memory_is_flat_over_epochs(write_manifest: Callable[..., Path], executor: str) -> None:
     manifest = Manifest.open(write_manifest(20_000))
-    dataset = RankDataset(manifest, mini_epochs=2, preload=True)
+    dataset = RankDataset(manifest, mini_epochs=2)
     loader = DataLoader(
         dataset,
         batch_size=500,
@@ -146,7 +146,7 @@ def test_memory_is_flat_over_epochs(write_manifest: Callable[..., Path], executo
         for _ in loader:
             loader.state_dict()
         sizes.append(anonymous())
-    assert sizes[-1] - sizes[5] < 4 << 20, [size >> 10 for size in sizes]  # one slice is 0.6 MB
+    assert sizes[-1] - sizes[5] < 4 << 20, [size >> 10 for size in sizes]
 
 
 @full_only("many epochs; a leak")

@@ -47,10 +47,6 @@ def kinds(manifest: Manifest) -> dict[str, Callable[..., DataLoader[Any]]]:
         dataset = RankDataset(manifest, rank=1, world_size=2, mini_epochs=3, seed=1, load=draw_load)
         return DataLoader(dataset, batch_size=4, **how)
 
-    def preloaded(**how: Any) -> DataLoader[Any]:
-        dataset = RankDataset(manifest, rank=0, world_size=2, mini_epochs=2, seed=1, preload=True)
-        return DataLoader(dataset, batch_size=5, **how)
-
     def stream(**how: Any) -> DataLoader[Any]:
         dataset = MPDataset(manifest, batch_size=4, rank=2, world_size=3, seed=1, load=draw_load)
         return DataLoader(dataset, batch_size=4, **how)
@@ -84,7 +80,7 @@ def kinds(manifest: Manifest) -> dict[str, Callable[..., DataLoader[Any]]]:
         sampler = ps.RandomSampler(dataset, shuffle="global", seed=8)
         return DataLoader(dataset, batch_size=8, sampler=sampler, **how)
 
-    made = [mini_epochs, preloaded, stream, dropping, block, distributed, in_order, single, foreign, lists, over_share]
+    made = [mini_epochs, stream, dropping, block, distributed, in_order, single, foreign, lists, over_share]
     return {make.__name__: make for make in made}
 
 
@@ -136,7 +132,7 @@ def test_threads_resume_what_the_main_thread_began_and_the_other_way(manifest: M
 
 
 @full_only("workers at each position", but=["block", "stream"])
-@pytest.mark.parametrize("name", ["mini_epochs", "preloaded", "stream", "block", "single", "lists"])
+@pytest.mark.parametrize("name", ["mini_epochs", "stream", "block", "single", "lists"])
 def test_processes_resume_what_others_began(manifest: Manifest, name: str) -> None:
     make = kinds(manifest)[name]
     one = lambda: make(num_workers=1, executor="process")  # noqa: E731

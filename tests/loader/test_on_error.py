@@ -133,12 +133,12 @@ def test_replacements_draw_as_if_nothing_had_been_drawn(dataset: type[BadDraws],
 class TestRanks:
     """Data sets with an order of their own: a share of a manifest."""
 
-    @pytest.mark.parametrize(("action", "way", "preload"), pairwise(["skip", "replace"], HOW, [False, True]))
-    def test_one_truth(self, write_manifest: Callable[..., Path], action: str, way: str, preload: bool) -> None:
+    @pytest.mark.parametrize(("action", "way"), pairwise(["skip", "replace"], HOW))
+    def test_one_truth(self, write_manifest: Callable[..., Path], action: str, way: str) -> None:
         manifest = Manifest.open(write_manifest(N))
 
         def loader(**options: Any) -> Any:
-            data = RankDataset(manifest, rank=1, world_size=2, load=bad_load, seed=3, preload=preload)
+            data = RankDataset(manifest, rank=1, world_size=2, load=bad_load, seed=3)
             return DataLoader(data, batch_size=4, on_error=action, **options)
 
         expected = batches(loader())

@@ -31,7 +31,6 @@ NAMES = [
     "jsonl",
     "parquet",
     "arrow",
-    "preloaded",
     "in blocks",
     "unshuffled",
     "pictures",

@@ -131,6 +131,8 @@ def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, d
     images, shards = sources["a folder of images"][0], sources["shards"][0]
     with pytest.raises(ConfigError, match=r"stride=: it is for recordings, token files and videos; .*take flip"):
         ps.open(images, stride=3)
+    with pytest.raises(ConfigError, match="copy a manifest on a slow file system to a local disk"):
+        ps.open(images, preload=True)
     with pytest.raises(ConfigError, match=r"load=penstock\.LoadImage"):
         ps.open(sources["compressed shards"][0], size=8)
     with pytest.raises(ConfigError, match="load= and size= both define how images are decoded"):

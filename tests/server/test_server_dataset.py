@@ -224,7 +224,6 @@ class TestLoaders:
         remote = Client(address).manifest("meta")
         for local, served in (
             (RankDataset(manifest, seed=1), RankDataset(remote, seed=1)),
-            (RankDataset(manifest, seed=1), RankDataset(remote, seed=1, preload=True)),
             (MPDataset(manifest, batch_size=8, seed=1), MPDataset(remote, batch_size=8, seed=1)),
         ):
             expected = items(DataLoader(local, 8))

@@ -15,15 +15,14 @@ import os
 from collections.abc import Callable
 from typing import Any, Unpack, cast
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from penstock.datasets.preload import Preload
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
 from penstock.manifest.classes import HasClasses
 from penstock.plan.share import EpochView, SharePlan
-from penstock.plan.share_options import ShareOptions, check_share
+from penstock.plan.share_options import NO_PRELOAD, ShareOptions, check_share
 
 __all__ = ["RankDataset"]
 
@@ -45,19 +44,16 @@ class RankDataset(HasClasses, SourceDataset):
         shuffle: ``"global"``, ``"block"`` or ``"none"``. ``block_size`` and ``window`` are options of ``"block"``.
         load: ``load(record)`` converts the record to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the tuple ``(path, label, row)``.
-        preload: copy this rank's rows into one compact buffer in memory, and read them in file order; for manifests on
-            slow network file systems. The buffers hold ``2 * n / (world_size * mini_epochs)`` rows, because a thread
-            loads the next mini-epoch in the background.
         process_group: the process group whose ranks split the data; by default the default group.
         mesh: a DeviceMesh whose data dimensions split the data, see `penstock.distributed.current`.
-        progress: show a progress bar while a file is indexed or rows are preloaded; by default if stderr is a terminal.
+        progress: show a progress bar while a file is indexed; by default if stderr is a terminal.
 
     Raises:
         ConfigError, PartitionError: invalid arguments.
         ManifestError: the manifest cannot be opened, or a row cannot be parsed.
 
     Memory use does not depend on the length of the manifest: all processes of a machine share the mapped file, and the
-    rows of a rank are computed, not stored. A new mini-epoch costs nothing without ``preload``.
+    rows of a rank are computed, not stored. A new mini-epoch costs nothing.
 
     ``set_epoch`` and ``set_mini_epoch`` take effect at the next ``iter()`` of a running loader, also with persistent
     workers. Do not put a distributed sampler on top: the data would be split twice.
@@ -68,10 +64,11 @@ class RankDataset(HasClasses, SourceDataset):
         source: Manifest | str | os.PathLike[str],
         *,
         load: Callable[[Record], Any] | None = None,
-        preload: bool = False,
         progress: bool | None = None,
         **share: Unpack[ShareOptions],
     ) -> None:
+        if "preload" in share:
+            raise ConfigError(f"{type(self).__name__}: {NO_PRELOAD}")
         check_share(type(self), share, load)
         if isinstance(source, Dataset):
             name = type(source).__name__
@@ -79,13 +76,10 @@ class RankDataset(HasClasses, SourceDataset):
                 f"{type(self).__name__} takes a manifest or its path, got a dataset ({name}). To filter rows, filter "
                 "the dataset of the whole manifest: Subset(RankDataset(manifest), keep)"
             )
-        if progress is not None and isinstance(source, Manifest) and not preload:
-            raise ConfigError(
-                "progress= is for indexing a file or preloading rows (preload=True), and this call does neither"
-            )
+        if progress is not None and isinstance(source, Manifest):
+            raise ConfigError("progress= is for indexing a file, and this manifest is open: give it to Manifest.open")
         manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
-        preloaded = Preload(manifest, progress=progress) if preload else None
-        super().__init__(manifest, SharePlan(manifest, ahead=preloaded, **share), load, reader=preloaded)
+        super().__init__(manifest, SharePlan(manifest, **share), load)
 
     @property
     def manifest(self) -> Manifest:
@@ -96,14 +90,8 @@ class RankDataset(HasClasses, SourceDataset):
         """Return the manifest's class names by label; None if it has none."""
         return self.manifest.classes
 
-    def __len__(self) -> int:
-        # A loader asks for the length before it starts workers: preload now, so that workers inherit the rows.
-        if get_worker_info() is None:
-            self.plan.prepare()
-        return super().__len__()
-
     def _read_one(self, view: EpochView, local: int, row: int) -> Record:
-        return self.manifest[row] if self._reader is None else super()._read_one(view, local, row)
+        return self.manifest[row]
 
     def _items(self, records: list[Any]) -> list[Any]:
         return [(record.path, record.label, record.row) for record in records]

@@ -3,7 +3,7 @@
     source.records(rows)   <-   plan: rows of (seed, epoch, rank, position)   ->   load(record)
 
 A subclass opens its source, and defines the items of a dataset without ``load``. Epochs, items, generators and states
-are implemented here, so they are the same for a file, for preloaded rows and for a metadata server.
+are implemented here, so they are the same for a file and for a metadata server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["EpochVaryingDataset", "SourceDataset", "ViewReader"]
 
 
 class ViewReader(Protocol):
-    """A reader that replaces ``source.records`` and reads ahead: preloaded rows, or pages of a server."""
+    """A reader that replaces ``source.records`` and reads ahead: pages of a server."""
 
     def records(self, view: EpochView, local: Indices) -> list[Any]:
         """Return the records of some samples of a view, in the order of ``local``."""

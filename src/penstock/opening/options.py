@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict
 from torch.utils.data import DataLoader
 
 from penstock.errors import ConfigError
-from penstock.plan.share_options import NO_NODES, ShareOptions, wrong_share_option
+from penstock.plan.share_options import NO_NODES, NO_PRELOAD, ShareOptions, wrong_share_option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -64,7 +64,6 @@ class SharedOptions(ShareOptions, total=False):
     split: str | None
     images: str | None
     decode: Decode
-    preload: bool
     window_shards: int
 
 
@@ -72,7 +71,6 @@ class FolderOptions(ShareOptions, total=False):
     """Options of a folder of images or arrays: see `penstock.RankDataset`."""
 
     load: Callable[[Any], Any] | None
-    preload: bool
     progress: bool | None
 
 
@@ -243,7 +241,6 @@ class ImageOptions(ShareOptions, total=False):
     blank: Blank
     comment: str | None
     classes: Sequence[str] | None
-    preload: bool
     progress: bool | None
     storage: Storage | None
     cache_dir: Any
@@ -303,9 +300,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "window_shards": ((Integral,), "a number of shards or files"),
     "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
-    **dict.fromkeys(
-        ("flip", "row", "preload", "copy", "write_index", "allow_pickle", "progress"), ((bool,), "True or False")
-    ),
+    **dict.fromkeys(("flip", "row", "copy", "write_index", "allow_pickle", "progress"), ((bool,), "True or False")),
     "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
     "classes": ((list, tuple), "a list of names"),
 }
@@ -374,6 +369,8 @@ def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
         _check_files_of_labels(options.get("labels"))
     if "nodes" in options:
         raise ConfigError(f"{source}: {NO_NODES}")
+    if "preload" in options:
+        raise ConfigError(f"{source}: {NO_PRELOAD}")
     accepted = ACCEPTED[kind] | (IMAGES if kind in OF_IMAGES else set())
     for name in options:
         if name not in accepted:

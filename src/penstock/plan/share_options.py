@@ -15,9 +15,13 @@ import torch.distributed as dist
 
 from penstock.errors import ConfigError
 
-__all__ = ["NO_NODES", "PartitionOptions", "ShareOptions", "check_share", "wrong_share_option"]
+__all__ = ["NO_NODES", "NO_PRELOAD", "PartitionOptions", "ShareOptions", "check_share", "wrong_share_option"]
 
 NO_NODES = "locality='node' needs no number of nodes, because its order is the same on any: leave nodes= out"
+NO_PRELOAD = (
+    "there is no preload=: copy a manifest on a slow file system to a local disk and open the copy, or read it from a "
+    "server (RankServerDataset); one in a store is copied to the cache by itself"
+)
 
 
 class PartitionOptions(TypedDict, total=False):

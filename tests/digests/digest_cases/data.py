@@ -134,7 +134,6 @@ class Sources:
         features, labels = self.arrays
         return {
             "rank": lambda **options: ps.RankDataset(self.manifest, **options),
-            "rank preload": lambda **options: ps.RankDataset(self.manifest, preload=True, progress=False, **options),
             "shards": lambda **options: ps.ShardDataset(self.shards, progress=False, **options),
             "mds": lambda **options: ps.MDSDataset(self.mds, **options),
             "arrow": lambda **options: ps.TableDataset(self.arrow, **options),
