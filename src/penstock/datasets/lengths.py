@@ -40,32 +40,34 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
     from penstock.datasets.subset import Subset
 
     count, is_column = row_count(dataset), isinstance(given, str) and not given.endswith(".npy")
+    every: SampleLengths | None = None
     if given is not None and not is_column:
-        given = given if isinstance(given, SampleLengths) else lengths_of(given)
-        if len(given) == count:
-            return given
+        every = given if isinstance(given, SampleLengths) else lengths_of(given)
+        if len(every) == count:
+            return every
     if isinstance(dataset, Subset):
-        return filtered_lengths(document_lengths(dataset.dataset, given), dataset.kept.find, count)
+        return filtered_lengths(document_lengths(dataset.dataset, every or given), dataset.kept.find, count)
     if is_column:
         column = _Column(dataset, given)
-        given = SampleLengths(len(column), column)
-    elif given is None:
+        every = SampleLengths(len(column), column)
+    elif every is None:
         own = getattr(dataset, "lengths", None)
         if own is None:
             raise ConfigError(
                 f"the lengths of the documents of this {type(dataset).__name__} are unknown: give lengths= (an array, "
                 "the path of an .npy file or the name of a column), or give the dataset an attribute `lengths`"
             )
-        given = lengths_of(own)
+        every = lengths_of(own)
         if isinstance(own, np.memmap):
             # The pickle of a map holds all its numbers.
-            given = SampleLengths(len(own), partial(_own_lengths, dataset))
+            every = SampleLengths(len(own), partial(_own_lengths, dataset))
     behind = rows_behind(dataset)
-    return given if behind is None else filtered_lengths(given, behind, count)
+    return every if behind is None else filtered_lengths(every, behind, count)
 
 
 def _own_lengths(dataset: Any, part: Any) -> Indices:
-    return np.asarray(dataset.lengths)[part]
+    lengths: Indices = np.asarray(dataset.lengths)[part]
+    return lengths
 
 
 def last_filter(dataset: Any) -> KeptRows:
@@ -104,7 +106,8 @@ class _Column:
         return self._rows
 
     def __call__(self, part: Any) -> Indices:
-        return self._lengths[part]
+        lengths: Indices = self._lengths[part]
+        return lengths
 
     @cached_property
     def _lengths(self) -> Indices:

@@ -52,7 +52,7 @@ class KeptRows:
     def __init__(self, data: npt.NDArray[np.uint8], name: str = "") -> None:
         self._ascending, self.rows, self._count, self._digest = _HEADER.unpack(data[: _HEADER.size].tobytes())
         self._name = name
-        self.path = Path(data.filename) if isinstance(data, np.memmap) else None
+        self.path = Path(str(data.filename)) if isinstance(data, np.memmap) else None
         """The mapped file; None if the rows are in memory."""
         # Indexing is slower for np.memmap than for np.ndarray.
         self._data = np.asarray(data)
