@@ -207,7 +207,7 @@ class FilesTable(abc.ABC):
     ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the number of each file with some of these rows, their places in ``rows``, and their rows there."""
         numbers = self.starts.searchsorted(rows, "right") - 1
-        if len(rows) and (numbers == numbers[0]).all():
+        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
             yield int(numbers[0]), np.arange(len(rows)), rows - self.starts[numbers[0]]
             return
         for number in np.unique(numbers).tolist():
