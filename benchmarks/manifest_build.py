@@ -9,9 +9,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import xxhash
+
 from _common import arguments, folder, interleave, make_manifest, parse, spread, table
 from penstock.manifest import Manifest
-from penstock.manifest.scan import LineRules, Scanner
+from penstock.manifest.scan import LineRules, Scanner, read_pieces
 from penstock.storage import SourceFile
 
 
@@ -52,7 +54,11 @@ def build(path: Path) -> None:
 def scan(path: Path) -> None:
     """Find the rows and keep nothing."""
     with open(os.devnull, "wb") as nowhere:
-        Scanner(SourceFile(str(path)), LineRules(), nowhere).run()
+        scanner, digest = Scanner(LineRules(), nowhere), xxhash.xxh3_128()
+        for piece in read_pieces(SourceFile(str(path))):
+            digest.update(piece)
+            scanner.feed(piece)
+        scanner.end()
 
 
 if __name__ == "__main__":

@@ -106,13 +106,13 @@ def test_a_worker_imports_little_more(by_executor: list[set[str]]) -> None:
 
 @full_only("an interpreter for each")
 def test_each_format_imports_what_it_needs(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("path,label\n" + "".join(f"{k}.jpg,{k}\n" for k in range(1000)))
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"path": "{k}.jpg", "label": {k}}}\n' for k in range(1000)))
     program = (
         "import json, sys, penstock; manifest = penstock.Manifest.open(sys.argv[1]); manifest.records(range(100))\n"
         "assert 'pyarrow' not in sys.modules and 'penstock.manifest.formats.parquet' not in sys.modules\n"
         "assert manifest.take([1]).num_rows == 1\nprint(json.dumps(list(sys.modules)))"
     )
-    assert "pyarrow" in imported(tmp_path / "train.csv", program)
+    assert "pyarrow" in imported(tmp_path / "train.jsonl", program)
 
 
 def test_check_is_a_function_whatever_came_first() -> None:

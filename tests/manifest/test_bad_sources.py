@@ -27,7 +27,9 @@ def test_an_empty_file_has_no_rows(write: WriteFile, name: str, content: str) ->
     manifest = Manifest.open(write(content, name))
     assert len(manifest) == 0
     assert list(manifest) == manifest.records([]) == []
-    assert manifest.take([]).num_rows == len(manifest.raw([])) == len(manifest.column("path")) == 0
+    assert manifest.take([]).num_rows == len(manifest.column("path")) == 0
+    if not name.endswith("sv"):
+        assert len(manifest.raw([])) == 0
     assert manifest.gather([]).num_rows == 0
     assert manifest.parse(manifest.gather([]), []) == []
     with pytest.raises(IndexError, match="row 0 is out of range for a manifest of 0 rows"):

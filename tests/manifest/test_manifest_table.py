@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -31,15 +32,19 @@ def lines(count: int, first: int = 0) -> str:
     return "".join(f"d/{k}.jpg {k % 7}\n" for k in range(first, first + count))
 
 
+def raw_texts(manifest: Manifest, rows: list[int]) -> list[str]:
+    return [text.decode() for text in manifest.raw(rows).to_pylist()]
+
+
 def record(k: int, row: int | None = None) -> Record:
     return Record(f"d/{k}.jpg", k % 7, k if row is None else row, {})
 
 
 @pytest.fixture
 def joined(write: WriteFile) -> Manifest:
-    """The 30 records of `record`, from five files of which two are empty and one is CSV."""
-    csv = "path,label\n" + lines(5, 10).replace(" ", ",")
-    sources = [write(""), write(lines(10)), write(csv, suffix=".csv"), write(""), write(lines(15, 15))]
+    """The 30 records of `record`, from five files of which two are empty and one is JSON lines."""
+    json_lines = "".join(f'{{"path": "{record(k).path}", "label": {record(k).label}}}\n' for k in range(10, 15))
+    sources = [write(""), write(lines(10)), write(json_lines, suffix=".jsonl"), write(""), write(lines(15, 15))]
     return Manifest.open(sources)
 
 
@@ -59,9 +64,10 @@ def test_views_are_slices_of_the_list(joined: Manifest, slices: list[slice], som
     assert [view[k] for k in valid] == view.records(valid) == [expected[k] for k in valid]
     assert view.take(valid).to_pylist() == [{"path": expected[k].path, "label": expected[k].label} for k in valid]
     assert view.column("label").to_pylist() == [r.label for r in expected]
-    assert [raw.replace(b",", b" ").decode() for raw in view.raw(valid).to_pylist()] == [
-        f"{expected[k].path} {expected[k].label}" for k in valid
+    parsed = [
+        text if text[0] != "{" else "{path} {label}".format(**json.loads(text)) for text in raw_texts(view, valid)
     ]
+    assert parsed == [f"{expected[k].path} {expected[k].label}" for k in valid]
     assert view.parse(view.gather(valid), valid) == [expected[k] for k in valid]
     for k in set(some) - set(valid):
         with pytest.raises(IndexError, match=f"row {k} is out of range for a manifest of {len(expected)} rows"):
@@ -102,7 +108,7 @@ def test_patterns_are_sorted_and_literal_names_go_first(write: WriteFile, tmp_pa
 
 
 def test_what_it_says_of_itself(joined: Manifest, write: WriteFile) -> None:
-    assert [path.suffix for path in joined.sources] == [".txt", ".txt", ".csv", ".txt", ".txt"]
+    assert [path.suffix for path in joined.sources] == [".txt", ".txt", ".jsonl", ".txt", ".txt"]
     assert joined.nbytes == sum(path.stat().st_size for path in joined.sources)
     assert joined.columns == ["path", "label"]
     assert joined.schema == pa.schema({"path": pa.string(), "label": pa.int64()})

@@ -179,12 +179,6 @@ def test_what_opens_as_a_manifest(tmp_path: Path) -> None:
         ps.open([path, tmp_path / "x.tar"])
 
 
-def test_csv_is_an_error_that_names_what_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match=r"a.csv: tables are Arrow, Parquet or JSON lines files.*RankDataset"):
-        ps.TableDataset(tmp_path / "a.csv")
-
-
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize(
     ("line", "why"),

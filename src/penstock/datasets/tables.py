@@ -48,7 +48,7 @@ class TableDataset(HasClasses, SourceDataset):
 
     Args:
         source: a folder of `huggingface/datasets`, any other folder of Arrow, Parquet or JSON lines files, or the files
-            themselves, local or in a store; or an open `TableFiles` or `JsonFiles`.
+            themselves, also CSV and TSV, local or in a store; or an open `TableFiles` or `JsonFiles`.
         split, columns, images, images_from, cache_bytes, storage: see `TableFiles`; for JSON lines, `JsonFiles`.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample: a dict of its columns.

@@ -8,18 +8,16 @@ by Arrow's ``take``. NumPy gathers the rows of a batch: it takes microseconds lo
 takes longer than everything else.
 
 The slice of a row extends to the next row, so it may hold a line feed, a carriage return and skipped lines. The row's
-*value* ends at the first line feed (in CSV: outside quotes), without a carriage return. The header's flags tell which
-of these occur; slices that hold a value and one line feed take the fast path.
+*value* ends at the first line feed, without a carriage return. Slices that hold a value and one line feed take the fast
+path.
 
 Offsets are not trusted: each read checks that its slices are within the file, begin and end at line boundaries, and
-hold one row (in CSV, where a row may span lines, the parser checks that). A sidecar that fails the checks is rebuilt.
+hold one row. A sidecar that fails the checks is rebuilt.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from io import BytesIO
 from itertools import pairwise
 from math import inf
 from mmap import mmap
@@ -28,12 +26,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from penstock.errors import ManifestError
 from penstock.manifest.indices import as_arrow
-from penstock.manifest.row_splitter import ExactRecords, StrayQuote
-from penstock.manifest.scan import BOM, BUFFER, CR, MULTILINE, SKIPPED, LineRules, Scanner, check_is_text, line_number
-from penstock.manifest.sidecar import DATA, Header, Sidecar, load_or_build
+from penstock.manifest.scan import BOM, BUFFER, CR, BadLine, LineRules, Scanner, check_is_text, line_number, read_pieces
+from penstock.manifest.sidecar import Header, Sidecar, load_or_build
 from penstock.progress import progress_bar
 from penstock.storage import SourceFile, io_error
 
@@ -50,6 +48,7 @@ _LF = 10
 _FEW = 8  # up to this many rows, reading one by one is faster
 _BATCH = 256  # up to this many rows, NumPy gathers about as fast as Arrow
 _COLUMNS = np.arange(-1, 511).astype(np.uint16)  # columns of a table of rows: the byte before a row, then its bytes
+_CHUNK = 1 << 17  # offsets copied at once
 _LOOK_EVERY = 1e-3  # seconds; modification times have a resolution of 1 to 10 ms anyway
 
 
@@ -72,7 +71,7 @@ class LineIndex:
         progress: show a bar while building: True, False, or None for large files on a terminal.
 
     Raises:
-        ManifestError: a binary file, a blank line if these are errors, or an unclosed quote.
+        ManifestError: a binary file, a very long line, or a blank line if these are errors.
         ManifestIOError: the index cannot be written.
 
     Reads are safe from several threads and after a fork. Memory: none per row; mapped pages are the system's cache.
@@ -103,8 +102,7 @@ class LineIndex:
         self.sidecar = sidecar
         self._index_size_now, self._index_size = sidecar.map.size, sidecar.header.length
         self.rows, self.digest = sidecar.header.rows, sidecar.header.digest
-        flags = sidecar.header.flags
-        self.multiline, self._skipped, self._cr = bool(flags & MULTILINE), bool(flags & SKIPPED), bool(flags & CR)
+        self._cr = bool(sidecar.header.flags & CR)
         self._offsets = sidecar.offsets  # a memoryview: reading single elements is faster than with NumPy
         # Begin and end of each row, side by side, so that one memory access reads both.
         self._bounds = np.ndarray((self.rows,), "V16", self._offsets, strides=(8,))
@@ -177,16 +175,8 @@ class LineIndex:
         return [self.value(data[a:b]) for a, b in pairwise(slices[1].tolist())]
 
     def value(self, piece: bytes) -> bytes:
-        """Return the value of a slice: up to the first line feed (in CSV: outside quotes), less a carriage return."""
-        end = piece.find(b"\n")
-        if 0 <= end < len(piece) - 1 and self.multiline:
-            end = self._first_record(piece) if self._skipped else len(piece) - piece.endswith(b"\n")
-        return (piece if end < 0 else piece[:end]).removesuffix(b"\r")
-
-    def _first_record(self, piece: bytes) -> int:
-        """Return the end of the first record in a slice that holds skipped lines after it."""
-        ends, _ = ExactRecords(self.rules.delimiter or ",", None).find(memoryview(piece), final=False)
-        return int(ends[0]) - 1 if ends.size else -1
+        """Return the value of a slice: up to the first line feed, less a carriage return."""
+        return piece.partition(b"\n")[0].removesuffix(b"\r")
 
     def offset(self, row: int) -> int:
         """Return the byte offset of a row in the file."""
@@ -208,8 +198,11 @@ class LineIndex:
         value = len(self.value(piece)) if rows else 0
         feeds = [start + k + 1 for k in range(value, len(piece)) if piece[k] == _LF]
         ends = [start + len(piece), *feeds[::-1], start + value]
-        scanner = Scanner(self.source, self.rules, BytesIO())
-        digests = {end: scanner.hash_to(end) for end in sorted(set(ends))}
+        digest, begin, digests = xxhash.xxh3_128(), 0, dict[int, bytes]()
+        for end in sorted(set(ends)):
+            for some in read_pieces(self.source, begin, end):
+                digest.update(some)
+            digests[end], begin = digest.digest(), end
         return [digests[end] for end in ends]
 
     # ------------------------------------------------------------------ trust
@@ -276,7 +269,7 @@ class LineIndex:
         if ended < len(rows) and (end[~last] != self.source.size).any():
             raise _Damaged  # only a file's last line may lack its line feed
         feeds = int(np.count_nonzero(data == _LF))
-        if feeds != ended and not self.multiline and not self._are_single(data.tobytes(), offsets):
+        if feeds != ended and not self._are_single(data.tobytes(), offsets):
             raise _Damaged
         return (data, offsets), feeds == ended == len(rows)
 
@@ -306,10 +299,10 @@ class LineIndex:
         return start, end
 
     def _are_single(self, data: bytes, offsets: Rows) -> bool:
-        """Return whether slices of several lines hold one row each, besides blank lines and comments. Not for CSV."""
-        space, comment = self.rules.space.encode(), (self.rules.comment or "\n").encode()
+        """Return whether slices of several lines hold one row each, besides blank lines and comments."""
+        comment = (self.rules.comment or "\n").encode()
         for a, b in pairwise(offsets.tolist()):
-            others = (line.lstrip(space) for line in data[a:b].split(b"\n")[1:])
+            others = (line.lstrip(b" \t\r") for line in data[a:b].split(b"\n")[1:])
             if not all(not line or line.startswith(comment) for line in others):
                 return False
         return True
@@ -332,48 +325,33 @@ class LineIndex:
     # ------------------------------------------------------------------ building
 
     def _build(self, source: SourceFile, out: BinaryIO, stale: Sidecar | None) -> Header:
+        """Write the offsets. If the file was only appended to, which its hash tells, begin with its last old row."""
+        scanner, digest, hashed = Scanner(self.rules, out), xxhash.xxh3_128(), 0
         with progress_bar(f"indexing {os.path.basename(source.path)}", source.size, self._progress) as progress:
-            scanner = self._append(source, out, stale, progress) if stale is not None else None
-            if scanner is None:
-                out.seek(DATA)
-                out.truncate()
-                scanner = self._scanner(source, out, progress)
-                try:
-                    scanner.run()
-                except StrayQuote:
-                    out.seek(DATA)
-                    out.truncate()
-                    scanner = self._scanner(source, out, progress, exact=True)
-                    scanner.run()
-        return Header(scanner.flags, scanner.rows, source.size, source.mtime_ns, 0, scanner.digest)
-
-    def _scanner(
-        self, source: SourceFile, out: BinaryIO, progress: Callable[[int], object], *, exact: bool = False
-    ) -> Scanner:
-        return Scanner(source, self.rules, out, exact=exact, buffer=self._buffer, progress=progress)
-
-    def _append(
-        self, source: SourceFile, out: BinaryIO, stale: Sidecar, progress: Callable[[int], object]
-    ) -> Scanner | None:
-        """Index a file that was only appended to: verify the old part by its hash, scan from its last row on."""
-        old = stale.header
-        if not old.rows > 0 or old.size > source.size:
-            return None
-        scanner = self._scanner(source, out, progress)
-        if scanner.hash_to(old.size) != old.digest:
-            return None
-        offsets = stale.offsets
-        last = offsets[old.rows - 1]
-        if not 0 <= last < old.size:
-            return None
-        for start in range(0, old.rows - 1, 1 << 17):  # in chunks, since mapped pages count as memory of this process
-            out.write(offsets[start : min(start + (1 << 17), old.rows - 1)])
-        scanner.rows, scanner.flags = old.rows - 1, old.flags
-        try:
-            scanner.run(last)
-        except StrayQuote:
-            return None
-        return scanner
+            if stale is not None and stale.header.rows > 0 and stale.header.size <= source.size:
+                old, hashed = stale.header, stale.header.size
+                for piece in read_pieces(source, 0, hashed):
+                    digest.update(piece)
+                    progress(len(piece))
+                last = stale.offsets[old.rows - 1]
+                if digest.digest() == old.digest and 0 <= last < old.size:
+                    # In chunks, since mapped pages count as memory of this process.
+                    for start in range(0, old.rows - 1, _CHUNK):
+                        out.write(stale.offsets[start : min(start + _CHUNK, old.rows - 1)])
+                    scanner = Scanner(self.rules, out, position=last, rows=old.rows - 1, flags=old.flags)
+            position = scanner.position
+            try:
+                for piece in read_pieces(source, position, size=self._buffer):
+                    new = piece[max(hashed - position, 0) :]
+                    digest.update(new)
+                    progress(len(new))
+                    scanner.feed(piece)
+                    position += len(piece)
+                scanner.end()
+            except BadLine as error:
+                line = line_number(source, error.offset)
+                raise ManifestError(f"{source.path}, line {line}: {error.reason}") from None
+        return Header(scanner.flags, scanner.rows, source.size, source.mtime_ns, 0, digest.digest())
 
 
 def _array(data: npt.NDArray[np.uint8] | bytes | mmap, offsets: Rows | memoryview) -> pa.LargeBinaryArray:

@@ -1,18 +1,21 @@
-"""Scan a text file in one pass: the start of each row, and a hash of the whole.
+"""Find the rows of a text: the start of each, in one pass over its bytes.
 
-The pass reads through one fixed buffer, finds line feeds with NumPy, and hashes the bytes (xxh3_128), so its memory
-does not depend on the file size. `LineRules` define the rows:
+    scanner = Scanner(LineRules(), out)          out receives int64 offsets
+    for piece in read_pieces(source):
+        scanner.feed(piece)
+    scanner.end()
 
-* a row starts after a line feed and extends to the next row; CSV records may hold line feeds inside quotes;
+Memory does not depend on the size of the text or of its lines. `LineRules` define the rows:
+
+* a row starts after a line feed and extends to the next row;
 * blank lines and comments are not rows; their bytes belong to the previous row;
-* a byte order mark, a header, and skipped lines at the start belong to no row.
+* a byte order mark, and skipped lines at the start, belong to no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from io import BytesIO
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
@@ -21,49 +24,59 @@ import xxhash
 
 from penstock.errors import ManifestError
 from penstock.manifest.options import Blank
-from penstock.manifest.row_splitter import ExactRecords, Lines, ParityRecords, Positions, RowFinder, Unclosed
 from penstock.storage import SourceFile
 
 __all__ = [
     "BOM",
+    "BUFFER",
     "CR",
-    "MULTILINE",
-    "SKIPPED",
+    "LONGEST",
+    "BadLine",
     "LineRules",
     "Scanner",
     "check_is_text",
     "hash_file",
     "json_array",
     "line_number",
+    "read_pieces",
     "shorten",
 ]
 
 CR = 1  # flag: some row ends with a carriage return
-SKIPPED = 2  # flag: some row is followed by skipped lines
-MULTILINE = 4  # flag: rows may hold line feeds
+_SKIPPED = 2  # flag: some row is followed by skipped lines
 
+LONGEST = 64 << 20
+"""Bytes of a line. A file of one line is usually not lines of samples, and its objects would need twenty times its
+size.
+"""
 BUFFER = 512 << 10  # fits the L2 cache with its temporaries; much larger is slower
 BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _LF, _CR = 10, 13
+
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class LineRules:
-    """How a file is split into rows. ``delimiter`` is the field separator of CSV records, None for plain lines.
+    """Which lines of a file are rows: all but blank lines, of spaces, tabs and carriage returns, and comments."""
 
-    A line that consists of ``space`` bytes only is blank.
-    """
-
-    delimiter: str | None = None
-    space: str = " \t\r"
     blank: Blank = "skip"
     comment: str | None = None
-    header: bool = False
 
     def digest(self) -> int:
-        """Return a 64-bit hash of the rules."""
-        return xxhash.xxh3_64_intdigest(repr(sorted(asdict(self).items())).encode())
+        """Return a 64-bit hash of the rules. Indexes on disk contain it, so it covers what earlier rules had."""
+        rules = {"blank": self.blank, "comment": self.comment, "delimiter": None, "header": False, "space": " \t\r"}
+        return xxhash.xxh3_64_intdigest(repr(sorted(rules.items())).encode())
+
+
+class BadLine(Exception):
+    """A line that must not be: its offset in the text, and the reason in words."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(offset, reason)
+        self.offset, self.reason = offset, reason
 
 
 def shorten(content: bytes | str, limit: int = 120) -> str:
@@ -105,175 +118,162 @@ def check_is_text(source: SourceFile) -> None:
         )
 
 
-def hash_file(source: SourceFile, progress: Callable[[int], object] | None = None) -> bytes:
+def read_pieces(
+    source: SourceFile, start: int = 0, end: int | None = None, *, size: int = BUFFER
+) -> Iterator[memoryview]:
+    """Yield the bytes of a file from ``start`` to ``end``; each piece is valid until the next one.
+
+    Raises:
+        ManifestChangedError: the file shrank meanwhile.
+    """
+    buffer, end = memoryview(bytearray(size)), source.size if end is None else end
+    while start < end:
+        piece = buffer[: end - start]
+        source.read_into(piece, start)
+        yield piece
+        start += len(piece)
+
+
+def hash_file(source: SourceFile, progress: Callable[[int], object] = lambda count: None) -> bytes:
     """Return the xxh3_128 hash of a whole file: 16 bytes."""
-    return Scanner(source, LineRules(), BytesIO(), progress=progress).hash_to(source.size)
+    digest = xxhash.xxh3_128()
+    for piece in read_pieces(source):
+        digest.update(piece)
+        progress(len(piece))
+    return digest.digest()
 
 
 class Scanner:
-    """A pass over ``source`` that writes row starts, and finally the file size, to ``out`` as int64.
+    """Takes the consecutive pieces of a text, and writes the start of each row, and finally the end, as int64.
 
     Args:
         rules: the definition of a row.
-        exact: split CSV records with `ExactRecords`; used after a pass without it raised `StrayQuote`.
-        buffer: bytes per read; it grows only with ``exact``, for a larger record.
-        progress: called with the number of bytes of each chunk.
+        out: receives the offsets.
+        position: the offset of the first piece: 0, or the start of a row.
+        rows, flags: of the text before it.
 
-    After `run`: ``rows``, ``flags`` and ``digest`` (16 bytes, of the whole file). Memory: a few buffers.
+    Attributes:
+        position: the offset of the next piece.
+        rows: number of rows so far.
+        flags: what occurs in the rows, such as `CR`.
     """
 
-    def __init__(
-        self,
-        source: SourceFile,
-        rules: LineRules,
-        out: BinaryIO,
-        *,
-        exact: bool = False,
-        buffer: int = BUFFER,
-        progress: Callable[[int], object] | None = None,
-    ) -> None:
-        self.source, self.rules, self.out, self.progress = source, rules, out, progress
-        self.rows = 0
-        self.flags = 0 if rules.delimiter is None else MULTILINE
-        self._finder: RowFinder = Lines()
-        if rules.delimiter is not None:
-            # Comments may hold any quotes, so parity would fail.
-            exact = exact or rules.comment is not None
-            self._finder = ExactRecords(rules.delimiter, rules.comment) if exact else ParityRecords(rules.delimiter)
-        self._hash = xxhash.xxh3_128()
-        self._hashed = 0
-        self._bytes = bytearray(buffer)
-        self._buffer = memoryview(self._bytes)
-        self._space = rules.space.encode()
+    def __init__(self, rules: LineRules, out: BinaryIO, *, position: int = 0, rows: int = 0, flags: int = 0) -> None:
+        self.rules, self.out = rules, out
+        self.position, self.rows, self.flags = position, rows, flags
         self._comment = (rules.comment or "").encode()
         self._suspicious = np.zeros(256, dtype=bool)  # first bytes of lines that may have to be skipped
-        self._suspicious[list(b"\n" + self._space + self._comment[:1])] = True
-        self._row_start = 0  # start of the last row
-        self._header = rules.header  # whether the header is still ahead
-        self._before = _LF  # the byte before the chunk
+        self._suspicious[list(b"\n" + _SPACE + self._comment[:1])] = True
+        self._head = b"" if position == 0 else None  # the first bytes of the text, until they show whether it has a BOM
+        self._line = position  # the start of the last line
+        self._before = _LF  # the byte before the piece
+        self._open: bytes | None = None  # of a last line that may have to be skipped: its bytes after the spaces
 
-    @property
-    def digest(self) -> bytes:
-        """The hash of the bytes read so far: of the whole file after `run`."""
-        return self._hash.digest()
-
-    def hash_to(self, end: int) -> bytes:
-        """Hash the file up to ``end``, without searching for rows, and return the digest."""
-        while self._hashed < end:
-            self._update(self._buffer[: self._read(self._hashed, end)], self._hashed)
-        return self.digest
-
-    def run(self, start: int | None = None) -> None:
-        """Scan from ``start``, which must be the start of a row (default: the whole file), to the end.
+    def feed(self, piece: memoryview | bytes) -> None:
+        """Take the next bytes, and write the rows that start in them.
 
         Raises:
-            ManifestError: a blank line if these are errors, or a quote that is never closed.
-            ManifestChangedError: the file shrank meanwhile.
-            StrayQuote: see ``exact``.
+            BadLine: a line of more than `LONGEST` bytes, or a blank one if these are errors.
         """
-        if start is None:
-            position = len(BOM) if self.source.read(len(BOM), 0) == BOM else 0
-        else:
-            position, self._header = start, False
-        self.hash_to(position)
-        size, at_start = self.source.size, True
-        while position < size:
-            count = self._read(position, size)
-            self._update(self._buffer[:count], position)
-            try:
-                ends, used = self._finder.find(self._buffer[:count], final=position + count == size)
-            except Unclosed as error:
-                near = error.args[0]
-                raise self._never_closed(position + near if near or at_start else self._row_start) from None
-            if not used:  # one record is longer than the buffer
-                self._bytes = bytearray(2 * len(self._bytes))
-                self._buffer = memoryview(self._bytes)
-                continue
-            chunk = np.frombuffer(self._buffer, np.uint8, used)
-            self._emit(chunk, ends, position, at_start)
-            at_start = bool(ends.size) and int(ends[-1]) == used
-            self._before = int(chunk[-1])
-            position += used
+        if self._head is not None:
+            piece = self._head + piece
+            self._head = piece if len(piece) < len(BOM) else None
+            if self._head is not None:
+                return
+            if bytes(piece[: len(BOM)]) == BOM:
+                piece = piece[len(BOM) :]
+                self.position = self._line = len(BOM)
+        if len(piece):
+            self._find(np.frombuffer(piece, np.uint8))
+
+    def end(self) -> None:
+        """Write the end of the text. Call it after the last piece."""
+        if self._head:
+            self._find(np.frombuffer(self._head, np.uint8))
+        if self._open is not None:
+            self._decide(self._open, ended=True)
         if self._before == _CR:
             self.flags |= CR
-        self.out.write(np.int64(size).tobytes())
+        self.out.write(np.int64(self.position).tobytes())
 
-    # ------------------------------------------------------------------ bytes
-
-    def _read(self, position: int, end: int) -> int:
-        buffer = self._buffer[: end - position]
-        self.source.read_into(buffer, position)
-        return len(buffer)
-
-    def _update(self, view: memoryview, position: int) -> None:
-        new = view[self._hashed - position :]  # ExactRecords reads some bytes twice
-        self._hash.update(new)
-        self._hashed += len(new)
-        if self.progress is not None:
-            self.progress(len(new))
-
-    # ------------------------------------------------------------------ rows
-
-    def _emit(self, chunk: npt.NDArray[np.uint8], ends: Positions, position: int, at_start: bool) -> None:
-        """Write the rows that start in this chunk; ``ends`` are the positions after each line feed."""
-        if ends.size and not self.flags & CR and self._ends_with_cr(chunk, ends):
+    def _find(self, piece: npt.NDArray[np.uint8]) -> None:
+        ends = np.flatnonzero(piece == _LF)
+        ends += 1
+        if ends.size and not self.flags & CR and self._ends_with_cr(piece, ends):
             self.flags |= CR
-        starts = ends[:-1] if ends.size and ends[-1] == chunk.size else ends
-        if at_start:
+        if self._open is not None:
+            more = piece[: ends[0] if ends.size else None].tobytes()
+            self._decide(self._open + more if self._open else more.lstrip(_SPACE), ended=ends.size > 0)
+        starts = ends[:-1] if ends.size and ends[-1] == piece.size else ends
+        if self._before == _LF:
             starts = np.concatenate([np.zeros(1, dtype=np.int64), starts])
-        first = chunk.take(starts)
-        doubtful = np.flatnonzero(self._suspicious.take(first))
-        if doubtful.size:
-            starts = self._without_skipped(starts, first, doubtful, position)
-        if self._header and starts.size:
-            starts, self._header = starts[1:], False
         if starts.size:
-            starts = starts + position
-            self.rows += starts.size
-            self._row_start = int(starts[-1])
-            self.out.write(starts.data)
+            self._line = self.position + int(starts[-1])
+            first = piece.take(starts)
+            doubtful = np.flatnonzero(self._suspicious.take(first))
+            if doubtful.size:
+                starts = self._without_skipped(piece, ends, starts, first, doubtful)
+            self._write(starts + self.position)
+        self.position += piece.size
+        self._before = int(piece[-1])
+        if self.position - self._line > LONGEST:
+            raise BadLine(self._line, f"does not end within {LONGEST >> 20} MiB, the limit of a row")
 
-    def _ends_with_cr(self, chunk: npt.NDArray[np.uint8], ends: Positions) -> bool:
-        if ends[0] == 1 and self._before == _CR:
-            return True
-        return self._bytes.find(_CR, 0, chunk.size) >= 0 and bool((chunk[ends[ends > 1] - 2] == _CR).any())
+    def _write(self, starts: Positions) -> None:
+        self.rows += starts.size
+        self.out.write(starts.data)
+
+    def _ends_with_cr(self, piece: npt.NDArray[np.uint8], ends: Positions) -> bool:
+        if ends[0] == 1:
+            if self._before == _CR:
+                return True
+            ends = ends[1:]
+        return bool((piece.take(ends - 2) == _CR).any())
 
     def _without_skipped(
-        self, starts: Positions, first: npt.NDArray[np.uint8], doubtful: Positions, position: int
+        self,
+        piece: npt.NDArray[np.uint8],
+        ends: Positions,
+        starts: Positions,
+        first: npt.NDArray[np.uint8],
+        doubtful: Positions,
     ) -> Positions:
+        """Return the starts without those of skipped lines, and of a last line that the next piece decides."""
         keep = np.ones(starts.size, dtype=bool)
         if self.rules.blank == "skip":
             plain = first.take(doubtful) == _LF
             keep[doubtful[plain]] = False
             doubtful = doubtful[~plain]
-        for k in doubtful.tolist():
-            keep[k] = not self._is_skipped(position + int(starts[k]))
-        first_kept = 0 if self.rows or self._header else int(keep.argmax())
-        if not keep[first_kept:].all():  # lines before the first row belong to no row
-            self.flags |= SKIPPED
+        lasts = ends.searchsorted(starts.take(doubtful), "right")
+        for k, last in zip(doubtful.tolist(), lasts.tolist(), strict=True):
+            start, whole = int(starts[k]), last < ends.size
+            text = piece[start : ends[last] if whole else None].tobytes().lstrip(_SPACE)
+            found = self._is_row(text, self.position + start, ended=whole)
+            keep[k] = bool(found)
+            self._open = text if found is None else None
+        kept = keep if self._open is None else keep[:-1]
+        first_kept = 0 if self.rows else int(kept.argmax()) if kept.size else 0
+        if not kept[first_kept:].all():  # lines before the first row belong to no row
+            self.flags |= _SKIPPED
         return starts[keep]
 
-    def _is_skipped(self, offset: int) -> bool:
-        """Return whether the line at ``offset`` is blank or a comment. Reads the file: lines may leave the chunk."""
-        start = offset
-        while piece := self.source.read(256, offset):
-            rest = piece.lstrip(self._space)
-            if rest:
-                if rest[0] == _LF:
-                    break
-                offset += len(piece) - len(rest)
-                comment = self._comment
-                return bool(comment) and self.source.read(len(comment), offset) == comment
-            offset += len(piece)
-        if self.rules.blank == "error":
-            line = line_number(self.source, start)
-            raise ManifestError(f"{self.source.path}, line {line}: blank line; blank='skip' ignores such lines")
-        return True
+    def _decide(self, text: bytes, *, ended: bool) -> None:
+        """Write the last line, which may have to be skipped, if it is a row; ``text`` as for `_is_row`."""
+        found = self._is_row(text, self._line, ended=ended)
+        self._open = text if found is None else None
+        if found:
+            self._write(np.array([self._line]))
+        elif found is False and self.rows:
+            self.flags |= _SKIPPED
 
-    def _never_closed(self, start: int) -> ManifestError:
-        line = line_number(self.source, start)
-        content = self.source.read(256, start)
-        return ManifestError(
-            f"{self.source.path}, line {line}: a quoted field in the record that starts here is never closed: "
-            f"{shorten(content)}"
-        )
+    def _is_row(self, text: bytes, offset: int, *, ended: bool) -> bool | None:
+        """Return whether a line is a row, by its bytes after the spaces; None if that depends on its next bytes."""
+        if not text.removesuffix(b"\n"):
+            if not ended:
+                return None
+            if self.rules.blank == "error":
+                raise BadLine(offset, "blank line; blank='skip' ignores such lines")
+            return False
+        if not ended and len(text) < len(self._comment) and self._comment.startswith(text):
+            return None
+        return not self._comment or not text.startswith(self._comment)

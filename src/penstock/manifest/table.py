@@ -52,7 +52,7 @@ class Manifest:
     other process opens the same files, or raises ManifestChangedError if they differ.
 
     Every read raises ManifestChangedError for a file that changed since it was opened, and ManifestError, with file,
-    line and content, for a row that does not parse. ``manifest[i]`` of a text, CSV or JSONL file checks the size each
+    line and content, for a row that does not parse. ``manifest[i]`` of a text or JSONL file checks the size each
     time, and the modification time once a millisecond: within that time, a rewrite of the same size may go unnoticed.
     """
 
@@ -105,11 +105,12 @@ class Manifest:
             storage: options, deadlines and cache for URLs; see `penstock.storage.Storage`.
 
         The first opening of a file indexes it in one pass, about a second per GB; one process does it while others
-        wait. Later openings take milliseconds. Parquet and compressed Arrow files are converted once, into the cache.
+        wait. Later openings take milliseconds. CSV, Parquet and compressed Arrow files are converted once, into the
+        cache.
 
         Raises:
             ManifestIOError: missing, a folder, no permission, disk full.
-            ManifestError: a binary file, a missing column, an unclosed quote.
+            ManifestError: a binary file, a missing column; a record of CSV that does not parse.
             ConfigError: invalid arguments, or an invalid combination of them.
             StorageError: a remote source that is missing or cannot be reached.
         """
@@ -350,7 +351,7 @@ class Manifest:
         """Return the raw text of the rows at ``indices``, without line ends, as a large_binary array.
 
         Raises:
-            ManifestError: as every read; also for Parquet and Arrow files, which have no text.
+            ManifestError: as every read; also for files whose rows are stored in columns: CSV, Parquet and Arrow.
         """
         import pyarrow as pa
 
@@ -377,8 +378,7 @@ class Manifest:
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
         """Return rows in their stored form, in one compact batch that does not refer to the file; see `parse`.
 
-        Text, CSV and JSONL: one column ``line`` (large_binary). Parquet and Arrow: the table's columns, with paths
-        without root.
+        Text and JSONL: one column ``line`` (large_binary). All others: the table's columns, with paths without root.
 
         Raises:
             ManifestError: as every read; also if sources of both kinds are combined.

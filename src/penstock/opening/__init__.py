@@ -8,6 +8,7 @@ penstock.open("data/imagenet-mds")                MDSDataset       a folder with
 penstock.open("data/shards")                      ShardDataset     a folder of tar files; compressed: StreamShards
 penstock.open("data/squad", split="train")        TableDataset     a folder of `datasets`, of Arrow or Parquet files
 penstock.open("train-*.parquet")                  TableDataset     tables without columns path and label
+penstock.open("rows.csv")                         TableDataset     CSV and TSV without columns path and label
 penstock.open("part-*.jsonl.zst")                 TableDataset     JSON lines with any keys, plain, .zst or .gz
 penstock.open("features-*.npy")                   ArrayDataset     rows of memory-mapped NumPy files
 penstock.open("data/arrays")                      RankDataset      a folder with one NumPy file per sample

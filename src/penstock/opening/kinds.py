@@ -12,10 +12,11 @@ from penstock.errors import ConfigError
 from penstock.images.files import is_image
 from penstock.manifest.formats import EXTENSIONS, format_of
 from penstock.opening.contents import count_images, describe_folder
-from penstock.opening.options import READS_MANIFESTS, check_types
+from penstock.opening.options import IMAGES, READS_MANIFESTS, check_types
+from penstock.storage import SourceFile, local_path
 from penstock.storage.names import expand, path_of
 from penstock.storage.urls import scheme, shown
-from penstock.tables.files import JSON_ENDINGS, is_table_folder
+from penstock.tables.files import JSON_ENDINGS, delimiter_of, is_table_folder
 from penstock.tokens.folder import NAME, TokenFolder, check_listed
 from penstock.tokens.megatron import is_index
 
@@ -172,7 +173,7 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
     """
     name, given = names[0], options.keys() & READS_MANIFESTS
     kind = format_of(name.partition("?")[0])
-    if kind not in ("parquet", "arrow", "jsonl") or given:
+    if kind == "text" or given:
         return False
     if scheme(name) == "hf":
         return True
@@ -181,6 +182,12 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
         return not isinstance(wanted, Mapping) and "path" not in {str(column).partition(":")[0] for column in wanted}
     if kind == "jsonl":
         return not {"path", "label"} <= _first_keys(names, options.get("storage"))
+    if (delimiter := delimiter_of(name)) is not None:
+        from penstock.tables.csv import holds_samples
+
+        # Tables of CSV have no images, so options for images are for a list of their paths.
+        path = path_of(name) or local_path(name, storage=options.get("storage"))
+        return not options.keys() & IMAGES and holds_samples(SourceFile(path), delimiter)
     from penstock.tables.table import read_schema
 
     return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)

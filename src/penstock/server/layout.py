@@ -1,6 +1,6 @@
 """The layout of rows on the wire, as a small JSON text, so that a client can parse records without any file.
 
-Rows are sent in their stored form: a column ``line`` for text, CSV and JSONL, and the columns for Arrow and Parquet.
+Rows are sent in their stored form: a column ``line`` for text and JSONL, and the columns for all others.
 `describe` writes what a parser needs, and `Layout` is its counterpart in the client. Invariant: for every manifest,
 ``restore(describe(manifest))`` parses the batches of `Manifest.gather` into the records of `Manifest.records`.
 """
@@ -18,7 +18,6 @@ from penstock.errors import ManifestError, ServerError
 from penstock.manifest import Manifest
 from penstock.manifest.fingerprint import combine, view_fingerprint
 from penstock.manifest.formats.base import LinePart, Parser, Part
-from penstock.manifest.formats.csv import CsvParser
 from penstock.manifest.formats.jsonl import JsonParser
 from penstock.manifest.formats.text import TextParser
 from penstock.manifest.options import Column
@@ -66,7 +65,7 @@ def describe(manifest: Manifest) -> str:
     parts = manifest.parts
     if len({isinstance(part, LinePart) for part in parts}) > 1:
         raise ManifestError(
-            f"{parts[0].path} and the others are partly lines (text, CSV, JSONL) and partly columns (Arrow, Parquet), "
+            f"{parts[0].path} and the others are partly lines (text, JSONL) and partly columns (CSV, Arrow, Parquet), "
             "which cannot be served as one dataset: serve them as two, or convert some"
         )
     view = manifest.view
@@ -123,9 +122,6 @@ def _describe_parser(parser: Parser) -> dict[str, Any]:
     match parser:
         case TextParser():
             return {"format": "text", "columns": columns, "stored": [asdict(column) for column in parser.stored]}
-        case CsvParser():
-            more = {"places": parser.places, "count": parser.count, "delimiter": parser.delimiter}
-            return {"format": "csv", "columns": columns, **more}
         case JsonParser():
             return {"format": "jsonl", "columns": columns}
     raise ManifestError(f"rows parsed by {type(parser).__name__} cannot be served")
@@ -136,8 +132,6 @@ def _parser(found: dict[str, Any]) -> Parser:
     match found["format"]:
         case "text":
             return TextParser(_columns(found["stored"]), columns)
-        case "csv":
-            return CsvParser(columns, found["places"], found["count"], found["delimiter"])
         case "jsonl":
             return JsonParser(columns)
     raise ServerError(f"the server sends rows of the format {found['format']!r}, which this client does not know")

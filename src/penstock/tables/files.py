@@ -19,13 +19,14 @@ from penstock.storage.backend import Stat
 from penstock.storage.names import Urls, expand_versions
 from penstock.storage.urls import is_inside, shown
 
-__all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "is_table_folder", "table_files"]
+__all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_table_folder", "table_files"]
 
 Found = tuple[str, Stat | None]
 """A file of a table, and its version if known."""
 
 ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
 JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _IN_FOLDERS = tuple(name for name in JSON_ENDINGS if name != ".json")  # in folders, .json files are descriptions
 _PACKED = tuple(name for name in JSON_ENDINGS if name.endswith((".zst", ".gz")))
 
@@ -68,11 +69,6 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if len(found) > 1 or not is_folder:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        if (text := next((name for name, _ in found if _ends(name, (".csv", ".tsv"))), None)) is not None:
-            raise ConfigError(
-                f"{shown(text)}: tables are Arrow, Parquet or JSON lines files. Open a CSV file as a manifest of paths "
-                "and labels, with ps.open or RankDataset; convert any other one, such as with pandas.to_parquet"
-            )
         return [((storage or Storage()).pinned(name), stat) for name, stat in found]
     folder = _Folder((storage or Storage()).pinned(name.rstrip("/")) if is_remote(name) else name, storage)
     described = folder.json(_DICT)
@@ -86,6 +82,11 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
         return _of_state(inner, state, None)
     state = folder.json(_STATE)
     return _listed(folder, split) if state is None else _of_state(folder, state, split)
+
+
+def delimiter_of(name: str) -> str | None:
+    """Return the delimiter of a CSV or TSV file, by its name; None for other files."""
+    return _DELIMITERS.get(os.path.splitext(name.partition("?")[0])[1].lower())
 
 
 def are_json(names: list[str]) -> bool:
@@ -172,7 +173,7 @@ def _parts(url: str) -> list[str]:
     return url.partition("://")[2].strip("/").split("/")
 
 
-def _ends(url: str, endings: tuple[str, ...] = (*ENDINGS, *JSON_ENDINGS)) -> bool:
+def _ends(url: str, endings: tuple[str, ...] = (*ENDINGS, *JSON_ENDINGS, *_DELIMITERS)) -> bool:
     return url.partition("?")[0].lower().endswith(endings)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 
 from penstock.errors import ConfigError, DataFileError
-from penstock.manifest.scan import json_array
+from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.facts import CountedFacts
 from penstock.shards.stored import StoredShard
@@ -29,7 +29,6 @@ from penstock.storage.mapped import FilesTable
 from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
 from penstock.tables.files import Found, table_files
-from penstock.tables.line_index import LONGEST
 from penstock.tables.lines import LineFiles
 from penstock.tables.ranged import TableParts, open_parts
 from penstock.wording import counted

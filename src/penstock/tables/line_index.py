@@ -7,7 +7,7 @@
 
 KEY is a hash of path, size and modification time of the file, or of the version of an object in a store. One process
 builds an index while others on the machine wait for its lock. A killed process leaves nothing behind, and the next one
-starts over. The pass needs memory for a few MiB, the longest row (`LONGEST` at most), and 16 bytes per frame.
+starts over. The pass needs memory for a few MiB, and 16 bytes per frame; for copies also for the longest row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import xxhash
 import zstandard
 
 from penstock.errors import DataFileError, DataFileIOError
-from penstock.manifest.scan import json_array
+from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array
 from penstock.progress import progress_bar
 from penstock.storage import UNWRITABLE, file_lock, io_error, kept_path, write_kept
 from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
@@ -37,12 +37,7 @@ FRAME = 128 << 10
 LARGEST = 2 << 20
 """Frames of up to this many bytes of text are used without a copy."""
 
-LONGEST = 64 << 20
-"""Bytes of a row. A file of one line is usually not JSON lines, and its objects would need twenty times its size."""
-
 _MAGIC, _VERSION, _HEADER = 0x4C4A4B545350, 1, 64
-_BOM = b"\xef\xbb\xbf"
-_BLANK = b" \t\r\n"
 
 Ints = npt.NDArray[np.int64]
 
@@ -238,11 +233,18 @@ def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iter
 def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied: bool) -> None:
     """Write an index. ``frames`` is filled while the chunks are consumed."""
     out.write(bytes(_HEADER))
-    rows, total = 0, 0
-    for starts, end in _starts(name, pieces):
-        out.write(starts.data)
-        rows, total = rows + len(starts), end
-    out.write(np.int64(total).tobytes())
+    scanner = Scanner(LineRules(), out)
+    try:
+        for piece in pieces:
+            if not scanner.position and (wrong := json_array(piece)):
+                raise DataFileError(f"{name}: {wrong}")
+            scanner.feed(piece)
+        scanner.end()
+    except BadLine as error:
+        raise DataFileError(
+            f"{name}: the line at byte {error.offset:,} of the text {error.reason}: JSON lines have one object a line"
+        ) from None
+    rows, total = scanner.rows, scanner.position
     out.write(frames.tobytes())
     fields = np.array([_MAGIC, _VERSION, rows, max(0, len(frames) // 2 - 1), total, int(copied), 0, 0], np.int64)
     if len(frames) == 2:
@@ -253,48 +255,3 @@ def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int]
     out.seek(0)
     out.write(fields.tobytes())
     out.seek(0, os.SEEK_END)
-
-
-def _starts(name: str, pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
-    """Yield chunks of row offsets, each with the length of the text so far. Blank lines are not rows."""
-    held, size, begin, total = list[bytes](), 0, 0, 0
-    for piece in pieces:
-        if not total and (wrong := json_array(piece)):
-            raise DataFileError(f"{name}: {wrong}")
-        total += len(piece)
-        whole, feed, rest = piece.rpartition(b"\n")
-        if not feed:
-            held.append(piece)
-            size += len(piece)
-            if size > LONGEST:
-                raise DataFileError(
-                    f"{name}: the line at byte {begin:,} of the text does not end within {LONGEST >> 20} MiB, the "
-                    "limit of a row: JSON lines have one object a line"
-                )
-            continue
-        text = b"".join([*held, whole, feed])
-        held, size = [rest], len(rest)
-        yield _starts_in(text, begin), total
-        begin += len(text)
-    if size:
-        yield _starts_in(b"".join(held), begin), total
-
-
-def _starts_in(text: bytes, begin: int) -> Ints:
-    """Return the row offsets in a text of whole lines that starts at ``begin``."""
-    data = np.frombuffer(text, np.uint8)
-    feeds = np.flatnonzero(data == 10)
-    starts = np.concatenate([np.zeros(1, np.int64), feeds + 1])
-    starts = starts[starts < len(data)]
-    if not begin and text.startswith(_BOM):
-        starts[0] = len(_BOM)
-        starts = starts[starts < len(data)]
-    first = data[starts]
-    doubtful = np.flatnonzero((first == 32) | (first == 9) | (first == 13) | (first == 10))
-    if len(doubtful):
-        keep = np.ones(len(starts), bool)
-        for k in doubtful.tolist():
-            end = text.find(b"\n", int(starts[k]))
-            keep[k] = bool(text[int(starts[k]) : end if end >= 0 else len(text)].strip(_BLANK))
-        starts = starts[keep]
-    return np.asarray(starts + begin, np.int64)

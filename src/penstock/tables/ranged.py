@@ -21,9 +21,11 @@ from penstock.storage import SourceFile, Storage, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.files import DATA
 from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
+from penstock.storage.open_files import OpenFiles
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
+from penstock.tables.files import delimiter_of
 
 __all__ = ["RangeFile", "TableParts", "footer", "is_stored_parquet", "mapped_copy", "open_parts"]
 
@@ -38,11 +40,18 @@ class TableParts(MappedFiles):
     Args:
         files: results of `look_at`.
         sources: the files in a store that are not copied yet, by number.
+        delimiters: of CSV files, by number. Their bytes are those of a conversion to Arrow.
     """
 
-    def __init__(self, files: list[MappedFile], sources: dict[int, RemoteSource] | None = None) -> None:
+    def __init__(
+        self,
+        files: list[MappedFile],
+        sources: dict[int, RemoteSource] | None = None,
+        delimiters: dict[int, str] | None = None,
+    ) -> None:
         super().__init__(files)
-        self._sources = sources or {}
+        self._sources, self._delimiters = sources or {}, delimiters or {}
+        self._conversions: OpenFiles[Mapped] = OpenFiles(copies=True)
 
     def source(self, number: int) -> RemoteSource | None:
         """Return the remote source of a file; None for a local one."""
@@ -56,13 +65,14 @@ class TableParts(MappedFiles):
 
     def head(self, number: int) -> Any:
         """Return an object to read a file's metadata from without a copy: its remote source, or else its bytes."""
-        return self._sources.get(number) or super().array(number)
+        return self._sources.get(number) or self.array(number)
 
     def array(self, number: int) -> Any:
         """Return the bytes of a file, see `MappedFiles.array`, or the remote source to read ranges from."""
         source = self._sources.get(number)
         if source is None:
-            return super().array(number)
+            data = super().array(number)
+            return self._conversion(number) if number in self._delimiters else data
         if not _is_copied(source):
             return source
         opened = self._open.find(number)
@@ -76,7 +86,19 @@ class TableParts(MappedFiles):
 
     def holds(self, number: int, data: Any) -> bool:
         """Return whether this is the current array or source of a file."""
+        opened = self._conversions.find(number)
+        if opened is not None:
+            return opened.array is data
         return super().holds(number, data) or (self._open.find(number) is None and self._sources.get(number) is data)
+
+    def _conversion(self, number: int) -> Any:
+        opened = self._conversions.find(number)
+        if opened is None:
+            from penstock.tables.csv import converted_table
+
+            file = converted_table(self._opened(number).file, self._delimiters[number])
+            opened = self._conversions.add(number, Mapped(file, np.frombuffer(file.map or b"", np.uint8)))
+        return opened.array
 
     def stored(self) -> list[StoredShard]:
         """Return the remote files that are copied when they are needed."""
@@ -99,11 +121,11 @@ class TableParts(MappedFiles):
         return super().version(number) if source is None else source.fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "sources": self._sources}
+        return {**super().__getstate__(), "sources": self._sources, "delimiters": self._delimiters}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._sources = state["sources"]
+        self._sources, self._delimiters = state["sources"], state["delimiters"]
 
 
 def _is_copied(source: RemoteSource) -> bool:
@@ -128,7 +150,8 @@ def open_parts(
     rest = [name for number, (name, _) in enumerate(found) if number not in sources]
     others = iter(in_threads(lambda name: look_at(name, "uint8", storage), rest, count=_COPIES))
     files = [_looked_at(sources[number]) if number in sources else next(others) for number in range(len(found))]
-    return TableParts(files, sources)
+    delimiters = {number: sign for number, (name, _) in enumerate(found) if (sign := delimiter_of(name)) is not None}
+    return TableParts(files, sources, delimiters)
 
 
 def mapped_copy(copy: SourceFile) -> Mapped:

@@ -64,9 +64,10 @@ class TableFiles(FilesTable):
 
     Args:
         source: a folder written by ``save_to_disk`` of `datasets`, its cache, or any folder with Arrow or Parquet
-            files; or files: paths, patterns, braces, ``::``, or a list of those. Arrow files in a store are copied to
-            the local cache when the table is opened. For Parquet in a store, opening reads only the footers; files are
-            copied when a loader needs them, and row groups are read by ranges if the cache has no room. Files of
+            files; or files: paths, patterns, braces, ``::``, or a list of those. CSV and TSV files with a header
+            are converted once, see `penstock.tables.csv`; they and Arrow files in a store are copied to the local cache
+            when the table is opened. For Parquet in a store, opening reads only the footers; files are copied when a
+            loader needs them, and row groups are read by ranges if the cache has no room. Files of
             ``hf://datasets/OWNER/NAME[@REVISION]/...`` are not copied. A folder in a store must be listable, unless
             `datasets` wrote it.
         split: the split, for a folder that holds several: by ``dataset_dict.json``, or by file names.

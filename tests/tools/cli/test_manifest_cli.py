@@ -99,7 +99,7 @@ class TestCheck:
         path.write_text("# exported\nfile,class,score\na.jpg,cat,0.5\nb.jpg,dog,0.25\n")
         options = ("--columns", "path=file, label=class", "--label", "str", "--comment", "#", "--header", "yes")
         assert "2 rows checked" in run("check", path, *options)
-        assert "label 2" in run("check", path, *options[:2], *options[4:], code=1)
+        assert "line 3: label 'cat' is not an integer" in run("check", path, *options[:2], *options[4:], code=1)
 
     def test_several_files_are_one_manifest(self, images: Path, tmp_path: Path) -> None:
         (tmp_path / "more.txt").write_text("0.jpg 1\n")

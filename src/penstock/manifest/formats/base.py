@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -135,13 +134,10 @@ def reject(options: Options, **arguments: object) -> None:
 
 
 def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Options, context: Context) -> LinePart:
-    """Open a source of lines. Its sidecar has the short name if the rules are the usual ones for the extension."""
-    delimiter = {".csv": ",", ".tsv": "\t"}.get(os.path.splitext(source.path)[1].lower())
-    usual = rules.delimiter == delimiter and rules.header == (delimiter is not None)
-    plain = usual and rules.blank == "skip" and rules.comment is None
-    suffix = ".pstk" if plain else f".{rules.digest():016x}.pstk"
+    """Open a source of lines. Its sidecar has the short name if the rules are the usual ones."""
+    suffix = ".pstk" if rules == LineRules() else f".{rules.digest():016x}.pstk"
     index = LineIndex(source, rules, suffix=suffix, cache_dir=context.cache_dir, progress=context.progress)
-    return LinePart(index, parser, options.canonical(rules.header))
+    return LinePart(index, parser, options.canonical(header=False))
 
 
 class ParsedPart:
@@ -215,7 +211,7 @@ class ParsedPart:
 
 
 class LinePart(ParsedPart):
-    """A source that stays in place as lines: text, CSV and JSONL."""
+    """A source that stays in place as lines: text and JSONL."""
 
     def __init__(self, index: LineIndex, parser: Parser, options: bytes) -> None:
         super().__init__(parser)

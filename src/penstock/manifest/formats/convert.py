@@ -7,9 +7,10 @@ holds a sidecar header: the source, its state, and the options of the conversion
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,9 @@ from penstock.manifest.sidecar import NO_OFFSETS, Header, places
 from penstock.progress import progress_bar
 from penstock.storage import SourceFile, file_lock, io_error, write_kept
 
-__all__ = ["convert_source"]
+__all__ = ["convert_source", "convert_typed", "converted"]
+
+T = TypeVar("T")
 
 _KEY = b"penstock"
 _ROWS = 1 << 20  # rows of a batch: few batches make random access fast ...
@@ -42,61 +45,97 @@ def convert_source(
         ManifestIOError: the conversion cannot be written.
     """
     final = final_schema(source.path, schema, options.wanted)
-    rules = xxhash.xxh3_64_intdigest(options.canonical())
+    typed = _typed(source.path, batches, options, final)
+    return convert_typed(source, final, typed, options, options.canonical(), context)
+
+
+def convert_typed(
+    source: SourceFile,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    options: Options,
+    key: bytes,
+    context: Context,
+) -> ArrowPart:
+    """Return the same from batches with the columns of the manifest; ``key`` are the options for the fingerprint."""
+    columns = tuple(replace(column, source=column.name) for column in options.wanted)
+    return converted(
+        source,
+        key,
+        lambda: (schema, batches),
+        lambda mapped, digest: ArrowPart(source, mapped, columns, digest, key),
+        context,
+    )
+
+
+def converted(
+    source: SourceFile,
+    key: bytes,
+    read: Callable[[], tuple[pa.Schema, Iterable[pa.RecordBatch]]],
+    use: Callable[[SourceFile, bytes], T],
+    context: Context,
+) -> T:
+    """Return ``use(conversion, hash of the source)``. The source is converted if ``use`` cannot read a conversion.
+
+    Args:
+        source: the file to convert.
+        key: all that the conversion depends on besides the source.
+        read: returns schema and batches of the conversion.
+        use: raises ManifestError or ValueError, such as ArrowInvalid, for a damaged conversion.
+        context: where conversions are, and whether to show a bar.
+    """
+    rules = xxhash.xxh3_64_intdigest(key)
     target = places(source.path, f".{rules:016x}.arrow", context.cache_dir)[-1]
-    part = _load(target, source, rules, options)
-    if part is not None:
-        return part
+
+    def load() -> T | None:
+        if not target.exists():
+            return None
+        mapped = SourceFile(str(target))
+        try:
+            metadata = open_mapped(mapped).schema.metadata or {}
+            header = Header.unpack(bytes.fromhex(metadata.get(_KEY, b"").decode()))
+            if header is None or header.rules != rules or not header.describes(source):
+                return None
+            return use(mapped, header.digest)
+        except (ValueError, ManifestError):
+            return None
+
+    found = load()
+    if found is not None:
+        return found
     try:
         with file_lock(target):
-            part = _load(target, source, rules, options)  # another process may have written it while we waited
-            if part is None:
+            found = load()  # another process may have written it while we waited
+            if found is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _write(target, source, rules, final, _typed(source.path, batches, options, final), context)
-                part = _load(target, source, rules, options)
+                _write(target, source, rules, *read(), context)
+                found = load()
     except ManifestError:
         raise
     except OSError as error:
         raise io_error(target, error, f"cannot write the conversion of {source.path} to") from error
-    if part is None:
+    if found is None:
         raise ManifestError(f"the conversion of {source.path}, {target}, cannot be read back; remove it and try again")
-    return part
-
-
-def _load(target: Path, source: SourceFile, rules: int, options: Options) -> ArrowPart | None:
-    if not target.exists():
-        return None
-    mapped = SourceFile(str(target))
-    columns = tuple(replace(column, source=column.name) for column in options.wanted)
-    try:
-        metadata = open_mapped(mapped).schema.metadata or {}
-        header = Header.unpack(bytes.fromhex(metadata.get(_KEY, b"").decode()))
-        if header is None or header.rules != rules or not header.describes(source):
-            return None
-        return ArrowPart(source, mapped, columns, header.digest, options.canonical())
-    except (ValueError, ManifestError):  # ArrowInvalid is a ValueError
-        return None
+    return found
 
 
 def _write(
     target: Path,
     source: SourceFile,
     rules: int,
-    final: pa.Schema,
+    schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     context: Context,
 ) -> None:
     source.settle()
     title = f"converting {os.path.basename(source.path)}"
     with progress_bar(title, source.size, context.progress) as progress:
-        digest = hash_file(source)
-        header = Header(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, digest)
-        rows, done = 0, 0
+        header = Header(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, hash_file(source))
+        done = 0
         with write_kept(target) as out:
-            with pa.ipc.new_file(out, final.with_metadata({_KEY: header.pack().hex()})) as writer:
+            with pa.ipc.new_file(out, schema.with_metadata({_KEY: header.pack().hex()})) as writer:
                 for batch in _regroup(batches):
                     writer.write_batch(batch)
-                    rows += batch.num_rows
                     # The progress in the source is unknown; the bytes written are a good estimate.
                     progress(min(batch.nbytes, source.size - done))
                     done = min(done + batch.nbytes, source.size)

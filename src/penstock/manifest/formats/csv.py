@@ -1,135 +1,167 @@
-"""CSV and TSV: records as in RFC 4180, with or without a header; quoted fields may hold line feeds."""
+"""CSV and TSV, with or without a header: converted once to an Arrow file in the cache, as Parquet is.
+
+Records are those of Python's csv module, whose quoted fields may hold line feeds. A quote that is never closed is an
+error.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, NoReturn
+
+import pyarrow as pa
 
 from penstock.errors import ConfigError, ManifestError
 from penstock.manifest.fields import BadRow, convert, floats
-from penstock.manifest.formats.base import Context, LinePart, open_lines
-from penstock.manifest.options import Column, Options
-from penstock.manifest.row_splitter import ExactRecords, Unclosed
-from penstock.manifest.scan import BOM, LineRules, check_is_text, shorten
+from penstock.manifest.formats.base import Context
+from penstock.manifest.formats.convert import convert_typed
+from penstock.manifest.formats.mapped import ArrowPart
+from penstock.manifest.options import Blank, Column, Options
+from penstock.manifest.scan import check_is_text, shorten
 from penstock.storage import SourceFile
 
-__all__ = ["CsvParser", "open_csv", "open_tsv"]
+__all__ = ["first_records", "open_csv", "open_tsv", "read_records"]
 
-_HEAD = 1 << 20  # a header is not longer than this
-_LONG = 1 << 16  # the csv module rejects fields of twice this length
+_LONGEST = 16 << 20  # characters of a line
+_ROWS = 1 << 16  # records converted at once, so that few Python objects live
 _FIRST = 16  # so many records are compared with the first one, to find a header
 _NAME = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)*")
 # Names of a column of paths, without the signs between their words: "filename", "image_id", "Image File URL".
 _PATHS = re.compile(r"(?=.)((audio|clip|image|img|photo|picture|sample|video)s?)?((file|id|key|name|path|uri|url)s?)*")
 
+Record = tuple[int, list[str]]
+"""The number of the line on which a record begins, and its fields."""
 
-class CsvParser:
-    """Splits records into ``count`` fields and selects columns: ``places`` holds the field numbers of each column.
+
+def read_records(
+    source: SourceFile, delimiter: str, blank: Blank = "skip", comment: str | None = None
+) -> Iterator[Record]:
+    """Yield the records of a file, header included. Bytes that are not UTF-8 become surrogates, as in `os.fsdecode`.
+
+    Args:
+        source: the file.
+        delimiter: between two fields.
+        blank: "skip" blank lines between records, or "error".
+        comment: the beginning of lines between records to skip.
+
+    Raises:
+        ManifestError: a quote that is never closed, a very long field or line, or a blank line if these are errors.
+        ManifestChangedError: another file has the name of the source.
+
+    Memory: the longest record.
+    """
+    begin, first = 0, ""  # of the record that is being read: the number of its first line, and that line; 0 between two
+
+    def lines() -> Iterator[str]:
+        nonlocal begin, first
+        for number, line in enumerate(iter(partial(text.readline, _LONGEST), ""), 1):
+            if len(line) == _LONGEST:
+                raise ManifestError(
+                    f"{source.path}, line {number}: longer than {_LONGEST >> 20} MiB, the limit of a line"
+                )
+            if not begin:
+                if comment and line.startswith(comment):
+                    continue
+                if not line.strip("\r\n"):
+                    if blank == "error":
+                        raise ManifestError(
+                            f"{source.path}, line {number}: blank line; blank='skip' ignores such lines"
+                        )
+                    continue
+                begin, first = number, line
+            yield line
+        if begin:
+            raise ManifestError(
+                f"{source.path}, line {begin}: a quoted field in the record that starts here is never closed: "
+                f"{shorten(first)}"
+            )
+
+    with open(source.path, "rb") as file:
+        if not source.is_same(file.fileno()):
+            raise source.changed(os.fstat(file.fileno()).st_size)
+        # Only a line feed ends a line: carriage returns in quoted fields stay as they are.
+        text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
+        try:
+            for fields in csv.reader(lines(), delimiter=delimiter):
+                yield begin, fields
+                begin = 0
+        except csv.Error as error:
+            # Its other message names the limit of a field, which csv.field_size_limit sets.
+            reason = "a carriage return in an unquoted field" if "new-line" in str(error) else str(error)
+            raise ManifestError(f"{source.path}, line {begin}: {reason}: {shorten(first)}") from None
+
+
+def first_records(
+    source: SourceFile, delimiter: str, blank: Blank = "skip", comment: str | None = None
+) -> list[list[str]]:
+    """Return the fields of the first records; none for an empty file. Raises as `read_records`."""
+    return [fields for _, fields in islice(read_records(source, delimiter, blank, comment), _FIRST + 1)]
+
+
+class _Parser:
+    """Selects the columns of records of ``count`` fields: ``places`` holds the field numbers of each column.
 
     A column of several values spans as many fields, or is one field of values separated by spaces.
     """
 
-    def __init__(self, columns: tuple[Column, ...], places: list[list[int]], count: int, delimiter: str) -> None:
-        self.columns, self.places, self.count, self.delimiter = columns, places, count, delimiter
-        d = re.escape(delimiter)
-        self._field = re.compile(rf'("[^"]*+(?:""[^"]*+)*+"(?!"))?([^{d}]*+)(?:{d}|\Z)')
+    def __init__(
+        self, path: str, columns: tuple[Column, ...], places: list[list[int]], count: int, delimiter: str
+    ) -> None:
+        self._path, self._pairs = path, list(zip(columns, places, strict=True))
+        self._count, self._delimiter = count, delimiter
 
-    def parse(self, lines: list[str]) -> list[list[Any]]:
-        if not lines:
-            return [[] for _ in self.columns]
+    def parse(self, records: list[Record]) -> list[Sequence[Any]]:
+        """Return the values of each column; ManifestError, with the line, for a record that does not parse."""
         try:
-            rows = list(csv.reader(lines, delimiter=self.delimiter))
-            fields = list(zip(*rows, strict=True))
-            if len(rows) != len(lines) or len(fields) != self.count:
+            fields = list(zip(*(fields for _, fields in records), strict=True))
+            if len(fields) != self._count:
                 raise ValueError
-            values = [self._values(column, fields, place) for column, place in self._pairs()]
+            values: list[Sequence[Any]] = [
+                self._values(column, [fields[k] for k in place]) for column, place in self._pairs
+            ]
             if "" in values[0]:
                 raise ValueError
             return values
-        except (ValueError, csv.Error):
-            columns = zip(*(self._parse_one(k, line) for k, line in enumerate(lines)), strict=True)
-            return [list(column) for column in columns]
+        except ValueError:
+            return list(zip(*(self._parse_one(*record) for record in records), strict=True))
 
-    def parse_one(self, line: str) -> list[Any]:
-        return [values[0] for values in self.parse([line])]
-
-    def _pairs(self) -> list[tuple[Column, list[int]]]:
-        return list(zip(self.columns, self.places, strict=True))
-
-    def _values(self, column: Column, fields: Sequence[Sequence[str]], place: list[int]) -> list[Any]:
-        if column.width and len(place) == 1:
-            cells = [cell.split() for cell in fields[place[0]]]
+    def _values(self, column: Column, fields: Sequence[Sequence[str]]) -> list[Any]:
+        if column.width and len(fields) == 1:
+            cells = [cell.split() for cell in fields[0]]
             if any(len(cell) != column.width for cell in cells):
                 raise ValueError(f"not {column.width} values separated by spaces")
-            return convert(column, list(zip(*cells, strict=True)))
-        return convert(column, [fields[k] for k in place])
+            fields = list(zip(*cells, strict=True))
+        return convert(column, fields)
 
-    def _parse_one(self, index: int, line: str) -> list[Any]:
-        try:
-            found = self._split(line)
-        except csv.Error as error:
-            reason = "a carriage return in an unquoted field" if "\r" in line else str(error)
-            raise BadRow(index, "fields", reason) from None
-        if len(found) != self.count:
-            hint = (
-                ""
-                if self.count != len(self.columns)
-                else "; name all of them with columns=, with '_' for fields to ignore"
+    def _parse_one(self, line: int, found: list[str]) -> list[Any]:
+        if len(found) != self._count:
+            hint = "; name all of them with columns=, with '_' for fields to ignore"
+            self._fail(
+                line,
+                found,
+                f"expected {self._count} fields, found {len(found)}{hint if self._count == len(self._pairs) else ''}",
             )
-            raise BadRow(index, "fields", f"expected {self.count} fields, found {len(found)}{hint}")
         values = []
-        for column, place in self._pairs():
+        for column, place in self._pairs:
             cells = [found[k] if column.kind in ("str", "any") else found[k].strip(" \t") for k in place]
-            by_number = dict(zip(place, ([cell] for cell in cells), strict=True))
             try:
-                values.append(self._values(column, [by_number.get(k, [""]) for k in range(self.count)], place)[0])
+                values.append(self._values(column, [[cell] for cell in cells])[0])
             except ValueError as error:
-                raise BadRow.of_value(index, column, self.delimiter.join(cells), error) from None
+                bad = BadRow.of_value(0, column, self._delimiter.join(cells), error)
+                self._fail(line, found, bad.reason, bad.hint)
         if not values[0]:
-            raise BadRow(index, "fields", "the path is empty")
+            self._fail(line, found, "the path is empty")
         return values
 
-    def _split(self, line: str) -> list[str]:
-        if len(line) < _LONG:
-            rows = list(csv.reader([line], delimiter=self.delimiter))
-            return rows[0] if rows else []
-        fields, position = [], -1
-        while position < len(line):  # a trailing delimiter adds one empty field
-            match = self._field.match(line, position + 1)
-            if match is None:
-                raise csv.Error("a quoted field is never closed")
-            quoted, rest = match.groups()
-            fields.append((quoted[1:-1].replace('""', '"') if quoted else "") + rest)
-            position = match.end(2)
-        return fields
-
-
-def split_first(source: SourceFile, rules: LineRules) -> list[list[str]]:
-    """Return the fields of the first records; none for an empty file."""
-    head = source.read(_HEAD, 0)
-    piece = memoryview(head.removeprefix(BOM))
-    delimiter = rules.delimiter or ","
-    try:
-        ends, _ = ExactRecords(delimiter, rules.comment).find(piece, final=len(head) == source.size)
-    except Unclosed:
-        return []  # indexing will report it
-    found: list[list[str]] = []
-    start = 0
-    for end in [*ends.tolist(), len(piece)]:
-        record = bytes(piece[start:end]).decode("utf-8", "surrogateescape").rstrip("\r\n")
-        if record and not (rules.comment and record.startswith(rules.comment)):
-            try:
-                found += csv.reader([record], delimiter=delimiter)
-            except csv.Error:
-                return found  # not a header; reading it as a row will report it
-            if len(found) > _FIRST:
-                break
-        start = end
-    return found
+    def _fail(self, line: int, found: list[str], reason: str, hint: str = "") -> NoReturn:
+        content = shorten(self._delimiter.join(found))
+        raise ManifestError(f"{self._path}, line {line}: {reason}: {content}{hint}") from None
 
 
 def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict[str, list[int]], count: int) -> bool:
@@ -140,7 +172,7 @@ def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict
     """
     head, *rows = first
     rows = [row for row in rows if len(row) == len(head)]
-    if any(_is_number(text) or "/" in text or "\\" in text for text in head):
+    if any(is_number(text) or "/" in text or "\\" in text for text in head):
         return False
     place = places["path"][0]
     # With another number of fields no record is a sample, so any of them may show that it is a header.
@@ -150,12 +182,13 @@ def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict
     numbers = [k for column in columns if column.kind in ("int", "float") for k in places[column.name]]
     if len(head) != count or not rows or not all(_NAME.fullmatch(head[k]) for k in [place, *numbers]):
         return False
-    if numbers and all(_is_number(row[k]) for row in rows for k in numbers):
+    if numbers and all(is_number(row[k]) for row in rows for k in numbers):
         return True
     return all(os.path.splitext(row[place])[1] for row in rows)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a field is a number."""
     try:
         return bool(floats([text.strip(" \t")]))
     except ValueError:
@@ -181,16 +214,15 @@ def _by_position(columns: tuple[Column, ...]) -> tuple[dict[str, list[int]], int
     return places, position
 
 
-def _open(delimiter: str, path: str, options: Options, context: Context) -> LinePart:
+def _open(delimiter: str, path: str, options: Options, context: Context) -> ArrowPart:
     if options.named and options.header is False:
         raise ConfigError("columns: a mapping chooses by name, which header=False rules out; give a list in file order")
     source = SourceFile(path)
     check_is_text(source)
-    wanted = options.wanted
-    rules = LineRules(delimiter, "\r", options.blank, options.comment)
-    first = split_first(source, rules)
+    wanted, header = options.wanted, options.header
+    how = delimiter, options.blank, options.comment
+    first = first_records(source, *how)
     head = first[0] if first else []
-    header = options.header
     if header == "auto":
         header = bool(head) and (options.named or wanted[0].source in head)
     if header and head:
@@ -203,9 +235,23 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Line
                 "columns with header=True, columns={'path': ..., 'label': ...}; if it is a sample, pass header=False"
             )
         places = [by_position[column.name] for column in wanted]
-    parser = CsvParser(wanted, places, count, delimiter)
-    rules = LineRules(delimiter, "\r", options.blank, options.comment, bool(header))
-    return open_lines(source, parser, rules, options, context)
+    schema = pa.schema([(column.name, column.arrow_type or pa.string()) for column in wanted])
+    parser = _Parser(path, wanted, places, count, delimiter)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        records = islice(read_records(source, *how), int(bool(header)), None)
+        while some := list(islice(records, _ROWS)):
+            arrays = [_array(*pair) for pair in zip(parser.parse(some), schema, strict=True)]
+            yield pa.record_batch(arrays, schema=schema)
+
+    return convert_typed(source, schema, batches(), options, options.canonical(bool(header)), context)
+
+
+def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    if pa.types.is_string(field.type):
+        # A path may be any bytes, which Arrow would refuse as text.
+        return pa.array([os.fsencode(value) for value in values], pa.binary()).view(pa.string())
+    return pa.array(values, field.type)
 
 
 open_csv = partial(_open, ",")
