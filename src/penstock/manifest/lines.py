@@ -342,7 +342,7 @@ class LineIndex:
             position = scanner.position
             try:
                 for piece in read_pieces(source, position, size=self._buffer):
-                    new = piece[max(hashed - position, 0) :]
+                    new = memoryview(piece)[max(hashed - position, 0) :]
                     digest.update(new)
                     progress(len(new))
                     scanner.feed(piece)

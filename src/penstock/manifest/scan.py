@@ -120,16 +120,16 @@ def check_is_text(source: SourceFile) -> None:
 
 def read_pieces(
     source: SourceFile, start: int = 0, end: int | None = None, *, size: int = BUFFER
-) -> Iterator[memoryview]:
+) -> Iterator[bytearray]:
     """Yield the bytes of a file from ``start`` to ``end``; each piece is valid until the next one.
 
     Raises:
         ManifestChangedError: the file shrank meanwhile.
     """
-    buffer, end = memoryview(bytearray(size)), source.size if end is None else end
+    buffer, end = bytearray(size), source.size if end is None else end
     while start < end:
-        piece = buffer[: end - start]
-        source.read_into(piece, start)
+        piece = buffer if end - start >= size else buffer[: end - start]
+        source.read_into(memoryview(piece), start)
         yield piece
         start += len(piece)
 
@@ -169,7 +169,7 @@ class Scanner:
         self._before = _LF  # the byte before the piece
         self._open: bytes | None = None  # of a last line that may have to be skipped: its bytes after the spaces
 
-    def feed(self, piece: memoryview | bytes) -> None:
+    def feed(self, piece: bytes | bytearray) -> None:
         """Take the next bytes, and write the rows that start in them.
 
         Raises:
@@ -180,27 +180,28 @@ class Scanner:
             self._head = piece if len(piece) < len(BOM) else None
             if self._head is not None:
                 return
-            if bytes(piece[: len(BOM)]) == BOM:
+            if piece.startswith(BOM):
                 piece = piece[len(BOM) :]
                 self.position = self._line = len(BOM)
-        if len(piece):
-            self._find(np.frombuffer(piece, np.uint8))
+        if piece:
+            self._find(piece)
 
     def end(self) -> None:
         """Write the end of the text. Call it after the last piece."""
         if self._head:
-            self._find(np.frombuffer(self._head, np.uint8))
+            self._find(self._head)
         if self._open is not None:
             self._decide(self._open, ended=True)
         if self._before == _CR:
             self.flags |= CR
         self.out.write(np.int64(self.position).tobytes())
 
-    def _find(self, piece: npt.NDArray[np.uint8]) -> None:
+    def _find(self, data: bytes | bytearray) -> None:
+        piece = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(piece == _LF)
         ends += 1
-        if ends.size and not self.flags & CR and self._ends_with_cr(piece, ends):
-            self.flags |= CR
+        if self._before == _CR or data.find(_CR) >= 0:  # seldom, and found faster than at the ends of lines
+            self._look_for_cr(piece, ends)
         if self._open is not None:
             more = piece[: ends[0] if ends.size else None].tobytes()
             self._decide(self._open + more if self._open else more.lstrip(_SPACE), ended=ends.size > 0)
@@ -223,12 +224,10 @@ class Scanner:
         self.rows += starts.size
         self.out.write(starts.data)
 
-    def _ends_with_cr(self, piece: npt.NDArray[np.uint8], ends: Positions) -> bool:
-        if ends[0] == 1:
-            if self._before == _CR:
-                return True
-            ends = ends[1:]
-        return bool((piece.take(ends - 2) == _CR).any())
+    def _look_for_cr(self, piece: npt.NDArray[np.uint8], ends: Positions) -> None:
+        first = bool(ends.size) and ends[0] == 1  # the line that ends there lies before the piece
+        if (first and self._before == _CR) or (piece.take(ends[1:] - 2 if first else ends - 2) == _CR).any():
+            self.flags |= CR
 
     def _without_skipped(
         self,
