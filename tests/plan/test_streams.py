@@ -276,7 +276,7 @@ def test_damaged_cursors_of_mixtures_are_refused(paths: list[str], kind: Callabl
     mixture = kind(paths)
     _, cursors = walk(mixture.open())
     cursor = cursors[9]
-    first = cursor["sources"][0]
+    first = cursor["sources"][0]["at"]
     assert first["had"]
     wrong = [
         damage(cursor, "yielded", value=0),
@@ -285,10 +285,10 @@ def test_damaged_cursors_of_mixtures_are_refused(paths: list[str], kind: Callabl
         damage(cursor, "sources", value=cursor["sources"][1:]),
         damage(cursor, "sources", 0, value=None),
         damage(cursor, "sources", 0, "turns", value=-1),
-        damage(cursor, "sources", 0, "had", value=0),
-        damage(cursor, "sources", 0, value={**first, "cursor": {}}),
-        damage(cursor, "sources", 0, value={**first, "cursor": {}, "iterator": {}}),
-        damage(cursor, "sources", -1, value={**cursor["sources"][-1], "had": 1, "dataset": {}}),
+        damage(cursor, "sources", 0, "at", "had", value=0),
+        damage(cursor, "sources", 0, "at", value={**first, "cursor": {}}),
+        damage(cursor, "sources", 0, "at", value={**first, "cursor": {}, "iterator": {}}),
+        damage(cursor, "sources", -1, "at", value={**cursor["sources"][-1]["at"], "had": 1, "dataset": {}}),
     ]
     for state in wrong:
         with pytest.raises(StateError):

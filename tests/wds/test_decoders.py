@@ -25,7 +25,7 @@ from penstock.wds import allow as allow_function
 def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    monkeypatch.setattr(importlib.import_module("penstock.wds.trust"), "_allowed", set())
+    monkeypatch.setattr(importlib.import_module("penstock.wds.utils"), "_allowed", set())
 
 
 def encoded(array: Any, format: str) -> bytes:

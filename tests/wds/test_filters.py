@@ -252,8 +252,6 @@ def test_retired_names_say_what_to_use() -> None:
         with pytest.raises(ValueError, match=name):
             getattr(wds, name)
     assert not hasattr(wds, "ShardList")
-    with pytest.raises(ValueError, match="with_epoch"):
-        wds.FluidWrapper([1]).ddp_equalize(10)
     with pytest.raises(ImportError, match=r"penstock\.wds has no ShardList; use SimpleShardList"):
         exec("from penstock.wds import ShardList")
 

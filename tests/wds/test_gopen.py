@@ -22,7 +22,7 @@ from penstock.errors import NotAllowedError
 
 @pytest.fixture(autouse=True)
 def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("penstock.wds.trust"), "_allowed", set())
+    monkeypatch.setattr(importlib.import_module("penstock.wds.utils"), "_allowed", set())
 
 
 def test_commands_have_to_be_allowed(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_written_to_a_command(tmp_path: Path) -> None:
     with pytest.raises(KeyError), wds.TarWriter(f"pipe:cat > {tmp_path}/part.tar") as writer:
         raise KeyError("mine")
     with pytest.raises(ValueError, match="closed"):
-        writer._pipe.write(b"")  # type: ignore[union-attr]
+        writer._file.write(b"")
     writer = wds.TarWriter(f"pipe:cat > {tmp_path}/piped.tar")
     writer.write({"__key__": "a", "cls": 1})
     writer.close()

@@ -22,7 +22,7 @@ SECURE = "is refused while penstock.wds.utils.enforce_security is True"
 
 @pytest.fixture(autouse=True)
 def secure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("penstock.wds.trust"), "_allowed", set(KINDS))
+    monkeypatch.setattr(importlib.import_module("penstock.wds.utils"), "_allowed", set(KINDS))
     monkeypatch.setattr(wds.utils, "enforce_security", True)
 
 

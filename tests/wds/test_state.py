@@ -105,7 +105,8 @@ def test_a_damaged_state_of_a_mix(tmp_path: Path, name: str) -> None:
     for key in entries:
         with pytest.raises(StateError):
             make(urls).load_state_dict(closed({other: value for other, value in entries.items() if other != key}))
-    for wrong in ({"alive": [7]}, {"alive": 3}, {"alive": [[]]}, {"sources": []}, {"sources": 3}, {"number": "3"}):
+    turned = [{**entry, "turns": -1} for entry in entries["sources"]]
+    for wrong in ({"last": 7}, {"last": [[]]}, {"sources": turned}, {"sources": []}, {"sources": 3}, {"yielded": "3"}):
         with pytest.raises(StateError):
             make(urls).load_state_dict(closed({**entries, **wrong}))
     make(urls).load_state_dict(closed(entries))

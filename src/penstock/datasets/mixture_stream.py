@@ -4,16 +4,20 @@ Streams split themselves across ranks and workers, so each worker mixes the item
 hold in every worker, as in an epoch of a `Mixture` (`penstock.order.mixture`).
 
     position p of a worker  ->  order of the mixture: source  ->  next item of this source (`SourceStream`)
+
+`StreamMix` and `MixStream` are also the base of the mixes of `penstock.wds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock import distributed
+from penstock.datasets.epoch_stream import EpochDataset, EpochStream
 from penstock.datasets.mixing import make_proportions, split_sources
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
@@ -24,19 +28,141 @@ from penstock.plan.stream import ResumableDataset, Stream
 from penstock.stages import stage
 from penstock.wording import counted
 
-__all__ = ["MixtureStream"]
+__all__ = ["Choose", "MixStream", "Mixing", "MixtureStream", "StreamMix"]
 
 _CHUNK = 256  # positions computed at once
-_END = object()
+
+Choose = Callable[[int, int, list[int]], int]
+"""Returns the source of an item: a function of its number, the source of the last item, and the sources that have not
+ended. Raises StopIteration at the end of the epoch."""
 
 
-class MixtureStream(ResumableDataset):
+class StreamMix(EpochDataset):
+    """A mix of the streams of several datasets, the attribute ``sources``; `open_at` returns a `MixStream`.
+
+    State: the number of items, and how often each source has ended and where its stream is. It can be loaded only on
+    the same ranks and workers.
+    """
+
+    of = "mix"
+    sources: list[Any]
+
+    def _identity(self) -> State:
+        """Return the entries that a state must have."""
+        raise NotImplementedError
+
+    def first_cursor(self, epoch: int) -> State:
+        """Return the cursor at the beginning of an epoch."""
+        entries = [{"turns": 0, "at": None} for _ in self.sources]
+        return {**self._identity(), "epoch": epoch, "where": None, "yielded": 0, "last": -1, "sources": entries}
+
+    def check_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Check that a cursor belongs to this mix, rank and worker.
+
+        Raises:
+            StateError: it does not, or it is damaged.
+        """
+        check_state(cursor, self._identity(), of=self.of)
+        read_int(cursor, "epoch", of=self.of)
+        entries, last, count = cursor.get("sources"), cursor.get("last"), len(self.sources)
+        found = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+        turns = [read_int(entry, "turns", of=self.of) for entry in found if "at" in entry]
+        if not len(turns) == len(found) == count or last not in range(-1, count):
+            raise StateError(
+                f"the state of this {self.of} needs a state for each of its {count} sources, and the last one of them; "
+                f"got {entries!r} and {last!r}"
+            )
+        # Before the first item, any worker can resume.
+        begun = read_int(cursor, "yielded", of=self.of) or any(turns)
+        check_state(cursor, {"where": self._where() if begun else None}, of=self.of)
+
+
+class Mixing(NamedTuple):
+    """How an epoch mixes its sources.
+
+    Attributes:
+        choose: see `Choose`.
+        open_pass: opens a source: its number, how often it has ended, and a cursor or None.
+        stop: ``"first"``: the mix ends with its first source; ``"all"``: when all have ended.
+        where: rank and worker, for the cursor.
+        names: of sources that start again when they end; None for others.
+        tag: whether items are ``(item, number of the source)``.
+    """
+
+    choose: Choose
+    open_pass: Callable[[int, int, Any], Any]
+    stop: str | int
+    where: list[int]
+    names: list[str] | None = None
+    tag: bool = False
+
+
+class MixStream(EpochStream):
+    """One epoch of a mix.
+
+    It has no reference to its dataset, which refers to it: such a cycle would keep files open until the next garbage
+    collection.
+    """
+
+    def __init__(self, mixing: Mixing, cursor: State) -> None:
+        super().__init__(int(cursor["epoch"]))
+        self._mixing, self._cursor = mixing, cursor
+        self._yielded, self._last = int(cursor["yielded"]), int(cursor["last"])
+        self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
+        """How often each source has ended."""
+        self._passes = [
+            mixing.open_pass(number, turns, entry["at"])
+            for number, (turns, entry) in enumerate(zip(self._turns, cursor["sources"], strict=True))
+        ]
+        self._alive = self._left()
+
+    def _left(self) -> list[int]:
+        """Return the sources that have not ended, or start again; none at the end of the mix."""
+        turns, stop = self._turns, self._mixing.stop
+        if (stop == "first" and any(turns)) or (stop == "all" and all(turns)):
+            return []
+        return [number for number, ended in enumerate(turns) if self._mixing.names or not ended]
+
+    def next_item(self) -> Any:
+        while self._alive:
+            chosen = self._mixing.choose(self._yielded, self._last, self._alive)
+            try:
+                item = next(self._passes[chosen])
+            except StopIteration:
+                self._turns[chosen] += 1
+                self._alive = self._left()
+                if self._alive and self._mixing.names:
+                    self._start_again(chosen, self._mixing.names[chosen])
+                continue
+            self._yielded, self._last = self._yielded + 1, chosen
+            return (item, chosen) if self._mixing.tag else item
+        raise StopIteration
+
+    def _start_again(self, source: int, name: str) -> None:
+        if not self._passes[source].delivered:
+            if self._turns[source] == 1:
+                raise ConfigError(f"{name} yielded no samples: leave it out, or give it more shards")
+            raise ConfigError(f"{name} yielded samples once, but none when iterated again: it must be re-iterable")
+        self._passes[source] = self._mixing.open_pass(source, self._turns[source], None)
+
+    def cursor(self) -> State:
+        pairs = zip(self._turns, self._passes, strict=True)
+        return {
+            **self._cursor,
+            "where": list(self._mixing.where) if self._yielded or any(self._turns) else None,
+            "yielded": self._yielded,
+            "last": self._last,
+            "sources": [{"turns": turns, "at": one.cursor()} for turns, one in pairs],
+        }
+
+
+class MixtureStream(StreamMix):
     """A `Mixture` of iterable-style datasets. `Mixture` creates it.
 
     Args:
         sources: pairs ``(dataset, weight)``.
-        mode: ``"proportion"`` or ``"choose"`` (numbers of samples of the whole job); ``"repeat"`` and ``"upsample"``
-            for sources with a length.
+        mode: ``"proportion"`` or ``"choose"`` (numbers of samples of the whole job); ``"repeat"`` for sources with
+            a length.
         stop: ``"first"``: at the end of the shortest source. ``"all"`` (default): when every source has reached its
             end; shorter ones start again. Or a number of samples of the whole job.
         names: names of the sources, for errors and for the loader's statistics, where each source is a stage.
@@ -56,6 +182,12 @@ class MixtureStream(ResumableDataset):
     and workers.
     """
 
+    of = "Mixture"
+
+    # Until the next epoch begins, this is still the one that has ended, unlike with the mixes of wds.
+    epoch = ResumableDataset.epoch
+    _running = ResumableDataset._running
+
     def __init__(
         self,
         sources: Sequence[tuple[Any, Any]],
@@ -65,7 +197,7 @@ class MixtureStream(ResumableDataset):
         names: Sequence[str] | None = None,
         tag: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(of="mixture")
         self.sources, weights = split_sources(sources)
         self.names = [f"source {i}" for i in range(len(self.sources))] if names is None else list(names)
         if len(set(self.names)) != len(self.sources):
@@ -76,7 +208,6 @@ class MixtureStream(ResumableDataset):
         # Raise for invalid weights here, not at the first sample.
         self._proportions.order(0, None)
         self.tag = tag
-        self._world = distributed.LateWorld(of="mixture")
 
     def __repr__(self) -> str:
         sources = f"<{counted(len(self.sources), 'source')}: {', '.join(map(str, self.names))}>"
@@ -110,10 +241,6 @@ class MixtureStream(ResumableDataset):
         worker, world = distributed.worker(), self._world.known() or self._world.get()
         return world.rank * worker.total + worker.id, world.world_size * worker.total
 
-    def _where(self) -> list[int]:
-        """Return [rank, ranks, worker, workers] of this process."""
-        return [*self._world.get(), *distributed.worker()]
-
     # State.
 
     def _identity(self) -> State:
@@ -123,116 +250,50 @@ class MixtureStream(ResumableDataset):
             "stop": self._proportions.stop,
         }
 
-    def first_cursor(self, epoch: int) -> State:
-        begun = [{"turns": 0, "had": 0} for _ in self.sources]
-        return {**self._identity(), "epoch": epoch, "where": None, "yielded": 0, "sources": begun}
-
     def check_cursor(self, cursor: Mapping[str, Any]) -> None:
-        of = "Mixture"
-        check_state(cursor, self._identity(), of=of)
-        read_int(cursor, "epoch", of=of)
-        # Before the first item, any worker can resume.
-        check_state(cursor, {"where": self._where() if read_int(cursor, "yielded", of=of) else None}, of=of)
-        entries = cursor.get("sources")
-        if not isinstance(entries, list) or len(entries) != len(self.sources):
-            raise StateError(
-                f"the state of this {of} needs a state for each of its {len(self.sources)} sources, got {entries!r}"
-            )
-        for entry, source, name in zip(entries, self.sources, self.names, strict=True):
-            check_pass(entry, source, name=name, of=of)
-            read_int(entry, "turns", of=of)
-            if not entry["had"] and entry.keys() != {"turns", "had"}:
-                raise StateError(
-                    f"the state of this {of} is damaged: {name} has yielded nothing, but has {sorted(entry)}"
-                )
+        super().check_cursor(cursor)
+        for entry, source, name in zip(cursor["sources"], self.sources, self.names, strict=True):
+            if (at := entry["at"]) is not None:
+                check_pass(at, source, name=name, of=self.of)
+                if not at["had"] and at.keys() != {"had"}:
+                    raise StateError(
+                        f"the state of this {self.of} is damaged: {name} has yielded nothing, but has {sorted(at)}"
+                    )
 
     def open_at(self, cursor: State) -> Stream:
-        where, limit = self._where(), self._limit()
-        order = self._order(limit, int(cursor["epoch"]))
-        epoch = _MixedEpoch(self.sources, self.names, self._proportions.stop, self.tag, order, limit, where)
-        return _MixedStream(epoch, cursor)
+        limit, epoch = self._limit(), int(cursor["epoch"])
+        choose = _InOrder(self._order(limit, epoch), limit)
+        open_pass = partial(_open_pass, self.sources, self.names, epoch)
+        return MixStream(Mixing(choose, open_pass, self._proportions.stop, self._where(), self.names, self.tag), cursor)
 
 
-class _MixedEpoch(NamedTuple):
-    """The sources of one epoch, in this worker's order."""
+class _InOrder:
+    """Chooses the sources in the order of a mixture, up to ``limit`` items."""
 
-    sources: list[Any]
-    names: list[str]
-    stop: str | int
-    tag: bool
-    order: BlockMixture
-    limit: int | None
-    where: list[int]
+    def __init__(self, order: BlockMixture, limit: int | None) -> None:
+        self._order, self._limit = order, limit
+        self._begin = 0
+        self._chunk: list[int] = []
 
-    def source_numbers(self, begin: int) -> Iterator[int]:
-        """Yield the source of each position, from position ``begin`` on."""
-        while self.limit is None or begin < self.limit:
-            end = begin + _CHUNK if self.limit is None else min(begin + _CHUNK, self.limit)
-            yield from self.order.locate(np.arange(begin, end))[0].tolist()
-            begin = end
-
-    def is_over(self, turns: list[int]) -> bool:
-        """Return whether the mixture ends, given how often each source has reached its end."""
-        return any(turns) if self.stop == "first" else self.stop == "all" and all(turns)
+    def __call__(self, number: int, last: int, alive: list[int]) -> int:
+        if not 0 <= number - self._begin < len(self._chunk):
+            end = number + _CHUNK if self._limit is None else min(number + _CHUNK, self._limit)
+            if number >= end:
+                raise StopIteration
+            self._begin, self._chunk = number, self._order.locate(np.arange(number, end))[0].tolist()
+        return self._chunk[number - self._begin]
 
 
-class _MixedStream(Stream):
-    """An iterator over the items of a mixture's sources.
-
-    It has no reference to its dataset, which refers to it: such a cycle would keep files open until the next garbage
-    collection.
-    """
-
-    def __init__(self, epoch: _MixedEpoch, cursor: State) -> None:
-        self._epoch, self._cursor = epoch, cursor
-        self._yielded = int(cursor["yielded"])
-        self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
-        """How often each source has started again."""
-        self._passes = [self._open_pass(number, entry) for number, entry in enumerate(cursor["sources"])]
-        self._source_numbers = epoch.source_numbers(self._yielded)
-        self._over = epoch.is_over(self._turns)
-
-    def _open_pass(self, number: int, cursor: Mapping[str, Any] | None = None) -> SourceStream:
-        epoch = int(self._cursor["epoch"]) + self._turns[number]
-        return SourceStream(self._epoch.sources[number], name=self._epoch.names[number], epoch=epoch, cursor=cursor)
+class _Source(SourceStream):
+    """A source whose time the loader's statistics show."""
 
     def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
-        # Reset below when there is an item, so that an error also ends the stream.
-        self._over = True
-        number = next(self._source_numbers)
-        with stage(self._epoch.names[number]):
-            item = self._next_item(number)
-        self._over = False
-        self._yielded += 1
-        return (item, number) if self._epoch.tag else item
+        with stage(self._name):
+            return super().__next__()
 
-    def _next_item(self, number: int) -> Any:
-        """Return the next item of a source; at its end, start the source again, unless the mixture ends."""
-        item = next(self._passes[number], _END)
-        if item is not _END:
-            return item
-        name, had = self._epoch.names[number], self._passes[number].delivered
-        self._turns[number] += 1
-        if self._epoch.is_over(self._turns):
-            raise StopIteration
-        if not had:
-            raise ConfigError(f"{name} yielded no samples: leave it out, or give it more shards")
-        self._passes[number] = self._open_pass(number)
-        item = next(self._passes[number], _END)
-        if item is _END:
-            raise ConfigError(f"{name} yielded samples once, but none when iterated again: it must be re-iterable")
-        return item
 
-    def cursor(self) -> State:
-        pairs = zip(self._turns, self._passes, strict=True)
-        return {
-            **self._cursor,
-            "where": list(self._epoch.where) if self._yielded else None,
-            "yielded": self._yielded,
-            "sources": [{"turns": turns, **one.cursor()} for turns, one in pairs],
-        }
+def _open_pass(sources: list[Any], names: list[str], epoch: int, number: int, turns: int, at: Any) -> SourceStream:
+    return _Source(sources[number], name=names[number], epoch=epoch + turns, cursor=at)
 
 
 def _check_duplicates(sources: Sequence[Any]) -> None:

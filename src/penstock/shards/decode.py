@@ -24,7 +24,7 @@ from penstock.stages import stage
 from penstock.storage.mapped import said
 from penstock.storage.urls import shown
 
-__all__ = ["Decode", "chained", "load_array", "load_arrays"]
+__all__ = ["VALUES", "Decode", "chained", "field_name", "load_array", "load_arrays"]
 
 Decoder = Callable[[bytes], Any]
 
@@ -65,13 +65,20 @@ def _image(data: bytes) -> torch.Tensor:
         return torch.from_numpy(decode_image(data)).permute(2, 0, 1)
 
 
-_DECODERS: dict[str, Decoder] = {
-    **dict.fromkeys(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "webp", "tif", "tiff"), _image),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
-    **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), _text),
+VALUES: dict[str, Decoder] = {
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("json", "jsn"), _json),
     "npy": load_array,
     "npz": load_arrays,
+}
+"""Decoders of numbers, text and arrays by extension, as in WebDataset."""
+
+_DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "webp", "tif", "tiff"), _image),
+    **dict.fromkeys(("class", "count"), int),
+    **dict.fromkeys(("html", "htm"), _text),
+    **VALUES,
 }
 
 
@@ -105,9 +112,9 @@ class Decode:
             try:
                 result[name] = decoder(data)
             except ImageError as error:
-                raise ImageError(f"{_where(sample, name)}: {error}") from error
+                raise ImageError(f"{field_name(sample, name)}: {error}") from error
             except (ValueError, EOFError) as error:
-                raise ShardError(f"{_where(sample, name)}: cannot be decoded: {error}") from error
+                raise ShardError(f"{field_name(sample, name)}: cannot be decoded: {error}") from error
         return result
 
     def _decoder(self, name: str) -> Decoder | None:
@@ -121,7 +128,8 @@ class Decode:
         return None
 
 
-def _where(sample: Sample, name: str) -> str:
+def field_name(sample: Sample, name: str) -> str:
+    """Return the name of a field for messages."""
     return f"{shown(str(sample.get(URL)))}: sample {sample.get(KEY)!r}: {name}"
 
 

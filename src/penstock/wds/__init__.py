@@ -19,27 +19,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.errors import ConfigError
 from penstock.lazy import missing
 from penstock.wds import autodecode, compat, extradatasets, mix, pytorch
 from penstock.wds.autodecode import (
     Continue,
     Decoder,
     DecodingError,
-    decode,
     gzfilter,
     handle_extension,
     imagehandler,
     torch_audio,
     torch_loads,
     torch_video,
-    xdecode,
 )
-from penstock.wds.caching import Cached, LMDBCached
-from penstock.wds.compat import WebDataset, WebLoader
+from penstock.wds.compat import FluidInterface, FluidWrapper, WebDataset, WebLoader
 from penstock.wds.extradatasets import MockDataset, with_epoch, with_length
 from penstock.wds.filters import (
+    Cached,
+    LMDBCached,
     associate,
     batched,
+    decode,
     default_collation_fn,
     extract_keys,
     getfirst,
@@ -59,8 +60,8 @@ from penstock.wds.filters import (
     transform_with,
     unbatched,
     unlisted,
+    xdecode,
 )
-from penstock.wds.fluid import FluidInterface, FluidWrapper
 from penstock.wds.gopen import gopen, gopen_schemes
 from penstock.wds.handlers import (
     ignore_and_continue,
@@ -72,7 +73,6 @@ from penstock.wds.handlers import (
 from penstock.wds.iterators import memoryless
 from penstock.wds.mix import RandomMix, RoundRobin
 from penstock.wds.pipeline import DataPipeline
-from penstock.wds.retired import RETIRED, RetiredError
 from penstock.wds.shardlists import (
     DirectoryShardList,
     ResampledShards,
@@ -88,8 +88,7 @@ from penstock.wds.shardlists import (
 )
 from penstock.wds.shuffling import detshuffle, shuffle
 from penstock.wds.tariterators import DamagedTarError, tarfile_samples, tarfile_to_samples
-from penstock.wds.trust import allow
-from penstock.wds.utils import PipelineStage, repeatedly
+from penstock.wds.utils import PipelineStage, allow, repeatedly
 from penstock.wds.writer import ShardWriter, TarWriter, numpy_dumps, torch_dumps
 
 __all__ = [
@@ -178,6 +177,53 @@ __all__ = [
 
 __version__ = "1.0.2"
 """The WebDataset version whose names and arguments this module has."""
+
+
+_MIX = "RandomMix or RoundRobin, or penstock.Mixture, which keeps proportions exactly"
+_SIZE = "dataset.with_epoch(n), or WebLoader(...).with_epoch(n), which is exact for the rank"
+
+RETIRED = {
+    "ChoppedDataset": _SIZE,
+    "Curried": "pipelinefilter",
+    "Curried2": "pipelinefilter",
+    "DBCache": "dataset.lmdb_cached(file)",
+    "DBLoader": "dataset.lmdb_cached(file)",
+    "Dataset": "WebDataset",
+    "FakeLength": "dataset.with_length(n)",
+    "IterableDataset": "torch.utils.data.IterableDataset",
+    "LRUCleanup": "WebDataset(cache_dir=..., cache_size=...): the cache keeps to its size by itself",
+    "MultiDataset": "WebLoader(dataset, num_workers=n)",
+    "MultiShardSample": _MIX,
+    "PytorchShardList": "SimpleShardList with split_by_node and split_by_worker",
+    "PytorchEnv": "penstock.wds.utils.pytorch_worker_info",
+    "Processor": "DataPipeline(source, filter(...), ...)",
+    "Repeatedly": "dataset.repeat(nepochs=n)",
+    "ResizedDataset": _SIZE,
+    "FileCache": "WebDataset(cache_dir=...)",
+    "Shorthands": "FluidInterface",
+    "ShardList": "SimpleShardList with split_by_node and split_by_worker in a DataPipeline",
+    "ShardSample": "SimpleShardList or ResampledShards",
+    "cache": "WebDataset(cache_dir=...)",
+    "compose": "DataPipeline(...) or pipeline.compose(...)",
+    "composable": "DataPipeline(...) or pipeline.compose(...)",
+    "ddp_equalize": "WebLoader(...).with_epoch(n), or penstock.ShardDataset, whose ranks get equal batches",
+    "nodeslice": "split_by_node",
+    "pipe_cleaner": "nothing: copies in a cache are named by the whole address",
+    "shuffle_shards": "WebDataset(urls, shardshuffle=True)",
+    "split_by_rank": "split_by_node",
+    "tenbin": "npy or npz fields",
+    "wids": "penstock.ShardDataset",
+    "worker_id": "penstock.wds.utils.pytorch_worker_info",
+    "worker_urls": "split_by_worker",
+}
+"""Replacements by name."""
+
+
+class RetiredError(ConfigError, AttributeError):
+    """A removed name. The message names the replacement."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"penstock.wds has no {name}; use {RETIRED[name]}")
 
 
 def __getattr__(name: str) -> Any:

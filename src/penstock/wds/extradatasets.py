@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.wds.utils import PipelineStage, repeatedly
-
-__all__ = ["MockDataset", "PipelineStage", "repeatedly", "with_epoch", "with_length"]
+from penstock.wds.utils import PipelineStage, repeatedly  # noqa: F401
 
 
 class MockDataset(IterableDataset[Any]):
@@ -34,23 +33,18 @@ class with_epoch(IterableDataset[Any]):
         return {**self.__dict__, "_source": None}
 
     def __iter__(self) -> Iterator[Any]:
-        had = 0
-        while had < self.length:
-            begun = had
+        left = self.length
+        while left > 0:
+            begun, is_new = left, self._source is None
             if self._source is None:
                 self._source = iter(self.dataset)
-            for item in self._source:
-                had += 1
+            for item in islice(self._source, left):
+                left -= 1
                 yield item
-                if had >= self.length:
+            if left:
+                self._source = None
+                if is_new and left == begun:  # a source without items
                     return
-            fresh = begun == had
-            self._source = iter(self.dataset)
-            if fresh and (item := next(self._source, self)) is self:
-                return
-            elif fresh:
-                had += 1
-                yield item
 
 
 class with_length(IterableDataset[Any]):

@@ -9,59 +9,112 @@ replaying.
 
 from __future__ import annotations
 
+import io
+import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import update_wrapper
 from itertools import count as counter
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import torch
+
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
 from penstock.hashing import mix
-from penstock.wds.autodecode import _xdecode, decode, xdecode
-from penstock.wds.batching import _batched, batched, default_collation_fn, listed, unbatched, unlisted
-from penstock.wds.caching import Cached, LMDBCached
-from penstock.wds.curried import FilterFunction, RestCurried, _each, _matches, map, pipelinefilter
-from penstock.wds.handlers import Handler, reraise_exception
-from penstock.wds.iterators import Context, CountedStep, IteratorStep, Stage, Step, default_context, memoryless
-from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
-
-__all__ = [
-    "Cached",
-    "FilterFunction",
-    "LMDBCached",
-    "_batched",
-    "_xdecode",
-    "associate",
-    "batched",
-    "decode",
-    "default_collation_fn",
-    "detshuffle",
-    "extract_keys",
-    "getfirst",
-    "info",
-    "listed",
-    "log_keys",
-    "map",
-    "map_dict",
-    "map_tuple",
-    "parse_field_spec",
-    "pipelinefilter",
-    "rename",
-    "rename_keys",
-    "rsample",
-    "select",
-    "shuffle",
-    "slice",
-    "to_tuple",
-    "transform_with",
-    "unbatched",
-    "unlisted",
-    "xdecode",
-]
+from penstock.wds.autodecode import Decoder, DecodingError, unpickle_loads
+from penstock.wds.handlers import Handler, reraise_exception, settle
+from penstock.wds.iterators import (
+    Context,
+    CountedStep,
+    FlatMapStep,
+    IteratorStep,
+    Stage,
+    Step,
+    default_context,
+    memoryless,
+)
+from penstock.wds.shuffling import Shuffle
+from penstock.wds.utils import PipelineStage, pytorch_worker_info
 
 Samples = Iterable[Any]
+
+
+class FilterFunction(PipelineStage):
+    """A generator function of an iterator, with its options bound."""
+
+    def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
+        self.f, self.args, self.kw = f, args, kw
+        self.memoryless = getattr(f, "memoryless", False)
+
+    def run(self, src: Any = None) -> Iterator[Any]:
+        """Return the filtered iterator."""
+        return self.f(src, *self.args, **self.kw)
+
+    def __call__(self, src: Samples) -> Iterator[Any]:
+        return self.run(src)
+
+    def __repr__(self) -> str:
+        return f"<{self.f.__name__} {self.args} {self.kw}>"
+
+
+class pipelinefilter:
+    """A filter made of a generator function, whose first argument is the source: ``filter(option, ...)`` is a stage.
+
+    To resume, it runs again from the start of the epoch, unless the function is marked `memoryless`.
+    """
+
+    def __init__(self, f: Callable[..., Iterator[Any]]) -> None:
+        self.f = f
+        update_wrapper(self, f)
+
+    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        return FilterFunction(self.f, *args, **kw)
+
+
+# ------------------------------------------------------------------ samples of any kind
+
+
+@memoryless
+def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
+    """Apply ``f`` to each sample. A result of None drops the sample; a dict keeps the sample's ``__key__``.
+
+    Args:
+        f: a function of one sample.
+        handler: handles errors of ``f``, such as `warn_and_continue`; by default they are raised.
+    """
+    for sample in data:
+        try:
+            result = f(sample)
+        except Exception as error:
+            if settle(handler, error):
+                continue
+            return
+        if result is None:
+            continue
+        if isinstance(sample, dict) and isinstance(result, dict) and "__key__" in sample:
+            result["__key__"] = sample["__key__"]
+        yield result
+
+
+def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[Any]:
+    """Apply ``f`` to each sample; errors go to the handler."""
+    for sample in data:
+        try:
+            result = f(sample)
+        except Exception as error:
+            if settle(handler, error):
+                continue
+            return
+        yield result
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a field's name matches one of the patterns, with a leading dot or without."""
+    return any(fnmatch(name, pattern) or fnmatch("." + name, pattern) for pattern in patterns)
 
 
 # ------------------------------------------------------------------ samples as dicts
@@ -259,6 +312,58 @@ def _rename_keys(
         yield result
 
 
+# ------------------------------------------------------------------ decoding
+
+
+def decode(*args: Any, handler: Handler = reraise_exception, **kw: Any) -> FilterFunction:
+    """Return a filter that decodes samples; options are those of `Decoder`."""
+    return FilterFunction(_map, Decoder(args, **kw), handler=handler)
+
+
+def _decode_bin(stream: Any) -> bytes:
+    data: bytes = stream.read()
+    return data
+
+
+def _decode_text(stream: Any) -> str:
+    return str(stream.read().decode("utf-8"))
+
+
+def _decode_pickle(stream: Any) -> Any:
+    return unpickle_loads(stream.read())
+
+
+_XDEFAULTS = (("*.bin", _decode_bin), ("*.txt", _decode_text), ("*.pyd", _decode_pickle))
+
+
+@memoryless
+def _xdecode(
+    source: Iterable[Any], *args: Any, must_decode: bool = True, defaults: Any = _XDEFAULTS, **kw: Any
+) -> Iterator[Any]:
+    """Decode fields with functions of a stream, chosen by patterns."""
+    # The last match wins, so a program's decoders override the defaults. False leaves a field unchanged.
+    known = [*defaults, *args, *((f"*.{name}", function) for name, function in kw.items())][::-1]
+    for sample in source:
+        result = dict(sample)
+        for name, data in sample.items():
+            base = name.rpartition("/")[2].lower()
+            if base.startswith("__"):
+                continue
+            found = next((function for pattern, function in known if _matches(base, [pattern])), None)
+            if found:
+                result[name] = found(io.BytesIO(data) if isinstance(data, bytes) else data)
+            elif found is None and must_decode:
+                raise DecodingError(sample.get("__url__"), sample.get("__key__"), name, sample) from ValueError(
+                    f"No decoder found for {name}."
+                )
+        yield result
+
+
+def xdecode(*args: Any, **kw: Any) -> FilterFunction:
+    """Return a filter: ``xdecode(("*.png", f), must_decode=False)``; each function gets the field as an open file."""
+    return FilterFunction(_xdecode, *args, **kw)
+
+
 # ------------------------------------------------------------------ samples by number
 
 
@@ -304,6 +409,188 @@ class rsample(Stage):
                     yield number + 1, item
 
         return CountedStep(source, some, own)
+
+
+# ------------------------------------------------------------------ batches
+
+
+def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
+    """Collate samples, all dicts or all tuples, into a batch.
+
+    Args:
+        samples: one sample or more.
+        combine_tensors: stack tensors and arrays, which must have the same shape.
+        combine_scalars: combine numbers into an array.
+
+    Raises:
+        ConfigError: the samples have different keys, or are neither dicts nor tuples.
+        AssertionError: arrays have different shapes.
+    """
+    assert len(samples) > 0
+    first = samples[0]
+    if isinstance(first, dict):
+        if any(sample.keys() != first.keys() for sample in samples):
+            raise ConfigError("keys don't match in different samples")
+        return {name: _column([s[name] for s in samples], combine_tensors, combine_scalars) for name in first}
+    if not isinstance(first, tuple | list):
+        raise ConfigError(
+            f"cannot batch samples of type {type(first).__name__}, only dicts and tuples: use to_tuple before "
+            "batched, or pass collation_fn= (None makes a batch a list of samples)"
+        )
+    columns = zip(*samples, strict=True)
+    return tuple([_column(list(values), combine_tensors, combine_scalars) for values in columns])
+
+
+def _column(values: list[Any], tensors: bool, scalars: bool) -> Any:
+    first = values[0]
+    if isinstance(first, int | float | np.generic):
+        return np.array(values) if scalars else values
+    if isinstance(first, torch.Tensor | np.ndarray) and tensors:
+        shapes = {tuple(value.shape) for value in values}
+        assert len(shapes) == 1, f"all shapes must be equal in collation, got {shapes}"
+        return torch.stack(values) if isinstance(first, torch.Tensor) else np.array(values)
+    return values
+
+
+@memoryless
+def _batched(
+    data: Samples,
+    batchsize: int = 20,
+    collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
+    partial: bool = True,
+) -> Iterator[Any]:
+    """Yield batches of samples.
+
+    Args:
+        batchsize: samples in a batch.
+        collation_fn: turns a list of samples into a batch; None makes the list the batch.
+        partial: keep a last batch that is smaller.
+    """
+    batch: list[Any] = []
+    for sample in data:
+        batch.append(sample)
+        if len(batch) >= batchsize:
+            # The batch must not outlive this point: the state would have to hold it.
+            full, batch = batch, []
+            yield full if collation_fn is None else collation_fn(full)
+    if batch and partial:
+        yield batch if collation_fn is None else collation_fn(batch)
+
+
+@memoryless
+def _listed(data: Samples, batchsize: int = 20, partial: bool = True) -> Iterator[Any]:
+    """Yield lists of ``batchsize`` samples; with ``partial`` the last one may be shorter."""
+    return _batched(data, batchsize, None, partial)
+
+
+def _rows(batch: Any) -> Iterator[Any]:
+    """Yield the samples of a batch: dicts from a dict of columns, tuples from a tuple or list of columns."""
+    if isinstance(batch, dict):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+    elif isinstance(batch, tuple | list):
+        yield from zip(*batch, strict=True)
+    else:
+        raise ConfigError(f"unknown sample type: {type(batch)}")
+
+
+class Unpack(Stage):
+    """A stage that splits batches into items with a function of a batch."""
+
+    def __init__(self, items: Callable[[Any], Iterable[Any]]) -> None:
+        self.items = items
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """Return a `Step` over the source."""
+        return FlatMapStep(source, self._numbered, own)
+
+    def _numbered(self, batch: Any, position: int | None) -> Iterator[tuple[int, Any]]:
+        for number, item in enumerate(self.items(batch)):
+            if position is None or number > position:
+                yield number, item
+
+
+def unbatched() -> Unpack:
+    """Split batches into samples; undoes `batched`."""
+    return Unpack(_rows)
+
+
+def unlisted() -> Unpack:
+    """Split lists into samples; undoes `listed`."""
+    return Unpack(iter)
+
+
+# ------------------------------------------------------------------ caches
+
+
+class Cached(PipelineStage):
+    """A cache in memory, in each persistent worker."""
+
+    def __init__(self) -> None:
+        self.cached: list[Any] | None = None
+
+    def run(self, source: Any = None) -> Iterator[Any]:
+        """Yield the samples of the source the first time, and the cached ones after that."""
+        if self.cached is not None:
+            yield from self.cached
+            return
+        kept = []
+        for sample in source:
+            yield sample
+            kept.append(sample)
+        self.cached = kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"cached": None}
+
+
+class LMDBCached(PipelineStage):
+    """A cache in an LMDB file (extra ``lmdb``). Samples are pickled, so the file must be trusted.
+
+    Args:
+        fname: path of the file. With several ranks or workers, each has a file of its own, with its rank, the number of
+            ranks, its number and the number of workers after the name: ``kept.lmdb.0-1-1-2``.
+        map_size: the largest size of the file, in bytes.
+        pickler: an object or module with ``dumps`` and ``loads``.
+        chunksize: samples per transaction.
+    """
+
+    def __init__(self, fname: str, map_size: float = 1e12, pickler: Any = pickle, chunksize: int = 500) -> None:
+        self.fname, self.map_size, self.chunksize = fname, int(map_size), chunksize
+        self._dumps, self._loads = pickler.dumps, pickler.loads  # a module cannot be pickled, its functions can
+
+    def run(self, source: Any = None) -> Iterator[Any]:
+        """Yield the samples of the source the first time, and those in the file after that."""
+        import lmdb
+
+        rank, ranks, worker, workers = pytorch_worker_info()
+        name = self.fname if ranks * workers == 1 else f"{self.fname}.{rank}-{ranks}-{worker}-{workers}"
+        with lmdb.open(name, map_size=self.map_size, subdir=False) as base:
+            with base.begin() as txn:
+                whole = txn.get(b"_")
+            if whole is not None:
+                with base.begin() as txn:
+                    for key, value in txn.cursor():
+                        if key != b"_":
+                            yield self._loads(bytes(value))
+                return
+            with base.begin(write=True) as txn:
+                # An epoch that was left may have written more samples than this one has.
+                txn.drop(base.open_db(), delete=False)
+            chunk: list[tuple[bytes, bytes]] = []
+            for number, sample in enumerate(source):
+                yield sample
+                chunk.append((b"%012d" % number, self._dumps(sample)))
+                if len(chunk) >= self.chunksize:
+                    self._write(base, chunk)
+                    chunk = []
+            self._write(base, [*chunk, (b"_", b"whole")])
+
+    @staticmethod
+    def _write(base: Any, chunk: list[tuple[bytes, bytes]]) -> None:
+        with base.begin(write=True) as txn:
+            for key, value in chunk:
+                txn.put(key, value)
 
 
 # ------------------------------------------------------------------ printing and logging
@@ -378,13 +665,16 @@ def _unlisted(data: Samples) -> Iterator[Any]:
     return unlisted()(data)
 
 
-info = RestCurried(_info)
-log_keys = RestCurried(_log_keys)
-map_dict = RestCurried(_map_dict)
-map_tuple = RestCurried(_map_tuple)
-select = RestCurried(_select)
-rename = RestCurried(_rename)
-rename_keys = RestCurried(_rename_keys)
-extract_keys = RestCurried(_extract_keys)
-associate = RestCurried(_associate)
-to_tuple = RestCurried(_to_tuple)
+map = pipelinefilter(_map)
+batched = pipelinefilter(_batched)
+listed = pipelinefilter(_listed)
+info = pipelinefilter(_info)
+log_keys = pipelinefilter(_log_keys)
+map_dict = pipelinefilter(_map_dict)
+map_tuple = pipelinefilter(_map_tuple)
+select = pipelinefilter(_select)
+rename = pipelinefilter(_rename)
+rename_keys = pipelinefilter(_rename_keys)
+extract_keys = pipelinefilter(_extract_keys)
+associate = pipelinefilter(_associate)
+to_tuple = pipelinefilter(_to_tuple)

@@ -22,9 +22,7 @@ from penstock.errors import ConfigError, ShardIOError
 from penstock.storage import is_remote, open_source
 from penstock.storage.files import CheckedFile
 from penstock.storage.names import path_of
-from penstock.wds.trust import allowed, check_local, refuse
-
-__all__ = ["Pipe", "gopen", "gopen_schemes"]
+from penstock.wds.utils import allowed, check_local, refuse
 
 _HARMLESS = (0, 141, -13)  # success, or killed by SIGPIPE because the reader stopped
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -151,33 +149,28 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, *, allow: Collection[
         if mode == "rb" and bufsize > 0:
             return io.BufferedReader(CheckedFile(path), bufsize)
         return cast(BinaryIO, open(path, mode, buffering=bufsize))
-    scheme = url.partition(":")[0]
-    opener = gopen_schemes.get(scheme)
-    if opener is None and is_remote(url) and scheme in _known():
-        opener = _open_store
+    opener = _opener_of(url)
     if opener is None:
         raise ConfigError(
             f"{url}: no gopen handler defined for this scheme; known schemes: {', '.join(sorted(gopen_schemes))}"
         )
-    if scheme == "pipe" and opener is _open_pipe and not allowed("pipe", allow):
+    if url.startswith("pipe:") and opener is _open_pipe and not allowed("pipe", allow):
         raise refuse("pipe", url)
     return cast(BinaryIO, opener(url, mode, bufsize, **kw))
 
 
-def _known() -> Collection[str]:
+def _opener_of(url: str) -> Opener | None:
+    """Return the opener of an address that is not a local file; None for an unknown scheme."""
+    scheme = url.partition(":")[0]
+    if scheme in gopen_schemes or not is_remote(url):
+        return gopen_schemes.get(scheme)
     try:
         from fsspec.registry import known_implementations
     except ImportError:
-        return ()
-    found: Collection[str] = known_implementations
-    return found
+        return None
+    return _open_store if scheme in known_implementations else None
 
 
 def has_own_opener(url: str) -> bool:
     """Return whether only `gopen` can open an address: a command, standard input, or a program's own scheme."""
-    if url == "-":
-        return True
-    if path_of(url) is not None:
-        return False
-    scheme = url.partition(":")[0]
-    return not is_remote(url) or gopen_schemes.get(scheme, _open_store) is not _open_store
+    return url == "-" or (path_of(url) is None and _opener_of(url) is not _open_store)

@@ -10,16 +10,6 @@ from collections.abc import Callable
 
 from penstock.errors import NotAllowedError
 
-__all__ = [
-    "Handler",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "reraise_exception",
-    "settle",
-    "warn_and_continue",
-    "warn_and_stop",
-]
-
 Handler = Callable[[Exception], bool]
 
 

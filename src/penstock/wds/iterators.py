@@ -29,25 +29,6 @@ from penstock.plan.source_stream import SourceStream, check_pass, drop, loads_st
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.wds.utils import PipelineStage
 
-__all__ = [
-    "Context",
-    "CountedStep",
-    "FlatMapStep",
-    "IteratorStep",
-    "MemorylessStep",
-    "ReplayedStep",
-    "Source",
-    "Stage",
-    "Step",
-    "choose_epoch",
-    "default_context",
-    "memoryless",
-    "open_source",
-    "open_steps",
-    "read_count",
-]
-
-
 T = TypeVar("T")
 
 
@@ -277,6 +258,10 @@ class CountedStep(Step):
         return [*self._source.cursor(), self._count]
 
 
+class EndOfStream(Exception):
+    """Raised by the function of a `FlatMapStep`: its stream ends here."""
+
+
 class FlatMapStep(Step):
     """A stage that turns each input into several items.
 
@@ -291,17 +276,23 @@ class FlatMapStep(Step):
         self._position: Any = position
         self._current: Iterator[tuple[Any, Any]] = iter(())
         self._seek: Any = position
+        self._is_over = False
 
     def __next__(self) -> Any:
         # Not a generator: it would refer to this object, and the cycle would keep files open until garbage collection.
-        while True:
-            for self._position, item in self._current:  # noqa: B020
-                return item
+        while not self._is_over:
+            try:
+                for self._position, item in self._current:  # noqa: B020
+                    return item
+            except EndOfStream:
+                self._is_over = True
+                break
             self._before = None
             before = self._source.cursor()
             item = next(self._source)
             self._current = self._function(item, self._seek)
             self._before, self._position, self._seek = before, self._seek, None
+        raise StopIteration
 
     def cursor(self) -> list[Any]:
         if self._before is None:

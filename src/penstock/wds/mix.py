@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from penstock import distributed
+from penstock.datasets.mixture_stream import Choose, Mixing, MixStream, StreamMix
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
-from penstock.plan.cursor import State, check_state, read_int
+from penstock.plan.cursor import State
 from penstock.plan.stream import Stream, StreamStart
 from penstock.wds.iterators import Context, Step, choose_epoch, open_source
-from penstock.wds.stream import EpochDataset, EpochStream
-
-__all__ = ["RandomMix", "RoundRobin"]
-
-_Choose = Callable[[int, int, list[int]], int]
-"""Chooses the next source: a function of the item's number, the last source, and the sources that have not ended."""
 
 
-class _MixStream(EpochStream):
-    """One epoch of a mix, over one stream per source."""
-
-    def __init__(self, sources: list[Step], choose: _Choose, longest: bool, cursor: State) -> None:
-        super().__init__(int(cursor["epoch"]))
-        self._sources, self._choose, self._longest, self._cursor = sources, choose, longest, cursor
-        self._number, self._last = int(cursor["number"]), int(cursor["last"])
-        self._alive = list(cursor["alive"])
-
-    def next_item(self) -> Any:
-        while self._alive:
-            chosen = self._choose(self._number, self._last, self._alive)
-            try:
-                item = next(self._sources[chosen])
-            except StopIteration:
-                self._alive = [other for other in self._alive if other != chosen] if self._longest else []
-                continue
-            self._number, self._last = self._number + 1, chosen
-            return item
-        raise StopIteration
-
-    def cursor(self) -> State:
-        return {
-            **self._cursor,
-            "number": self._number,
-            "last": self._last,
-            "alive": list(self._alive),
-            "sources": [source.cursor()[0] for source in self._sources],
-        }
-
-
-class _Mix(EpochDataset):
+class _Mix(StreamMix):
     """A mix of datasets.
 
     A resumable dataset gets one stream for each time it occurs in the mix. The stream reads the epoch of the mix from
@@ -62,11 +27,12 @@ class _Mix(EpochDataset):
         super().__init__()
         if not datasets:
             raise ConfigError("a mix needs at least one dataset")
-        self.datasets, self.longest = list(datasets), longest
+        self.datasets = self.sources = list(datasets)
+        self.longest = longest
 
-    def choice(self, epoch: int) -> _Choose:
+    @abstractmethod
+    def choice(self, epoch: int) -> Choose:
         """Return the function that chooses the sources of an epoch."""
-        raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. Choosing the epoch of a state just loaded keeps its position.
@@ -88,47 +54,21 @@ class _Mix(EpochDataset):
         for dataset in self.datasets:
             choose_epoch(dataset, epoch)
 
-    def first_cursor(self, epoch: int) -> State:
-        """Return the cursor at the beginning of an epoch."""
-        count = len(self.datasets)
-        start = {"where": None, "epoch": epoch, "number": 0, "last": -1}
-        return {**self._identity(), **start, "alive": list(range(count)), "sources": [None] * count}
-
-    def check_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Check that a cursor belongs to this mix, rank and worker.
-
-        Raises:
-            StateError: it does not, or it is damaged.
-        """
-        check_state(cursor, self._identity(), of="mix")
-        for name in ("epoch", "number"):
-            read_int(cursor, name, of="mix")
-        alive, sources, count = cursor.get("alive"), cursor.get("sources"), len(self.datasets)
-        if not (
-            isinstance(alive, list)
-            and all(one in range(count) for one in alive)
-            and isinstance(sources, list)
-            and len(sources) == count
-            and cursor.get("last") in range(-1, count)
-        ):
-            raise StateError(
-                "the state of this mix is damaged: 'alive', 'last' or 'sources' is missing or does not fit its "
-                "datasets. Start again without the state"
-            )
-        if cursor["number"] or len(alive) < count:  # a stream that has not started fits every rank and worker
-            check_state(cursor, {"where": self._where()}, of="mix")
-
     def _identity(self) -> State:
-        count = len(self.datasets)
-        return {"kind": type(self).__name__, "count": count, "longest": self.longest}
+        return {"kind": type(self).__name__, "count": len(self.datasets), "longest": self.longest}
 
     def open_at(self, cursor: State) -> Stream:
         """Return a stream from a checked cursor."""
-        epoch = int(cursor["epoch"])
+        epoch, where = int(cursor["epoch"]), self._where()
         context = Context(0, epoch, 0, self._world.get(), distributed.worker())
-        pairs = zip(self.datasets, cursor["sources"], strict=True)
-        sources = [open_source(source, context, own) for source, own in pairs]
-        return _MixStream(sources, self.choice(epoch), self.longest, {**cursor, "where": self._where()})
+        open_pass = partial(_open_pass, self.datasets, context)
+        return MixStream(Mixing(self.choice(epoch), open_pass, "all" if self.longest else "first", where), cursor)
+
+
+def _open_pass(datasets: list[Any], context: Context, number: int, turns: int, at: Any) -> Step:
+    if at is not None and not (isinstance(at, list) and len(at) == 1):
+        raise StateError(f"the state of this mix is damaged: for source {number} it has {at!r}")
+    return open_source(datasets[number], context, None if at is None else at[0])
 
 
 class RoundRobin(_Mix):
@@ -137,7 +77,7 @@ class RoundRobin(_Mix):
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
         super().__init__(datasets, longest)
 
-    def choice(self, epoch: int) -> _Choose:
+    def choice(self, epoch: int) -> Choose:
         """Return the function that chooses the sources of an epoch."""
         return _in_turn
 
@@ -176,7 +116,7 @@ class RandomMix(_Mix):
     def _identity(self) -> State:
         return {**super()._identity(), "probs": self.probs, "seed": self.seed}
 
-    def choice(self, epoch: int) -> _Choose:
+    def choice(self, epoch: int) -> Choose:
         """Return the function that chooses the sources of an epoch."""
         key = mix(derive_key(self.seed, epoch, "wds random mix"), *self._where())
         return partial(_draw, key, self.probs)

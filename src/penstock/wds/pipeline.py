@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from penstock import distributed
+from penstock.datasets.epoch_stream import EpochDataset, EpochStream
 from penstock.errors import ConfigError, StateError, escaped
 from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
@@ -26,11 +27,7 @@ from penstock.plan.source_stream import keeps_position
 from penstock.plan.stream import Stream, StreamStart
 from penstock.wds import utils
 from penstock.wds.iterators import Context, Step, choose_epoch, open_steps
-from penstock.wds.stream import EpochDataset, EpochStream
-from penstock.wds.trust import KINDS, allow, allowed
-from penstock.wds.utils import PipelineStage
-
-__all__ = ["DataPipeline"]
+from penstock.wds.utils import KINDS, PipelineStage, allow, allowed
 
 _ENDLESS = -1
 
@@ -155,10 +152,7 @@ class DataPipeline(EpochDataset, PipelineStage):
 
     def __init__(self, *stages: Any, seed: int | None = None) -> None:
         super().__init__()
-        self.pipeline: list[Any] = []
-        for stage in stages:
-            if stage is not None:
-                self.pipeline.extend(stage if isinstance(stage, list) else [stage])
+        self.pipeline = _flat(stages)
         self.seed = 0 if seed is None else seed
         derive_key(self.seed)
         self.repetitions = 1
@@ -180,10 +174,7 @@ class DataPipeline(EpochDataset, PipelineStage):
         """Return a pipeline with more stages."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
-        new.pipeline = [*self.pipeline]
-        for stage in args:
-            if stage is not None:
-                new.pipeline.extend(stage if isinstance(stage, list) else [stage])
+        new.pipeline = [*self.pipeline, *_flat(args)]
         new._forget()
         return new
 
@@ -375,3 +366,9 @@ class DataPipeline(EpochDataset, PipelineStage):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _flat(stages: Iterable[Any]) -> list[Any]:
+    """Return the stages, without None, and with those in lists."""
+    lists = (stage if isinstance(stage, list) else [stage] for stage in stages if stage is not None)
+    return [stage for some in lists for stage in some]

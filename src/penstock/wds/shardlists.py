@@ -6,8 +6,15 @@ the shuffle, so a rank reads different shards every epoch.
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import itertools
 import os
+import re
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count as counter
 from typing import Any
@@ -16,28 +23,12 @@ import numpy as np
 
 from penstock import distributed
 from penstock.distributed import Worker, World
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ShardIOError, StateError
 from penstock.hashing import mix
 from penstock.order import make_order
-from penstock.storage.names import expand
-from penstock.wds.folders import DirectoryShardList
-from penstock.wds.iterators import Context, CountedStep, Source, Stage, Step, default_context, read_count
-
-__all__ = [
-    "DirectoryShardList",
-    "ResampledShardList",
-    "ResampledShards",
-    "SimpleShardList",
-    "check_empty",
-    "expand_source",
-    "expand_urls",
-    "non_empty",
-    "resampled",
-    "shardspec",
-    "single_node_only",
-    "split_by_node",
-    "split_by_worker",
-]
+from penstock.storage import io_error
+from penstock.storage.names import braces, expand, path_of
+from penstock.wds.iterators import Context, CountedStep, IteratorStep, Source, Stage, Step, default_context, read_count
 
 _MULTI_NODE = "you need to add an explicit nodesplitter to your input pipeline for multi-node training"
 _EMPTY = (
@@ -155,6 +146,199 @@ ResampledShardList = ResampledShards
 def shardspec(spec: Any) -> SimpleShardList:
     """Return a `SimpleShardList` of the shards that a string names."""
     return SimpleShardList(spec)
+
+
+# ------------------------------------------------------------------ watched folders
+
+PATTERN = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
+"""The names of shards in a folder, as a pattern with braces."""
+
+_DONE = "._done_"
+_TAKEN = re.compile(r"\._.*-\d+_$")
+
+
+def shards_in(folder: str, pattern: str = PATTERN) -> list[str]:
+    """Return the files of a folder that match a pattern with braces, sorted, except claimed and finished shards."""
+    inside = glob.escape(folder)
+    found = {path for text in braces(pattern) for path in glob.glob(os.path.join(inside, text))}
+    return sorted(path for path in found if not path.endswith(_DONE) and not _TAKEN.search(path))
+
+
+class DirectoryShardList(Source):
+    """An endless list of the shards in a folder, including those that appear later.
+
+    Args:
+        path: the folder.
+        pattern: the names of shards, with braces. Write a shard under another name and rename it when it is complete.
+        poll: seconds between two scans while no shard is free; None ends the iteration instead.
+        timeout: seconds without a free shard after which the iteration ends.
+        mode: what happens to a finished shard: ``"resample"`` restores its name, so that it is read again;
+            ``"keep"`` renames it to ``NAME._done_``; ``"unlink"`` removes it.
+        select: ``"random"`` draws a free shard, ``"oldest"`` takes the one written first.
+        fate: must be None; WebDataset ignores it.
+
+    Raises:
+        ConfigError: invalid arguments, or no such folder.
+        ShardIOError: (while iterating) a shard cannot be renamed or removed.
+        StateError: (at the start) a state taken in mid-stream: the folder's shards have changed since.
+
+    A reader claims a shard by locking it and renaming it to ``NAME._HOST-PID_``. So ranks and workers may watch one
+    folder, and no list has to be split: splitters pass these shards through. A shard that was not read to its end,
+    because the iteration was dropped or the process (with the children that it forked) died, gets its name back and is
+    read later. No file is overwritten: if a new shard has taken the name meanwhile, the old one returns as ``a.1.tar``.
+
+    A shard counts as finished when the next one is requested. So the stage that reads shards must directly follow this
+    one: with a shuffle of shards between them, shards would be removed unread. Draws depend on the pipeline's seed,
+    epoch, rank and worker, and on the shards that exist at the time.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        pattern: str = PATTERN,
+        poll: float | None = 1,
+        timeout: float = 1e12,
+        mode: str = "resample",
+        select: str = "random",
+        fate: None = None,
+    ) -> None:
+        folder = path_of(os.fspath(path)) or os.fspath(path)
+        if not os.path.isdir(folder):
+            raise ConfigError(f"no such folder: {folder}")
+        if mode not in ("resample", "keep", "unlink"):
+            raise ConfigError(f"unknown mode {mode!r}: use 'resample', 'keep' or 'unlink'")
+        if select not in ("random", "oldest"):
+            raise ConfigError(f"unknown selection strategy {select!r}: use 'random' or 'oldest'")
+        if fate is not None:
+            raise ConfigError("fate has no effect: use mode= to say what happens to a finished shard")
+        numbers = [timeout] if poll is None else [timeout, poll]
+        if not all(isinstance(one, int | float) for one in numbers) or (poll is not None and not poll > 0 <= timeout):
+            raise ConfigError(f"poll must be None or positive, and timeout 0 or more; got {poll!r} and {timeout!r}")
+        self.path, self.pattern, self.poll, self.timeout = folder, pattern, poll, timeout
+        self.mode, self.select = mode, select
+        self._closed = threading.Event()
+
+    def begin_source(self, context: Context, own: Any) -> Step:
+        """Open the list as the first stage of a pipeline."""
+        if own is not None:
+            raise StateError(
+                f"{self.path} is a watched folder, whose shards may have changed: it cannot resume from a "
+                "state. Start without the state: shards that were not read to their end are read again"
+            )
+        self._closed.clear()
+        step = IteratorStep(self._shards(context.key("directory", common=False)))
+        step.taken = True
+        return step
+
+    def close(self) -> None:
+        """End all iterations, including one that waits for a shard. Idempotent."""
+        self._closed.set()
+
+    def _shards(self, key: int) -> Iterator[dict[str, str]]:
+        count, since = 0, time.monotonic()
+        try:
+            while not self._closed.is_set():
+                claim = self._claim(mix(key, count))
+                if claim is not None:
+                    count += 1
+                    yield from self._read(*claim)
+                    since = time.monotonic()
+                    continue
+                left = self.timeout - (time.monotonic() - since)
+                if self.poll is None or left <= 0:
+                    return
+                self._closed.wait(min(self.poll, left, threading.TIMEOUT_MAX))
+        except OSError as error:
+            raise ShardIOError(str(io_error(error.filename or self.path, error, "cannot rename or remove"))) from error
+
+    def _claim(self, draw: int) -> tuple[int, str, str] | None:
+        """Lock and rename a free shard; return the lock, its name and its new name, or None if no shard is free."""
+        own = f"._{socket.gethostname()}-"
+        for taken in glob.glob(f"{glob.escape(os.path.join(self.path, ''))}*{glob.escape(own)}*_"):
+            if (lock := _lock(taken, known=True)) is not None:  # its process has died
+                _rename(taken, taken[: taken.rindex(own)])
+                os.close(lock)
+        free = shards_in(self.path, self.pattern)
+        if self.select == "oldest":
+            free.sort(key=_written)
+        elif free:
+            first = draw % len(free)
+            free = free[first:] + free[:first]
+        for name in free:
+            if (lock := _lock(name)) is not None:
+                with contextlib.suppress(FileNotFoundError):  # another process has claimed it
+                    os.rename(name, f"{name}{own}{os.getpid()}_")
+                    return lock, name, f"{name}{own}{os.getpid()}_"
+                os.close(lock)
+        return None
+
+    def _read(self, lock: int, name: str, taken: str) -> Iterator[dict[str, str]]:
+        """Yield a claimed shard; after that, release it."""
+        read = False
+        try:
+            yield {"url": taken}
+            read = True
+        finally:
+            with contextlib.closing(os.fdopen(lock)), contextlib.suppress(FileNotFoundError):
+                if read and self.mode == "unlink":
+                    os.unlink(taken)
+                else:
+                    _rename(taken, name, _DONE if read and self.mode == "keep" else "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_closed"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._closed = threading.Event()
+
+
+def _lock(path: str, *, known: bool = False) -> int | None:
+    """Lock a file and return its descriptor; None if another iteration of any process holds it, or if it is gone.
+
+    ``known``: also return None where files cannot be locked (Windows, some file systems): the shards of dead processes
+    stay claimed there.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError) as error:
+        if known or isinstance(error, BlockingIOError):
+            os.close(descriptor)
+            return None
+    return descriptor
+
+
+def _rename(taken: str, name: str, ending: str = "") -> None:
+    """Give a shard its name, plus an ending, or the next free name."""
+    extension = (re.search(r"(\.tar)?\.[^./]*$", name) or [""])[0]
+    base = name.removesuffix(extension)
+    for number in itertools.count():
+        free = f"{base}.{number}{extension}{ending}" if number else name + ending
+        try:
+            os.link(taken, free)  # unlike a rename, a link never overwrites a file
+            os.unlink(taken)
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            if os.path.lexists(free):
+                continue
+            os.rename(taken, free)
+        return
+
+
+def _written(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:  # another process has claimed it, which the rename will notice
+        return 0.0
 
 
 # ------------------------------------------------------------------ splitting

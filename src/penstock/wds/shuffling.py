@@ -16,8 +16,6 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix_array
 from penstock.wds.iterators import Context, IteratorStep, Stage, Step, default_context, read_count
 
-__all__ = ["Shuffle", "detshuffle", "shuffle"]
-
 _CHUNK = 1024
 
 

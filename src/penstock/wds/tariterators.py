@@ -28,20 +28,8 @@ from penstock.storage.names import path_of
 from penstock.storage.urls import shown
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.iterators import Context, FlatMapStep, Stage, Step
-from penstock.wds.trust import check_local
-
-__all__ = [
-    "DamagedTarError",
-    "base_plus_ext",
-    "group_by_keys",
-    "tar_file_expander",
-    "tar_file_iterator",
-    "tarfile_samples",
-    "tarfile_to_samples",
-    "url_opener",
-    "valid_sample",
-]
+from penstock.wds.iterators import Context, EndOfStream, FlatMapStep, Stage, Step
+from penstock.wds.utils import check_local
 
 Names = Callable[[str], bool]
 Renames = Callable[[str], str]
@@ -79,7 +67,7 @@ class tarfile_to_samples(Stage):
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
         """Return a `Step` over the source."""
-        return _Stoppable(source, self, own)
+        return FlatMapStep(source, self.samples, own)
 
     def samples(self, shard: Any, position: Any) -> Iterator[tuple[int, Sample]]:
         """Yield (byte offset, sample) for the samples of a shard, starting after the sample at offset ``position``."""
@@ -94,7 +82,7 @@ class tarfile_to_samples(Stage):
                 yield header, sample
         except (ShardError, StorageError, OSError) as error:
             if not settle(self.handler, _as_tarfile(error)):
-                raise _Stop from error
+                raise EndOfStream from error
 
     def _read(self, url: str, begin: int) -> Iterator[tuple[int, Sample]]:
         handler = None if self.handler is reraise_exception else self.handler
@@ -131,25 +119,6 @@ class tarfile_to_samples(Stage):
                     while data := source.read(1 << 20):
                         out.write(data)
         return path
-
-
-class _Stop(Exception):
-    """A handler returned False: end the stream."""
-
-
-class _Stoppable(FlatMapStep):
-    def __init__(self, source: Step, stage: tarfile_to_samples, own: Any) -> None:
-        super().__init__(source, stage.samples, own)
-        self._stopped = False
-
-    def __next__(self) -> Any:
-        if self._stopped:
-            raise StopIteration
-        try:
-            return super().__next__()
-        except _Stop:
-            self._stopped = True
-            raise StopIteration from None
 
 
 def _as_tarfile(error: Exception) -> Exception:
@@ -222,14 +191,14 @@ def tar_file_iterator(
     url: str = "",
 ) -> Iterator[dict[str, Any]]:
     """Yield the files of a tar archive: ``{"fname": name, "data": bytes}``."""
-    with contextlib.suppress(_Stop):
+    with contextlib.suppress(EndOfStream):
         yield from _files(fileobj, handler, select_files, rename_files, url)
 
 
 def _files(
     fileobj: BinaryIO, handler: Handler, select_files: Names | None, rename_files: Renames | None, url: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the files of a tar archive; raise `_Stop` when the handler returns False."""
+    """Yield the files of a tar archive; raise `EndOfStream` when the handler returns False."""
     try:
         for member, data in named_members(open_stream(fileobj), url, select_files, rename_files):
             name = member.name
@@ -237,7 +206,7 @@ def _files(
                 yield {"fname": name, "data": data}
     except (ShardError, OSError) as error:
         if not settle(handler, _as_tarfile(error)):
-            raise _Stop from error
+            raise EndOfStream from error
 
 
 def tar_file_expander(
@@ -256,7 +225,7 @@ def tar_file_expander(
                 if path is not None:
                     file[LOCAL_PATH] = path
                 yield file
-        except _Stop:
+        except EndOfStream:
             return
         if eof_value is not None:
             yield eof_value

@@ -1,28 +1,88 @@
-"""Utilities that programs import: ranks and workers, seeds, repetition, and secure mode."""
+"""Utilities that programs import: permissions, ranks and workers, seeds, and repetition.
+
+Features that run code from the data are refused unless the program allows them:
+
+    wds.allow("pipe")                                        for this program
+    wds.WebDataset("pipe:cat a.tar", allow=("pipe",))        for one dataset
+
+``"pipe"``: a shell runs addresses that begin with ``pipe:``. ``"pickle"``: fields with the extensions pkl, pickle and
+pyd are unpickled. ``"torch"``: pth fields may hold any object (without it, tensors only). Permissions are passed to
+worker processes with the pipeline. ``wds.utils.enforce_security = True`` refuses all three, and local files as shards,
+whatever is allowed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from penstock import distributed
+from penstock.errors import ConfigError, NotAllowedError
 from penstock.hashing import mix
-
-__all__ = [
-    "PipelineStage",
-    "enforce_security",
-    "guess_batchsize",
-    "make_seed",
-    "pytorch_worker_info",
-    "pytorch_worker_seed",
-    "repeatedly",
-]
 
 enforce_security = False
 """Whether secure mode is on; set it with ``wds.utils.enforce_security = True``.
 
 Secure mode refuses ``pipe:`` commands, pickles and torch objects even if they are allowed. It also refuses local files
 as shards, since the author of the shard list could otherwise read any file. It is passed to workers with a pipeline."""
+
+KINDS = ("pipe", "pickle", "torch")
+
+_WHAT = {
+    "pipe": "runs a command by a shell",
+    "pickle": "unpickles data, which runs whatever code it names",
+    "torch": "loads objects other than tensors, which runs whatever code they name",
+    "file": "opens a file of this machine",
+}
+
+_allowed: set[str] = set()
+
+
+def allow(*kinds: str) -> None:
+    """Allow features in this program from now on.
+
+    Args:
+        kinds: ``"pipe"``, ``"pickle"``, ``"torch"``.
+
+    Raises:
+        ConfigError: unknown name.
+    """
+    _allowed.update(checked(kinds))
+
+
+def allowed(kind: str, extra: Collection[str] = ()) -> bool:
+    """Return whether the program or ``extra`` allows a feature and secure mode does not refuse it."""
+    return not enforce_security and (kind in _allowed or kind in extra)
+
+
+def check_local(path: str) -> None:
+    """Refuse a local file in secure mode.
+
+    Raises:
+        NotAllowedError: secure mode is on.
+    """
+    if enforce_security:
+        raise refuse("file", path)
+
+
+def checked(kinds: Collection[str]) -> frozenset[str]:
+    """Return the names as a set. Raises ConfigError for an unknown name."""
+    found = frozenset((kinds,) if isinstance(kinds, str) else kinds)
+    if unknown := sorted(found - set(KINDS)):
+        raise ConfigError(f"cannot allow {', '.join(map(repr, unknown))}: use some of {', '.join(KINDS)}")
+    return found
+
+
+def refuse(kind: str, what: str) -> NotAllowedError:
+    """Return the error for a feature that is not allowed."""
+    if enforce_security:
+        return NotAllowedError(
+            f"{what}: this {_WHAT[kind]}, and is refused while penstock.wds.utils.enforce_security is True"
+        )
+    return NotAllowedError(
+        f'{what}: this {_WHAT[kind]}, and is refused unless you trust it: call penstock.wds.allow("{kind}"), or give '
+        f'allow=("{kind}",)'
+    )
 
 
 class PipelineStage:

@@ -48,9 +48,9 @@ class EpochStream(Stream):
 class EpochDataset(ResumableDataset):
     """A dataset whose streams are epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of: str = "pipeline") -> None:
         super().__init__()
-        self._world = distributed.LateWorld(of="pipeline")
+        self._world = distributed.LateWorld(of=of)
 
     @property
     def epoch(self) -> int:
