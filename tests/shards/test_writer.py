@@ -217,7 +217,7 @@ def test_an_archive_with_a_hole_is_not_finished(tmp_path: Path, monkeypatch: pyt
     shards = ShardWriter(f"{tmp_path}/%d.tar", post=finished.append)
     shards.write({"__key__": "a", "x": b"1"})
     with open("/dev/full", "wb", buffering=0) as full:
-        monkeypatch.setattr(shards._writer, "_out", full)
+        monkeypatch.setattr(shards.tarstream, "_out", full)
         with pytest.raises(ShardIOError, match="disk is full"):
             shards.write({"__key__": "b", "x": b"1"})
     with pytest.raises(ShardError, match="closed"):

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import ShardError
 from penstock.wording import kind_text
 
-__all__ = ["Encoder", "encode_sample", "make_encoder"]
+__all__ = ["Encoder", "make_encoder", "numpy_dumps", "torch_dumps"]
 
 Encoder = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -35,9 +35,10 @@ def _json(value: Any) -> bytes:
     return json.dumps(value).encode("utf-8")
 
 
-def _array(value: Any) -> bytes:
+def numpy_dumps(data: Any) -> bytes:
+    """Return an array as the bytes of an npy file."""
     out = io.BytesIO()
-    np.save(out, np.asarray(value), allow_pickle=False)
+    np.save(out, np.asarray(data), allow_pickle=False)
     return out.getvalue()
 
 
@@ -47,11 +48,12 @@ def _arrays(value: Mapping[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def _torch(value: Any) -> bytes:
+def torch_dumps(data: Any) -> bytes:
+    """Return the bytes of a pth file."""
     import torch
 
     out = io.BytesIO()
-    torch.save(value, out)
+    torch.save(data, out)
     return out.getvalue()
 
 
@@ -99,9 +101,9 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("pbm", "pgm", "ppm"), _image("PPM")),
     **dict.fromkeys(("tif", "tiff"), _image("TIFF")),
     "png": _image("PNG"),
-    "npy": _array,
+    "npy": numpy_dumps,
     "npz": _arrays,
-    "pth": _torch,
+    "pth": torch_dumps,
 }
 
 

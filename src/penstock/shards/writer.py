@@ -34,12 +34,13 @@ class TarWriter:
     """Writes samples to one tar archive.
 
     Args:
-        fileobj: a path, or a file open for writing, which is not closed.
+        fileobj: a path, or a file open for writing.
         user, group, mode, mtime: metadata of all members; ``mtime`` in seconds, by default the time of writing.
         compress: ``"gz"``, ``"bz2"``, ``"xz"``, True for gzip, False for none; by default by the path's extension.
         encoder: True encodes values by their extension; False accepts bytes only; a mapping adds functions by
             extension; a function receives the sample.
         keep_meta: also write values whose name begins with an underscore; they must be text.
+        owns_file: close an open file at the end; after an exception, by its ``abandon`` method if it has one.
 
     Raises:
         ShardIOError: the file cannot be written.
@@ -49,7 +50,6 @@ class TarWriter:
     def __init__(
         self,
         fileobj: str | os.PathLike[str] | BinaryIO,
-        *,
         user: str = "bigdata",
         group: str = "bigdata",
         mode: int = 0o444,
@@ -57,12 +57,14 @@ class TarWriter:
         encoder: bool | Mapping[str, Callable[[Any], bytes]] | Encoder = True,
         keep_meta: bool = False,
         mtime: float | None = None,
+        *,
+        owns_file: bool = False,
     ) -> None:
         self._path = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
         self._temporary = ""
         self._user, self._group, self._mode, self._mtime = user.encode(), group.encode(), mode, mtime
         self._encode = make_encoder(encoder)
-        self._keep_meta = keep_meta
+        self._keep_meta, self._owns_file = keep_meta, owns_file
         self.size = 0
         """Uncompressed bytes of the archive so far."""
         self.samples = 0
@@ -164,9 +166,12 @@ class TarWriter:
             if isinstance(error, OSError):
                 raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
             raise
+        if self._owns_file:
+            self._owns_file = False
+            self._file.close()
 
     def abandon(self) -> None:
-        """Close without an archive: remove the temporary file; a file passed by the caller is left unchanged."""
+        """Close without an archive: remove the temporary file; a file passed by the caller has no end mark."""
         out, self._out = self._out, None
         self._discard(out)
 
@@ -179,6 +184,10 @@ class TarWriter:
                 self._file.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
+        elif self._owns_file:
+            self._owns_file = False
+            with contextlib.suppress(OSError):  # the original exception is more informative
+                getattr(self._file, "abandon", self._file.close)()
 
     def __enter__(self) -> Self:
         return self
@@ -235,9 +244,8 @@ class ShardWriter:
         self.fname = ""
         """The name of the current shard."""
         self._post, self._opener, self._options = post, opener, options
-        self._writer: TarWriter | None = None
-        self._opened: BinaryIO | None = None
-        self._size = 0
+        self.tarstream: TarWriter | None = None
+        """The writer of the current shard."""
         self.next_stream()
 
     def next_stream(self) -> None:
@@ -245,39 +253,33 @@ class ShardWriter:
         self.finish()
         self.fname = self.pattern % self.shard
         self.shard += 1
-        if self._opener is not None:
-            self._opened = self._opener(self.fname)
-            compress = self._options.get("compress")
-            options = {**self._options, "compress": _compression(compress, self.fname) or False}
-            self._writer = TarWriter(self._opened, **options)
+        if self._opener is None:
+            self.tarstream = TarWriter(self.fname, **self._options)
         else:
-            self._writer = TarWriter(self.fname, **self._options)
-        self._size = 0
+            compress = _compression(self._options.get("compress"), self.fname) or False
+            options = {**self._options, "compress": compress, "owns_file": True}
+            self.tarstream = TarWriter(self._opener(self.fname), **options)
+        self.count = 0
+        """Samples in the current shard."""
+        self.size = 0
+        """Bytes of the values in the current shard."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample, to a new shard if the current one is full. Raises as `TarWriter.write`."""
-        if self._writer is None or self._writer.samples >= self.maxcount or self._size >= self.maxsize:
+        if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
             self.next_stream()
-        assert self._writer is not None
-        self._size += self._writer.write(sample)
+        assert self.tarstream is not None
+        self.size += self.tarstream.write(sample)
+        self.count += 1
         self.total += 1
 
     def finish(self) -> None:
         """Finish the current shard."""
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
-        opened, self._opened = self._opened, None
-        try:
+        writer, self.tarstream = self.tarstream, None
+        if writer is not None:
             writer.close()
-        except BaseException:
-            if opened is not None:
-                abandon(opened)
-            raise
-        if opened is not None:
-            opened.close()
-        if self._post is not None:
-            self._post(self.fname)
+            if self._post is not None:
+                self._post(self.fname)
 
     def close(self) -> None:
         """Finish the last shard. Idempotent."""
@@ -291,17 +293,9 @@ class ShardWriter:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._writer is not None:
-            self._writer.abandon()
-            self._writer = None
-            if self._opened is not None:
-                abandon(self._opened)
-
-
-def abandon(file: BinaryIO) -> None:
-    """Close a file without the end mark, by its ``abandon`` method if it has one."""
-    with contextlib.suppress(OSError):  # the original exception is more informative
-        getattr(file, "abandon", file.close)()
+        elif self.tarstream is not None:
+            self.tarstream.abandon()
+            self.tarstream = None
 
 
 class _Sink:
