@@ -150,8 +150,7 @@ class StreamShards(ResumableDataset):
         urls = [self.urls[shard] for shard in self.shards_of(epoch)]
         part = _Part(urls, self.buffer_bytes, self.seed, epoch, self.handler, self._storage)
         # A cursor at the start may belong to another worker.
-        stream = _ShardStream(part, {**cursor, "worker": list(distributed.worker())})
-        return stream if self._load is None else _Loaded(stream, self._load)
+        return _ShardStream(part, self._load, {**cursor, "worker": list(distributed.worker())})
 
 
 _At = tuple[int, int, int]
@@ -185,23 +184,32 @@ class _ShardStream(Stream):
     It does not refer to its dataset, which refers to it: with a cycle, files would stay open until garbage collection.
     """
 
-    def __init__(self, part: _Part, cursor: State) -> None:
-        self.part, self._cursor = part, cursor
+    def __init__(self, part: _Part, load: Callable[[Sample], Any] | None, cursor: State) -> None:
+        self._part, self._load, self._cursor = part, load, cursor
         self._at: _At = tuple(cursor["at"])
         self._failed = False
-        self._items = (_stretches if part.buffer_bytes else _in_order)(part, self._at)
+        self._items = _shuffled(part, self._at) if part.buffer_bytes else _in_order(part, self._at)
 
-    def __next__(self) -> Sample:
+    def __next__(self) -> Any:
         try:
             self._at, sample = next(self._items)
         except StopIteration:
             if not self._failed:
-                self._at = (len(self.part.urls), 0, 0)
+                self._at = (len(self._part.urls), 0, 0)
             raise
         except Exception:
             self._failed = True  # the generator ends with the error, but the epoch does not
             raise
-        return sample
+        return sample if self._load is None else self._loaded(self._load, sample)
+
+    def _loaded(self, load: Callable[[Sample], Any], sample: Sample) -> Any:
+        """Apply ``load`` to a sample, with the sample's own random generator."""
+        text = f"{os.path.basename(sample[URL])}\n{sample[KEY]}".encode("utf-8", "surrogateescape")
+        key = sample_key(self._part.seed, self._part.epoch, xxhash.xxh3_64_intdigest(text) >> 2)
+        try:
+            return call_in_scope(key, load, sample)
+        except StopIteration as stop:
+            raise escaped(stop) from stop
 
     def cursor(self) -> State:
         return {**self._cursor, "at": list(self._at)}
@@ -219,49 +227,33 @@ def _in_order(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
         byte = skip = 0
 
 
-def _stretches(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
+def _shuffled(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
     """Yield the same samples, shuffled within blocks of ``buffer_bytes``."""
     first, byte, skip = at
-    stretch: list[Sample] = []
-    size = 0
-    begin = (first, byte)
+    for shard, header, block in _blocks(part, first, byte):
+        order = make_order("global", len(block), seed=mix(mix(part.seed, shard), header), epoch=part.epoch)
+        for had, index in enumerate(order[np.arange(len(block))].tolist()[skip:], skip + 1):
+            yield (shard, header, had), block[index]
+        skip = 0
+        del block  # before the next one is read
+
+
+def _blocks(part: _Part, first: int, byte: int) -> Iterator[tuple[int, int, list[Sample]]]:
+    """Yield blocks of samples, each with the shard and byte where it begins."""
+    block: list[Sample] = []
+    size, begin = 0, (first, byte)
     for number in range(first, len(part.urls)):
         for header, sample in part.read(number, byte):
-            if not stretch:
+            if not block:
                 begin = (number, header)
-            stretch.append(sample)
+            block.append(sample)
             size += sum(len(value) for value in sample.values())
             if size >= part.buffer_bytes:
-                yield from _shuffled(stretch, part, begin, skip)
-                stretch, size, skip = [], 0, 0
+                yield (*begin, block)
+                block, size = [], 0
         byte = 0
-    yield from _shuffled(stretch, part, begin, skip)
-
-
-def _shuffled(stretch: list[Sample], part: _Part, begin: tuple[int, int], skip: int) -> Iterator[tuple[_At, Sample]]:
-    order = make_order("global", len(stretch), seed=mix(mix(part.seed, begin[0]), begin[1]), epoch=part.epoch)
-    for had, index in enumerate(order[np.arange(len(stretch))].tolist()):
-        if had >= skip:
-            yield (*begin, had + 1), stretch[index]
-
-
-class _Loaded(Stream):
-    """Applies ``load`` to samples, each with its own random generator."""
-
-    def __init__(self, samples: _ShardStream, load: Callable[[Sample], Any]) -> None:
-        self._samples, self._load = samples, load
-
-    def __next__(self) -> Any:
-        sample = next(self._samples)
-        text = f"{os.path.basename(sample[URL])}\n{sample[KEY]}".encode("utf-8", "surrogateescape")
-        key = sample_key(self._samples.part.seed, self._samples.part.epoch, xxhash.xxh3_64_intdigest(text) >> 2)
-        try:
-            return call_in_scope(key, self._load, sample)
-        except StopIteration as stop:
-            raise escaped(stop) from stop
-
-    def cursor(self) -> State:
-        return self._samples.cursor()
+    if block:
+        yield (*begin, block)
 
 
 def read_shard(
