@@ -164,7 +164,7 @@ def packed(data: Any, node: Node, capacity: int, most: int | None) -> Node:
 def mixed(data: Any, nodes: list[Node]) -> Node:
     weight = st.sampled_from([1, 2, 3, 5])
     weights = [data.draw(weight) for _ in nodes]
-    mode = data.draw(st.sampled_from(["repeat", "proportion", "upsample", "stop", "schedule", "schedule"]))
+    mode = data.draw(st.sampled_from(["repeat", "proportion", "stop", "schedule", "schedule"]))
     options: dict[str, Any] = {"mode": mode}
     if mode == "repeat":
         weights = [data.draw(st.sampled_from([1, 1, 2])) for _ in nodes]

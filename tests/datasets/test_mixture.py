@@ -61,7 +61,7 @@ def test_every_epoch_has_the_same_counts(data: Any) -> None:
     sizes = data.draw(SIZES)
     weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
     stop = data.draw(st.sampled_from([None, "first", "all", 30]))
-    mixture = make(sizes, weights, mode="upsample", stop=stop)
+    mixture = make(sizes, weights, stop=stop)
     patterns = []
     for epoch in range(4):
         mixture.set_epoch(epoch)
@@ -136,8 +136,7 @@ def test_ranks_have_every_source_by_its_weight(weights: list[float], ranks: int)
 def test_samples_of_a_source_come_equally_often_over_epochs(data: Any) -> None:
     sizes = data.draw(SIZES)
     weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
-    mode = data.draw(st.sampled_from(["proportion", "upsample"]))
-    mixture = make(sizes, weights, mode=mode, stop=data.draw(st.sampled_from(["first", "all", 30])))
+    mixture = make(sizes, weights, stop=data.draw(st.sampled_from(["first", "all", 30])))
     seen: Counter[int] = Counter()
     for epoch in range(3):
         mixture.set_epoch(epoch)
@@ -159,9 +158,6 @@ def test_stops() -> None:
     assert len(set(everything)) == 40
     assert max(Counter(everything).values()) == 3
     assert len(items(make(sizes, [1, 1], stop=7))) == 7
-    assert (
-        len(set(items(make(sizes, [1, 1], mode="upsample")))) == len(items(make(sizes, [1, 1], mode="upsample"))) == 40
-    )
 
 
 def test_modes() -> None:
@@ -170,15 +166,16 @@ def test_modes() -> None:
         Counter(map(source_of, items(make(sizes, weights, mode=mode, stop=stop))))
         for weights, mode, stop in [
             ([3, 1], "proportion", 100),
-            ([3, 1], "upsample", 70),
             ([2, 0.5], "repeat", None),
             ([7, 93], "choose", None),
         ]
     ]
-    assert counts == [{0: 75, 1: 25}, {0: 30, 1: 40}, {0: 20, 1: 20}, {0: 7, 1: 93}]
+    assert counts == [{0: 75, 1: 25}, {0: 20, 1: 20}, {0: 7, 1: 93}]
     repeated = Counter(items(make(sizes, [2, 0.5], mode="repeat")))
     assert [repeated[k] for k in range(10)] == [2] * 10
     assert max(repeated[1000 + k] for k in range(40)) == 1
+    with pytest.raises(ConfigError, match="multiply each weight by its source's length"):
+        make(sizes, [3, 1], mode="upsample")
 
 
 def test_orders() -> None:

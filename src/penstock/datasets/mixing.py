@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from penstock.order.mixture import BlockMixture, WeightStage, WeightStages, exac
 from penstock.order.permutation import MAX_N
 
 __all__ = [
-    "MODES",
     "Proportions",
     "SourceStatistics",
     "make_proportions",
@@ -72,42 +71,24 @@ class SourceStatistics(NamedTuple):
     passes: float
 
 
-def _proportion(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fraction]:
-    return list(weights)
+_COUNTED = ("repeat", "choose")  # modes whose shares are numbers of samples and add up to an epoch
 
 
-def _upsample(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fraction]:
-    return [
-        weight * _known_size(size, number, "upsample")
-        for number, (weight, size) in enumerate(zip(weights, sizes, strict=True))
-    ]
-
-
-def _repeat(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fraction]:
-    counts = [
-        Fraction(round(weight * _known_size(size, number, "repeat")))
-        for number, (weight, size) in enumerate(zip(weights, sizes, strict=True))
-    ]
+def _shares(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str) -> list[Fraction]:
+    """Return the shares of sources in a mode."""
+    if mode == "choose" and any(weight.denominator != 1 for weight in weights):
+        raise ConfigError(f"mode='choose' takes numbers of samples, got {[float(weight) for weight in weights]}")
+    if mode != "repeat":
+        return list(weights)
+    if None in sizes:
+        raise ConfigError(
+            f"mode='repeat' needs the length of every source, but source {list(sizes).index(None)} has none: use "
+            "mode='proportion' or 'choose'"
+        )
+    counts = [Fraction(round(weight * (size or 0))) for weight, size in zip(weights, sizes, strict=True)]
     if not all(counts):
         raise ConfigError(f"source {counts.index(Fraction(0))} would have no samples in an epoch: leave it out")
     return counts
-
-
-def _choose(weights: Sequence[Fraction], sizes: Sequence[int | None]) -> list[Fraction]:
-    if any(weight.denominator != 1 for weight in weights):
-        raise ConfigError(f"mode='choose' takes numbers of samples, got {[float(weight) for weight in weights]}")
-    return list(weights)
-
-
-MODES: dict[str, Callable[[Sequence[Fraction], Sequence[int | None]], list[Fraction]]] = {
-    "proportion": _proportion,
-    "repeat": _repeat,
-    "choose": _choose,
-    "upsample": _upsample,
-}
-"""The registry of modes. A mode is a function ``(weights, sizes) -> shares``."""
-
-_COUNTED = ("repeat", "choose")  # modes whose shares are numbers of samples and add up to an epoch
 
 
 def split_sources(sources: Any, *, least: int = 1) -> tuple[list[Any], list[Fraction]]:
@@ -204,13 +185,15 @@ def make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], m
 
 
 def _make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
-    if mode not in MODES:
-        raise ConfigError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, MODES))}")
+    if mode == "upsample":
+        raise ConfigError("mode='upsample' is gone: leave mode= out, and multiply each weight by its source's length")
+    if mode not in ("proportion", *_COUNTED):
+        raise ConfigError(f"unknown mode {mode!r}: use 'proportion', 'repeat' or 'choose'")
     if stop is not None and mode in _COUNTED:
         raise ConfigError(f"leave stop={stop!r} out: with mode={mode!r} the weights define the length of an epoch")
     if 0 in sizes:
         raise ConfigError(f"source {list(sizes).index(0)} is empty: leave it out")
-    shares = MODES[mode](weights, sizes)
+    shares = _shares(weights, sizes, mode)
     integers = _integers(shares, exact=mode in _COUNTED)
     if mode in _COUNTED:
         total = int(sum(shares))
@@ -254,12 +237,3 @@ def _integers(shares: Sequence[Fraction], *, exact: bool) -> tuple[int, ...]:
         found = [max(1, round(share / total * _FINEST)) for share in shares]
     divisor = math.gcd(*found)
     return tuple(integer // divisor for integer in found)
-
-
-def _known_size(size: int | None, number: int, mode: str) -> int:
-    if size is None:
-        raise ConfigError(
-            f"mode={mode!r} needs the length of every source, but source {number} has none: use mode='proportion' or "
-            "'choose'"
-        )
-    return size

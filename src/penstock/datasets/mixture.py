@@ -74,12 +74,11 @@ class Mixture(SourceDataset):
             of all data, not of one rank's samples: the mixture splits itself across ranks. If all sources are
             iterable-style, so is the result, see `MixtureStream`. A source with weight 0 is not used until a later
             weight turns it on.
-        mode: the meaning of the weights. ``"proportion"``: fractions of the mixture. ``"upsample"``: the relative
-            frequency of one sample of this source, so a source's fraction is weight times length. ``"repeat"``: number
-            of passes through the source in an epoch. ``"choose"``: number of the source's samples in an epoch.
-        stop: the end of an epoch in the modes "proportion" and "upsample". ``"first"``: before any sample would repeat,
-            given the proportions. ``"all"`` (default): as soon as every sample has occurred at least once, given
-            the proportions. Or a number of samples. In the next epoch a source continues where it stopped. If it wraps
+        mode: the meaning of the weights. ``"proportion"``: fractions of the mixture. ``"repeat"``: number of passes
+            through the source in an epoch. ``"choose"``: number of the source's samples in an epoch.
+        stop: the end of an epoch in the mode "proportion". ``"first"``: before any sample would repeat, given the
+            proportions. ``"all"`` (default): as soon as every sample has occurred at least once, given the
+            proportions. Or a number of samples. In the next epoch a source continues where it stopped. If it wraps
             around in the middle of an epoch, samples may occur twice in that epoch, even with ``"first"``.
         schedule: pairs ``(position, weights)``. From this sample of the job on (counted over all epochs and ranks),
             these weights apply: a number for each source, or a dict by name; 0 turns a source off. Needs ``stop=`` as a

@@ -23,7 +23,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "proportion all": {"weights": (0.5, 0.3, 0.2)},
     "proportion first": {"weights": (0.5, 0.3, 0.2), "stop": "first"},
     "proportion 50": {"weights": (0.5, 0.3, 0.2), "stop": 50},
-    "upsample": {"weights": (1, 2, 4), "mode": "upsample"},
     "repeat": {"weights": (1, 2, 3), "mode": "repeat"},
     "choose": {"weights": (20, 20, 5), "mode": "choose"},
     "block": {"weights": (0.5, 0.3, 0.2), "shuffle": "block", "block_size": 5, "window": 2},
