@@ -13,14 +13,20 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["end_with_parent", "process_pool"]
+from penstock.errors import WorkerError
+
+__all__ = ["end_with_parent", "map_in_processes", "process_pool"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -42,6 +48,25 @@ def process_pool(
         yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def map_in_processes(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
+    """Yield ``work(item)`` for each item, in order; in this process if there is one item or worker.
+
+    Raises:
+        WorkerError: a process was killed.
+    """
+    workers = min(workers, len(items))
+    if workers <= 1:
+        yield from map(work, items)
+        return
+    try:
+        with process_pool(workers) as pool:
+            yield from pool.map(work, items)
+    except BrokenProcessPool as error:
+        raise WorkerError(
+            "a worker process was killed (out of memory?): run it again, with fewer workers; finished files stay"
+        ) from error
 
 
 def _begin(parent: int, begin: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:

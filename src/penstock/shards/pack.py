@@ -21,22 +21,21 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import Timeout
 
-from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError, WorkerError
+from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError
 from penstock.images import native
 from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
 from penstock.manifest.file_list import line_of, write_list
 from penstock.order import make_order
-from penstock.processes import process_pool
+from penstock.processes import map_in_processes
 from penstock.progress import progress_bar
 from penstock.shards.header import BLOCK, rounded
 from penstock.shards.index import index_path, load_or_build, read_header
@@ -176,7 +175,7 @@ def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | 
                 advance(stop - start)
             else:
                 todo.append(_Task(number, start, stop, packed))
-        for done in _run(job, todo, min(workers, len(todo))):
+        for done in map_in_processes(partial(_pack_shard, job), todo, workers):
             counts = counts.plus(done)
             advance(done.samples)
     names = [job.name(number) for number in range(len(cuts) - 1)]
@@ -359,28 +358,6 @@ def _has_entries(name: str) -> bool:
     from penstock.shards.entries import has_entries  # imported late: it loads the image decoders
 
     return has_entries(name)
-
-
-def _run(job: _Job, todo: list[_Task], workers: int) -> Iterator[_Counts]:
-    """Pack shards; yield the counts of each finished one."""
-    if workers <= 1:
-        for task in todo:
-            yield _pack_shard(job, task)
-        return
-    try:
-        with process_pool(workers) as pool:
-            waiting = iter(todo)
-            running: set[Future[_Counts]] = set()
-            for task in waiting:
-                running.add(pool.submit(_pack_shard, job, task))
-                if len(running) >= 2 * workers:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-    except BrokenProcessPool as error:
-        raise WorkerError("a packing worker was killed (out of memory?); run it again to resume") from error
 
 
 def _pack_shard(job: _Job, task: _Task) -> _Counts:
