@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError
 from penstock.manifest import Manifest
 from penstock.shards import ShardSet
-from penstock.shards.check import rewrite, verify
 from penstock.shards.pack import pack
 from penstock.storage import file_lock
+from penstock.tools.check_shards import rewrite, verify
 from penstock.tools.cli.app import app
 
 

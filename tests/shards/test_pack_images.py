@@ -24,12 +24,12 @@ from penstock.errors import ConfigError, ShardIOError
 from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode
 from penstock.shards import ShardSet
-from penstock.shards.check import verify
 from penstock.shards.entries import has_entries, open_entries, write_entries
 from penstock.shards.index import load_or_build
 from penstock.shards.pack import PackReport, pack
 from penstock.shards.writer import TarWriter
 from penstock.storage import Cache, Storage
+from penstock.tools.check_shards import verify
 from penstock.tools.cli.app import app
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")

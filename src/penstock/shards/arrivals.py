@@ -38,7 +38,7 @@ class Arriver(Protocol):
     def obtain(self, *, only_later: bool = False, cancel: Cancel | None = None) -> Facts:
         """Copy and count it unless it is counted; return the facts. Arguments: see `penstock.storage.Cache.open`."""
 
-    def fetch(self, cancel: Cancel) -> None:
+    def fetch(self, cancel: Cancel) -> object:
         """Ensure that the cache has a copy; raise NotCachedError if the cached objects are needed sooner."""
 
 

@@ -123,7 +123,7 @@ def braces(text: str) -> list[str]:
     """
     if "{" not in text and "}" not in text:
         return [text]
-    from braceexpand import UnbalancedBracesError, braceexpand
+    from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
 
     for first, last, step in _RANGE.findall(text):
         if abs(int(first) - int(last)) >= _LARGEST * max(int(step or 1), 1):

@@ -11,12 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.errors import ConfigError
+from penstock.processes import map_in_processes
 from penstock.tools.cli import quantities
 from penstock.tools.cli.layout import App
 from penstock.tools.cli.manifest_options import Json, bar, byte_size, console, duration, pairs, print_json, shown, speed
@@ -97,9 +99,9 @@ def index(
     from penstock.shards.find_handles import build, write_beside, write_indexes
     from penstock.shards.handles import LocalShard, StoreShard
     from penstock.shards.index import index_path
-    from penstock.shards.parallel import build_all
     from penstock.storage.names import expand_versions, path_of
     from penstock.storage.urls import is_remote
+    from penstock.tools.check_shards import count_samples
 
     found = expand_versions(_shards_of(urls))
     names = [name for name, _ in found]
@@ -114,14 +116,14 @@ def index(
             todo.append(path)
     started = time.perf_counter()
     with bar("indexing", show=not as_json) as show:
-        for done, _ in enumerate(build_all(todo, workers), 1):
+        for done, _ in enumerate(map_in_processes(count_samples, todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
     local = [LocalShard(name, None) for name in names if not is_remote(name)]
     stored = [StoreShard(name, stat=stat) for name, stat in found if is_remote(name)]
     build(local if out is None else [*local, *stored], progress=False if as_json else None)
     written = 0 if out is not None else write_beside(stored, force=force, progress=False if as_json else None)
-    shards = [*local, *stored]
+    shards: list[LocalShard | StoreShard] = [*local, *stored]
     samples = sum(shard.header.samples for shard in shards if shard.header is not None)
     entries = _index_images(names, workers, force=force, bars=not as_json) if images else None
     if out is not None:
@@ -162,13 +164,12 @@ def _local(name: str) -> str:
 
 def _index_images(names: list[str], workers: int, *, force: bool, bars: bool) -> int:
     """Write missing indexes of entries (``.tar.entries``); return the number of indexed images."""
-    from penstock.shards.entries import has_entries
-    from penstock.shards.parallel import index_images_of_all
+    from penstock.shards.entries import has_entries, write_entries
 
     paths = [path for path in map(_local, names) if force or not has_entries(path)]
     images = 0
     with bar("indexing images", show=bars) as show:
-        for done, count in enumerate(index_images_of_all(paths, workers), 1):
+        for done, count in enumerate(map_in_processes(write_entries, paths, workers), 1):
             images += count
             show(done, len(paths))
     return images
@@ -287,13 +288,13 @@ def verify(
     """
     from penstock.shards import expand
     from penstock.shards.handles import file_of
-    from penstock.shards.parallel import verify_all
+    from penstock.tools.check_shards import verify as verify_shard
 
     paths = [file_of(url) for url in expand(_shards_of(urls))]
     started = time.perf_counter()
     reports = []
     with bar("verifying", show=not as_json) as show:
-        for report in verify_all(paths, workers, decode=decode):
+        for report in map_in_processes(partial(verify_shard, decode=decode), paths, workers):
             reports.append(report)
             show(len(reports), len(paths))
     seconds = time.perf_counter() - started
@@ -420,8 +421,8 @@ def merge(
 def _rewrite(
     urls: list[str], names: Iterator[str], maxsize: int | None, maxcount: int | None, *, as_json: bool
 ) -> None:
-    from penstock.shards.check import rewrite
     from penstock.shards.index import load_or_build
+    from penstock.tools.check_shards import rewrite
 
     shards = _open(urls, bars=not as_json)
     with bar("copying", show=not as_json) as show:

@@ -22,7 +22,7 @@ from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.grouping import Sample
 from penstock.shards.header import rounded
-from penstock.shards.index import SUFFIX, ShardIndex, index_path
+from penstock.shards.index import SUFFIX, ShardIndex, index_path, load_or_build
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
 from penstock.shards.shardset import ShardSet
@@ -30,7 +30,7 @@ from penstock.shards.tar import walk
 from penstock.shards.writer import TarWriter
 from penstock.storage.files import PIECE, SHARD, SourceFile
 
-__all__ = ["ShardReport", "rewrite", "verify"]
+__all__ = ["ShardReport", "count_samples", "rewrite", "verify"]
 
 _SHOWN = 5
 
@@ -50,13 +50,12 @@ class ShardReport:
         return not self.problems
 
 
-def verify(path: str, *, decode: bool = False, progress: Callable[[int], object] | None = None) -> ShardReport:
+def verify(path: str, *, decode: bool = False) -> ShardReport:
     """Read a whole shard and report its problems.
 
     Args:
         path: a local shard, compressed or not.
         decode: also decode every image, number and text.
-        progress: called with the bytes just read.
 
     Problems of the shard are reported, not raised.
     """
@@ -74,8 +73,6 @@ def verify(path: str, *, decode: bool = False, progress: Callable[[int], object]
             _verify_samples(path, report, Decode())
     except PenstockError as error:
         report.problems.append(str(error))
-    if progress is not None:
-        progress(report.nbytes)
     return report
 
 
@@ -230,3 +227,8 @@ def rewrite(
             writer.abandon()
         raise
     return [os.fspath(name) for name in written]
+
+
+def count_samples(path: str) -> int:
+    """Index a shard without an index; return its number of samples. Raises as `load_or_build`."""
+    return len(load_or_build(path))
