@@ -20,6 +20,7 @@ import json
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -166,7 +167,8 @@ def pack(
 def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | None) -> PackReport:
     _remove_unfinished(out, job.prefix)
     with progress_bar("packing", len(job.manifest), progress, in_bytes=False) as advance:
-        todo, kept, counts = [], 0, _Counts()
+        todo, kept = [], 0
+        counts: Counter[str] = Counter()
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             name = job.name(number)
             packed = _is_packed(name, stop - start)
@@ -176,11 +178,12 @@ def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | 
             else:
                 todo.append(_Task(number, start, stop, packed))
         for done in map_in_processes(partial(_pack_shard, job), todo, workers):
-            counts = counts.plus(done)
-            advance(done.samples)
+            counts += done
+            advance(done["samples"])
     names = [job.name(number) for number in range(len(cuts) - 1)]
     nbytes = write_checksums(out, names)
-    return PackReport(names, len(job.manifest), nbytes, kept, counts.marked, counts.unmarked, counts.indexed)
+    images = counts["marked"], counts["unmarked"], counts["indexed"]
+    return PackReport(names, len(job.manifest), nbytes, kept, *images)
 
 
 @contextlib.contextmanager
@@ -270,18 +273,6 @@ class _Task(NamedTuple):
     packed: bool
 
 
-class _Counts(NamedTuple):
-    """Counts of the work on some shards."""
-
-    samples: int = 0
-    marked: int = 0
-    unmarked: int = 0
-    indexed: int = 0
-
-    def plus(self, other: _Counts) -> _Counts:
-        return _Counts(*(a + b for a, b in zip(self, other, strict=True)))
-
-
 def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
     """Return the first sample of each shard, and the number of samples; unchanged if the packing is resumed."""
     names = ("prefix", "shuffle", "seed", "resize", "quality", "restart_markers")  # the index is not part of a shard
@@ -360,21 +351,22 @@ def _has_entries(name: str) -> bool:
     return has_entries(name)
 
 
-def _pack_shard(job: _Job, task: _Task) -> _Counts:
-    name, counts = job.name(task.number), _Counts(task.stop - task.start)
+def _pack_shard(job: _Job, task: _Task) -> Counter[str]:
+    """Pack or index a shard; return the numbers of its samples, and of its images by what was done to them."""
+    name, counts = job.name(task.number), Counter(samples=task.stop - task.start)
     if not task.packed:
         with TarWriter(name, mtime=0, encoder=False, user="", group="") as writer:
             for record in job.records(task.start, task.stop):
                 extension, data = _file(record, job)
                 if job.restart_markers and is_image(f".{extension}"):
                     data, marked = _marked(data)
-                    counts = counts.plus(_Counts(marked=marked, unmarked=not marked))
+                    counts["marked" if marked else "unmarked"] += 1
                 writer.write({"__key__": f"{record.row:09d}", extension: data, **_fields(record)})
         load_or_build(name)
     if job.index_images:
         from penstock.shards.entries import write_entries
 
-        counts = counts.plus(_Counts(indexed=write_entries(name)))
+        counts["indexed"] += write_entries(name)
     return counts
 
 
