@@ -107,16 +107,12 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
 }
 
 
-def encode_sample(sample: Mapping[str, Any], encoders: Mapping[str, Callable[[Any], bytes]]) -> dict[str, Any]:
-    """Return a sample with bytes for every extension; values whose name begins with an underscore are unchanged.
+def _encode(name: str, value: Any, encoders: Mapping[str, Callable[[Any], bytes]]) -> bytes:
+    """Return the bytes of a value.
 
     Raises:
         ShardError: no encoder for an extension, a value that it does not accept, or a missing package.
     """
-    return {name: value if name.startswith("_") else _encode(name, value, encoders) for name, value in sample.items()}
-
-
-def _encode(name: str, value: Any, encoders: Mapping[str, Callable[[Any], bytes]]) -> bytes:
     if name.lower().endswith(".gz"):
         return gzip.compress(_encode(name[:-3], value, encoders), mtime=0)
     if isinstance(value, bytes):
@@ -151,9 +147,10 @@ def make_encoder(spec: bool | Mapping[str, Callable[[Any], bytes]] | Encoder) ->
     """
     if spec is False:
         return dict
-    if spec is True:
-        return lambda sample: encode_sample(sample, _ENCODERS)
-    if isinstance(spec, Mapping):
-        encoders = {**_ENCODERS, **spec}
-        return lambda sample: encode_sample(sample, encoders)
-    return spec
+    if spec is not True and not isinstance(spec, Mapping):
+        return spec
+    encoders = _ENCODERS if spec is True else {**_ENCODERS, **spec}
+    # Values whose name begins with an underscore are metadata.
+    return lambda sample: {
+        name: value if name.startswith("_") else _encode(name, value, encoders) for name, value in sample.items()
+    }

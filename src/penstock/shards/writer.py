@@ -81,7 +81,7 @@ class TarWriter:
         else:
             self._file = cast(BinaryIO, fileobj)
         self._sink = _Sink(self._file)
-        self._out: BinaryIO | None = _OPENERS[kind](cast(BinaryIO, self._sink)) if kind else self._file
+        self._out: BinaryIO | None = _OPENERS[kind](self._sink) if kind else self._file
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Add a sample; return the bytes of its values.
@@ -316,25 +316,18 @@ class _Sink:
         self._file = None
 
 
-def _gzip(file: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="wb", mtime=0))
-
-
-def _bz2(file: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, bz2.BZ2File(file, "wb"))
-
-
-def _xz(file: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, lzma.LZMAFile(file, "wb"))
-
-
-def _zst(file: BinaryIO) -> BinaryIO:
+def _zstandard(file: Any) -> Any:
     import zstandard
 
-    return cast(BinaryIO, zstandard.ZstdCompressor().stream_writer(file, closefd=False))
+    return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
 
 
-_OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {"gz": _gzip, "bz2": _bz2, "xz": _xz, "zst": _zst}
+_OPENERS: dict[str, Callable[[Any], Any]] = {
+    "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
+    "bz2": lambda file: bz2.BZ2File(file, "wb"),
+    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115
+    "zst": _zstandard,
+}
 
 
 def _compression(compress: bool | str | None, path: str | None) -> str:
