@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from busy_support import HANG
 
 from penstock import DataLoader
-from penstock.storage import Storage, fork_safe, open_source, read_object
+from penstock.storage import Storage, open_source, read_object
 
 DATA = os.urandom(300_000)
 
@@ -51,10 +52,11 @@ class Reading:
         return self.source.read_at(index * 1000, 1000)
 
 
-def test_workers_of_a_loader(server: Any) -> None:
+@pytest.mark.parametrize("loaders", [DataLoader, torch.utils.data.DataLoader])
+def test_workers_of_a_loader(server: Any, loaders: Any) -> None:
     data = Reading(server.put("a.bin", DATA))
     assert data[0] == DATA[:1000]
-    loader = DataLoader(data, num_workers=2, batch_size=4, collate_fn=list, multiprocessing_context="fork")
+    loader = loaders(data, num_workers=2, batch_size=4, collate_fn=list, multiprocessing_context="fork")
     for _ in range(2):
         assert b"".join(piece for batch in loader for piece in batch) == DATA[:32_000]
         assert data[1] == DATA[1000:2000]
@@ -71,28 +73,6 @@ def test_children_of_children(server: Any) -> None:
     assert in_child(lambda: reads() and in_child(lambda: reads() and in_child(reads)) and reads())
     assert in_child(lambda: in_child(reads)), "the child in between does not read"
     assert reads()
-
-
-def test_siblings_share_the_copy(server: Any) -> None:
-    url = server.put("a.bin", DATA)
-    assert read_object(url) == DATA
-    assert in_child(lambda: read_object(url) == DATA)
-    copy = fork_safe._copy
-    assert in_child(lambda: read_object(url) == DATA and fork_safe._given == copy)
-    assert fork_safe._copy == copy
-
-
-def test_without_use_there_is_no_copy() -> None:
-    program = """
-import os, sys
-import penstock.storage
-from penstock.storage import fork_safe
-child = os.fork()
-if child:
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert fork_safe._copy is None and not fork_safe._stale and "obstore" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG)
 
 
 def test_a_child_ends_as_others_do(server: Any) -> None:
@@ -121,11 +101,11 @@ def test_where_there_can_be_no_copy(server: Any, monkeypatch: pytest.MonkeyPatch
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    monkeypatch.setattr(fork_safe, "_copy", None)
 
     def fails() -> bool:
-        with pytest.raises(OSError, match=r"Operation not permitted.*multiprocessing_context='spawn'"):
-            Storage(attempts=1).read(url)
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"Operation not permitted.*multiprocessing_context='forkserver'"):
+                Storage(attempts=1).read(url)
         return True
 
     assert in_child(fails)

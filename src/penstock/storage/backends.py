@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, StorageError
 from penstock.storage.backend import Backend
@@ -19,9 +18,8 @@ __all__ = ["backend_for"]
 
 _OBJECT_STORE = frozenset({*WEB, "ais", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"})
 
-_backends: dict[tuple[str, str, float], Backend] = {}
-_lock = threading.Lock()
-_left_behind: list[Any] = []  # backends of the parent: it shares their sockets, so they must not be closed here
+# Those of a parent process stay, too: it shares their sockets, so they must not be closed here.
+_backends: dict[tuple[int, str, str, float], Backend] = {}
 
 
 def backend_for(url: str, storage: Storage) -> Backend:
@@ -31,14 +29,10 @@ def backend_for(url: str, storage: Storage) -> Backend:
         StorageError: an unknown scheme, or its package is not installed.
     """
     protocol = scheme(url)
-    key = (protocol, json.dumps(dict(storage.options), sort_keys=True, default=repr), storage.idle)
+    key = (os.getpid(), protocol, json.dumps(dict(storage.options), sort_keys=True, default=repr), storage.idle)
     found = _backends.get(key)
-    if found is None:
-        with _lock:
-            found = _backends.get(key)
-            if found is None:
-                found = _backends[key] = _make(protocol, url, storage)
-    return found
+    # Of two threads that make one at the same time, both get the first one.
+    return found if found is not None else _backends.setdefault(key, _make(protocol, url, storage))
 
 
 def _make(protocol: str, url: str, storage: Storage) -> Backend:
@@ -62,13 +56,3 @@ def _make(protocol: str, url: str, storage: Storage) -> Backend:
         raise
     except (ValueError, OSError) as error:
         raise StorageError(f"{shown(url)}: {error}") from error
-
-
-def _after_fork() -> None:
-    global _backends, _lock
-    _left_behind.append(_backends)
-    _backends, _lock = {}, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

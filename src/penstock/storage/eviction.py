@@ -51,18 +51,11 @@ class _Seen:
 _seen: dict[Path, _Seen] = {}
 """The last scan of each cache by this process."""
 
-_turn = threading.Lock()
-"""Lets one thread of this process at a time try to take the lock between processes."""
+_turns: dict[int, threading.Lock] = {}
+"""A lock of each process, for which its threads wait before one of them waits for the lock between processes.
 
-
-def _fork() -> None:
-    """Replace the lock in a forked child: a thread of the parent may hold the old one."""
-    global _turn
-    _turn = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_fork)
+A forked child has its own: a thread of the parent may hold the other one.
+"""
 
 
 class Room:
@@ -213,7 +206,7 @@ class Room:
         """Hold the exclusive right to evict."""
         lock = FileLock(self.folder / "locks" / "room.lock")
         # Threads of one process wake each other; processes poll.
-        with _turn:
+        with _turns.setdefault(os.getpid(), threading.Lock()):
             try:
                 lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=POLL)
             except Timeout:

@@ -1,8 +1,7 @@
-"""Use obstore in this process and in processes forked from it.
+"""`obstore`: the library obstore, also in a process that was forked from one that has used it.
 
-obstore runs threads of Rust's runtime. A forked child does not have them, so every call would hang there. So a child
-loads the library again, from a copy that the linker treats as another library. The parent makes the copy in memory
-before its first fork, and its children share it. If obstore was not imported before the fork, no copy is made.
+Rust's runtime has threads, which no fork copies, so every call would hang. So a forked child loads the library again,
+from a copy in memory (15 MB), which the linker takes for another library. On Linux only.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import importlib
 import os
 import sys
 import threading
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 from penstock.errors import StorageError
@@ -20,11 +19,9 @@ from penstock.errors import StorageError
 __all__ = ["obstore"]
 
 _LIBRARY = "obstore._obstore"
-_lock = threading.Lock()
-_copy: int | OSError | None = None  # an open file for the children of this process
-_given: int | OSError | None = None  # the parent's copy, for this process
-_stale = False  # whether the imported library belongs to a parent
-_of_parents: list[Any] = []  # modules of parents, which must neither be freed nor used
+_loaded: dict[int, Any] = {}  # the module of this process, and those of its parents
+_left_behind: list[Any] = []  # modules of parents, which must neither be freed nor used
+_locks: dict[int, threading.Lock] = {}  # a thread of the parent may have held the lock of the parent
 
 
 def obstore() -> Any:
@@ -32,73 +29,33 @@ def obstore() -> Any:
 
     Raises:
         ImportError: it is not installed.
-        StorageError: this process was forked without a copy of the library.
+        StorageError: this process was forked, and the system cannot load the library again.
     """
-    global _stale
-    with _lock:
-        if _stale:
-            _load(_given)
-            _stale = False
-        importlib.import_module("obstore.store")
-        return importlib.import_module("obstore")
+    here = os.getpid()
+    with _locks.setdefault(here, threading.Lock()):
+        if here not in _loaded:
+            if _loaded:
+                _load_again(list(_loaded.values())[-1]._obstore.__file__)
+            importlib.import_module("obstore.store")
+            _loaded[here] = importlib.import_module("obstore")
+    return importlib.import_module("obstore")
 
 
-class _Finder:
-    """Finds the library in an open file, whose name is unique while it is open."""
-
-    def __init__(self, file: int) -> None:
-        self._path = f"/proc/self/fd/{file}"
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != _LIBRARY:
-            return None
-        return spec_from_file_location(name, self._path, loader=ExtensionFileLoader(name, self._path))
-
-
-def _load(file: int | OSError | None) -> None:
-    """Import obstore again, from this file."""
-    if not isinstance(file, int):
-        raise StorageError(
-            "this process was forked from one that has used obstore, and its library cannot be loaded again"
-            f"{f' ({file})' if file else ''}: start workers with multiprocessing_context='spawn'"
-        ) from file
-    names = [name for name in sys.modules if name.partition(".")[0] == "obstore"]
-    _of_parents.extend(sys.modules.pop(name) for name in names)
-    finder: Any = _Finder(file)
-    sys.meta_path.insert(0, finder)
+def _load_again(path: str) -> None:
+    """Import the library from a copy of a file, whose name is unique while the copy is open."""
+    _left_behind.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "obstore")
     try:
-        importlib.import_module("obstore")
-    except (ImportError, OSError) as error:
+        copy = os.memfd_create("obstore")
+        with open(path, "rb") as source, open(copy, "wb", closefd=False) as target:
+            target.write(source.read())
+        where = f"/proc/self/fd/{copy}"
+        spec = spec_from_file_location(_LIBRARY, where, loader=ExtensionFileLoader(_LIBRARY, where))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[_LIBRARY] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[_LIBRARY])
+    except (AttributeError, ImportError, OSError) as error:
         raise StorageError(
-            f"obstore's library cannot be loaded again in a forked process ({error}): start workers with "
-            "multiprocessing_context='spawn'"
+            "this process was forked from one that has used obstore, and its library cannot be loaded again "
+            f"({error}): start workers with multiprocessing_context='forkserver'"
         ) from error
-    finally:
-        sys.meta_path.remove(finder)
-
-
-def _before_fork() -> None:
-    """Make the copy for child processes, once."""
-    global _copy
-    library = sys.modules.get(_LIBRARY)
-    if library is None or _stale or _copy is not None:
-        return
-    try:
-        with open(str(library.__file__), "rb") as source:
-            _copy = os.memfd_create("obstore")
-            left = os.fstat(source.fileno()).st_size
-            while left:
-                left -= os.sendfile(_copy, source.fileno(), None, left)
-    except (OSError, AttributeError) as error:  # a system without memfd_create, or no memory
-        _copy = error if isinstance(error, OSError) else OSError(str(error))
-
-
-def _after_fork() -> None:
-    global _copy, _given, _stale, _lock
-    _lock = threading.Lock()
-    if _LIBRARY in sys.modules and not _stale:
-        _given, _copy, _stale = _copy, None, True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

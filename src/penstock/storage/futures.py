@@ -32,11 +32,11 @@ NEVER = 1 << 62
 """The position of a use that never happens."""
 
 _HEADER = struct.Struct("<8sIIQqd")  # magic, version, pid, objects, position, seconds a position
-_MAGIC, _VERSION = b"PSTKUSES", 1
+_MAGIC, _VERSION = b"PSTKUSES", 2
 _POSITION = struct.Struct("<qd")
 _POSITION_AT = _HEADER.size - _POSITION.size
 _PACE = 1e-3  # seconds a position, until it is measured
-_COLUMNS = ("<u8", "<u8", "<i8", "<i8", "<i8", "<i8")
+_COLUMNS = ("<u8", "<i8", "<i8", "<i8", "<i8")
 _WIDTH = 8
 
 Ints = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class Future:
     Raises:
         OSError: the folder cannot be written to.
 
-    Thread-safe. A forked child does not own it.
+    Thread-safe. A forked child does not own it: only `close` may be called there, and does nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,27 +98,25 @@ class Future:
         # Threads that create and close it may differ.
         self._lock = FileLock(self._folder / f"{self.id}.lock", thread_local=False)
         self._lock.acquire(timeout=0)
-        self._pid = os.getpid()
         self._map: mmap.mmap | None = None
         self._pace, self._position, self._began = _PACE, 0, time.monotonic()
-        self._close = weakref.finalize(self, _remove, self._path, self._lock, self._pid)
+        self._close = weakref.finalize(self, _remove, self._path, self._lock, os.getpid())
 
-    def publish(self, uses: Uses, *, position: int = 0, versions: Names | None = None) -> None:
+    def publish(self, uses: Uses, *, position: int = 0) -> None:
         """Publish the uses of the job, replacing earlier ones. Positions now count from ``position``.
 
-        Cost: 48 bytes per object on the disk.
+        Cost: 40 bytes per object on the disk.
 
         Raises:
             OSError: the folder cannot be written to.
         """
-        if self._pid != os.getpid() or not self._close.alive:
+        if not self._close.alive:
             return
         order = np.argsort(uses.name, kind="stable")
-        versions = np.zeros(len(order), np.uint64) if versions is None else versions
-        columns = (uses.name, versions, uses.first, uses.last, uses.again, uses.whole)
+        columns = (uses.name, uses.first, uses.last, uses.again, uses.whole)
         temporary = self._path.with_suffix(".tmp")
         with open(temporary, "w+b") as file:
-            file.write(_HEADER.pack(_MAGIC, _VERSION, self._pid, len(order), position, self._pace))
+            file.write(_HEADER.pack(_MAGIC, _VERSION, os.getpid(), len(order), position, self._pace))
             for column, kind in zip(columns, _COLUMNS, strict=True):
                 file.write(np.asarray(column)[order].astype(kind).tobytes())
             file.flush()
@@ -129,7 +127,7 @@ class Future:
     def advance(self, position: int) -> None:
         """Publish that the job has consumed this many positions."""
         mapped = self._map
-        if mapped is None or self._pid != os.getpid():
+        if mapped is None:
             return
         passed = position - self._position
         if passed > 0:
@@ -162,7 +160,7 @@ class Published:
         self.id = path.stem
         places = range(_HEADER.size, len(data) + 1, _WIDTH * count) if count else [_HEADER.size] * len(_COLUMNS)
         columns = [np.frombuffer(data, kind, count, at) for kind, at in zip(_COLUMNS, places, strict=False)]
-        self.name, self.version, self.first, self.last, self.again, self.whole = columns
+        self.name, self.first, self.last, self.again, self.whole = columns
 
     def __len__(self) -> int:
         return len(self.name)
