@@ -61,7 +61,7 @@ class Daemon(threading.Thread):
 
 @atexit.register
 def _end_all() -> None:
-    threads = list(_running)
+    threads = [thread for thread in _running if thread.is_alive()]  # in a forked child, those of its parent are not
     for thread in threads:
         thread.stop()
     begun = time.monotonic()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from busy_support import HANG
 from entries_support import closed, opened, through_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
@@ -558,7 +559,10 @@ def test_nothing_is_left_running(shards: Shards) -> None:
     next(iter(loader))
     loader.close()
     batches(shards.loader())
-    assert [thread.name for thread in threading.enumerate() if thread.name == "penstock-shards"] == []
+    for thread in threading.enumerate():
+        if thread.name == "penstock-fetch":  # it may be checking that the cache has the next epoch's shards
+            thread.join(HANG)
+            assert not thread.is_alive()
     assert os.listdir(shards.folder / "cache" / "partial") == []
 
 

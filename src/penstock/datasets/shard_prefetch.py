@@ -9,9 +9,8 @@ So an epoch downloads only the data that the cache cannot hold, for any shuffle.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +19,10 @@ from torch.utils.data import get_worker_info
 
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch
 from penstock.shards.stored import StoredShard
-from penstock.storage import UNWRITABLE, RemoteSource
+from penstock.storage import RemoteSource
 from penstock.storage.copy_choice import come_and_go, stay, usable
+from penstock.storage.fetcher import Fetcher, Use
 from penstock.storage.futures import NEVER, object_name
-from penstock.storage.prefetch import CopiesAhead, Use
 from penstock.threads import Daemon
 
 __all__ = ["ShardPrefetcher", "ShardsInStores", "spans"]
@@ -57,20 +56,12 @@ class ShardPrefetcher(LookAhead):
 
     def __init__(self, shards: ShardsInStores) -> None:
         self._set = shards
-        self._reset()
-
-    def _reset(self) -> None:
         self._place: MiniEpoch | None = None
         self._consumed = 0
-        self._pid = os.getpid()
         self._thread: Daemon | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_set": self._set}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set = state["_set"]
-        self._reset()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardPrefetcher, (self._set,)
 
     @cached_property
     def _shards(self) -> list[StoredShard]:
@@ -81,37 +72,37 @@ class ShardPrefetcher(LookAhead):
         return np.array(self._set.starts, np.int64)
 
     @cached_property
-    def _ahead(self) -> CopiesAhead:
-        return CopiesAhead(self._shards[0].storage)
+    def _fetcher(self) -> Fetcher:
+        return Fetcher(self._shards[0].storage)
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
         """Start to copy the shards that a view needs, in the order in which it needs them."""
-        if view.place == self._place or self._pid != os.getpid() or get_worker_info() is not None or not self._shards:
+        if view.place == self._place or get_worker_info() is not None or not self._shards:
             return
         self._place, self._consumed = view.place, 0
         if self._thread is not None:
             self._thread.stop()
         is_whole = self._plan_uses(view, following, _AT_ONCE)
         if not is_whole:
-            work = partial(self._plan_all_uses, view, following)
+
+            def work(thread: Daemon) -> None:
+                self._plan_uses(view, following, None, lambda: thread.stopping)
+
             self._thread = Daemon(work, name="penstock-shard-uses")
 
     def advance(self, place: MiniEpoch, count: int) -> None:
         """Record that the consumer has received the first ``count`` samples of the view at a place."""
         if place == self._place:
             self._consumed = count
-            self._ahead.advance(count)
+            self._fetcher.advance(count)
 
     def close(self) -> None:
         """End the background work, and cancel all further copies."""
-        if self._thread is not None and self._pid == os.getpid():
+        if self._thread is not None:
             self._thread.stop()
-        if "_ahead" in self.__dict__:
-            self._ahead.close()
+        if "_fetcher" in self.__dict__:
+            self._fetcher.close()
         self._place = None
-
-    def _plan_all_uses(self, view: EpochView, following: EpochView, thread: Daemon) -> None:
-        self._plan_uses(view, following, None, lambda: thread.stopping)
 
     def _plan_uses(
         self, view: EpochView, following: EpochView, most: int | None, stopping: Callable[[], bool] = lambda: False
@@ -122,13 +113,7 @@ class ShardPrefetcher(LookAhead):
         if stopping():
             return True
         uses = self._uses(first, last, np.where(again < NEVER, len(view) + again, NEVER), len(view))
-        try:
-            self._ahead.follow(uses, position=self._consumed)
-        except OSError as error:
-            # The cache is read-only, or its disk is full. The error is raised later, when a shard is opened.
-            if error.errno not in UNWRITABLE:
-                raise
-            return True
+        self._fetcher.follow(uses, position=self._consumed)
         return is_exact and is_next_exact
 
     def _uses(self, first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:

@@ -3,10 +3,10 @@
     storage = Storage(peer=CacheClient("grpc://node-0:8815", token_file="token"))
     ShardDataset("s3://bucket/train-{000..999}.tar", storage=storage)
 
-Promises: the bytes are of the requested version and complete. The other cache checks them against the hashes of its
-download, and this one against the hash in the answer. A server that is gone, hangs, fails or sends wrong bytes costs
-``timeout`` seconds and a warning; the store provides the rest, from the last complete block on. No URL or secret of a
-store is sent.
+Promises: the bytes are of the requested version and complete. The other cache checks a copy against the hash of its
+download, and this one the bytes against the hash in the answer. A server that is gone, hangs, fails or sends wrong
+bytes costs ``timeout`` seconds and a warning; the store provides the rest, from the last complete block on. No URL or
+secret of a store is sent.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     held.schema                     states that it exists, and the hash of the bytes
     held.batches()                  the bytes, as record batches of one large binary value
 
-Promises: bytes are sent only if their whole block of 4 MiB has the hash of its download. Only complete copies are
-served, by a name that is a hash of URL and version. No request carries a URL or a path, nothing is downloaded for a
-client, and the cache does not change, except for the time of a copy's last use.
+Promises: bytes are sent only of a copy that had the hash of its download when this process served it first. Only
+complete copies are served, by a name that is a hash of URL and version. No request carries a URL or a path, nothing is
+downloaded for a client, and the cache does not change, except for the time of a copy's last use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import xxhash
 
 from penstock.errors import StorageError, TicketError
 from penstock.server.protocol import Block
-from penstock.storage.download import PIECE
+from penstock.storage.download import hash_file
 from penstock.storage.files import SourceFile
 from penstock.storage.store import Cache
 
@@ -62,6 +62,7 @@ class Copies:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
+        self._sound: set[tuple[str, int]] = set()  # keys and inodes of checked copies
 
     def find(self, block: Block) -> Held | None:
         """Return the copy of a requested block, or None if it does not exist.
@@ -69,30 +70,32 @@ class Copies:
         Raises:
             TicketError: the copy is shorter than the block's end.
             StorageError: its bytes are not those that were downloaded.
+
+        The first request for a copy reads all of it, to check its hash.
         """
         found = self._cache.find_key(block.copy)
         if found is None:
             return None
-        file, hashes = found
+        file, expected = found
         if block.end > file.size:
             raise TicketError(f"byte {block.end - 1} was requested of a copy of {file.size} bytes")
-        return Held(file, hashes, block)
+        version = block.copy, os.fstat(file.fileno()).st_ino
+        if version not in self._sound:
+            if hash_file(file.fileno(), file.size).hexdigest() != expected:
+                raise StorageError(
+                    f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock cache "
+                    "verify there"
+                )
+            self._sound.add(version)
+        return Held(file, block)
 
 
 class Held:
     """The requested bytes of an existing copy, in memory: at most 4 MiB."""
 
-    def __init__(self, file: SourceFile, hashes: list[str], block: Block) -> None:
-        number = block.begin // PIECE
-        first = number * PIECE
+    def __init__(self, file: SourceFile, block: Block) -> None:
         # Not mapped: a truncated file would kill the process by a signal.
-        whole = os.pread(file.fileno(), min(PIECE, file.size - first), first)
-        if hashes[number : number + 1] != [xxhash.xxh3_64_hexdigest(whole)]:
-            raise StorageError(
-                f"the copy {block.copy} has other bytes than it downloaded, in the block from byte {first} on: its "
-                "disk is faulty; run penstock cache verify there"
-            )
-        self._data = memoryview(whole)[block.begin - first : block.end - first]
+        self._data = memoryview(os.pread(file.fileno(), block.end - block.begin, block.begin))
         self.schema = _schema({"held": True, "xxh3": xxhash.xxh3_64_hexdigest(self._data)})
 
     def batches(self) -> Iterator[pa.RecordBatch]:

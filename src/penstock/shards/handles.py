@@ -29,7 +29,6 @@ from penstock.storage import local_path as copy_of
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.files import SHARD
 from penstock.storage.names import path_of
-from penstock.storage.prefetch import Stoppable
 from penstock.storage.urls import shown
 
 if TYPE_CHECKING:
@@ -289,8 +288,7 @@ class StoreShard:
         Raises:
             NotCachedError: with ``only_later``, the cached objects are needed sooner.
         """
-        source = self.source if cancel is None else Stoppable(self.source, cancel)
-        return self._cache().open(source, only_later=only_later, progress=False).of(SHARD)
+        return self._cache().open(self.source.until(cancel), only_later=only_later, progress=False).of(SHARD)
 
     def index(self) -> ShardIndex:
         """Return the index: from the store, or built from a copy.

@@ -9,16 +9,15 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from penstock.threads import Daemon
 
-__all__ = ["Backend", "Cancel", "Guarded", "Receiver", "Stat", "Transient", "call_in_thread"]
+__all__ = ["Answer", "Backend", "Cancel", "Stat", "Transient", "call_in_thread", "submit"]
 
 _SPARE = 1.0  # seconds after which an idle thread ends
 _SHUTDOWN_TIMEOUT_S = 1.0  # an abandoned call ends when its next bytes arrive; a hung server sends none
@@ -59,18 +58,12 @@ class Transient(Exception):
     """A failure that a retry may fix: a lost connection, a timeout, a 5xx status."""
 
 
-class Receiver(Protocol):
-    """Receives the answer to a request, in the thread where it arrives; an exception ends the request."""
+class Answer(NamedTuple):
+    """The answer to a request: the version, the position of its first byte in the object, and its bytes in pieces."""
 
-    @property
-    def ranged(self) -> bool:
-        """False if the server is known not to support ranges."""
-
-    def begun(self, stat: Stat, offset: int) -> None:
-        """Note the start of the answer: its first byte is byte ``offset`` of the object."""
-
-    def piece(self, data: bytes | memoryview) -> bool:
-        """Take the next bytes; return False when no more are wanted."""
+    stat: Stat
+    begin: int
+    pieces: Generator[bytes | memoryview]
 
 
 class Cancel:
@@ -115,22 +108,23 @@ class Cancel:
 class Backend(Protocol):
     """One kind of store. Used by several threads at once; each process creates its own.
 
-    All methods raise `Transient`, StorageNotFoundError, StorageAuthError or StorageError; and TimeoutError after
-    ``deadline``, a time of `time.monotonic`. ``idle``: seconds allowed without a byte.
+    Methods block until the store answers; `call_in_thread` calls them. They raise `Transient`, StorageNotFoundError,
+    StorageAuthError or StorageError.
     """
 
-    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
+    def stat(self, url: str) -> Stat:
         """Return size and version."""
 
-    def fetch(
-        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
-    ) -> None:
-        """Request the bytes ``[begin, end)``, or all from ``begin`` on, and pass them to ``into``."""
+    def read(self, url: str, begin: int, end: int | None, *, ranged: bool) -> Answer:
+        """Request the bytes ``[begin, end)``, or all from ``begin`` on.
 
-    def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
+        If ``ranged`` is False, the server is known not to support ranges: request the whole object.
+        """
+
+    def put(self, url: str, data: bytes, *, if_absent: bool) -> bool:
         """Write a whole object; return False if ``if_absent`` and it exists."""
 
-    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
+    def find(self, url: str) -> list[tuple[str, Stat]]:
         """Return the URLs that match a pattern, sorted, with their versions."""
 
 
@@ -179,25 +173,12 @@ class _Threads:
             del job, tell
 
 
-_threads = _Threads()
+_threads: dict[int, _Threads] = {}
+"""The threads of this process. A forked child has its own, since it lacks those of its parent."""
 
 
-def _after_fork() -> None:
-    global _threads
-    _threads = _Threads()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel) -> T:
-    """Return the result of a function that may block forever; it runs in a thread, which is abandoned if it does.
-
-    Raises:
-        TimeoutError: past the deadline.
-        Transient: it was cancelled.
-    """
+def submit(function: Callable[[], T]) -> concurrent.futures.Future[T]:
+    """Call a function that may block forever in a thread, and return its future result."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def work() -> Callable[[], None]:
@@ -211,8 +192,19 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
             # An error's traceback refers to this frame, so this frame must not refer to the error.
             del tell
 
+    _threads.setdefault(os.getpid(), _Threads()).run(work)
+    return future
+
+
+def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel) -> T:
+    """Return the result of a function that may block forever; its thread is abandoned if it does.
+
+    Raises:
+        TimeoutError: past the deadline.
+        Transient: it was cancelled.
+    """
+    future = submit(function)
     key = cancel.add(future.cancel)
-    _threads.run(work)
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.CancelledError:
@@ -224,37 +216,3 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
 def _tell(future: concurrent.futures.Future[Any], tell: Callable[[], None]) -> None:
     if future.set_running_or_notify_cancel():
         tell()
-
-
-class Guarded:
-    """A receiver that is cut off from an abandoned request, whose thread may still run."""
-
-    def __init__(self, into: Receiver) -> None:
-        self._into, self._lock, self._is_open = into, threading.Lock(), True
-
-    @property
-    def ranged(self) -> bool:
-        """See `Receiver`."""
-        return self._into.ranged
-
-    def begun(self, stat: Stat, offset: int) -> None:
-        """See `Receiver`."""
-        with self._hearing():
-            self._into.begun(stat, offset)
-
-    def piece(self, data: bytes | memoryview) -> bool:
-        """See `Receiver`."""
-        with self._hearing():
-            return self._into.piece(data)
-
-    def close(self) -> None:
-        """Accept nothing more; wait for a call in progress."""
-        with self._lock:
-            self._is_open = False
-
-    @contextmanager
-    def _hearing(self) -> Iterator[None]:
-        with self._lock:
-            if not self._is_open:
-                raise Transient("the request was abandoned")
-            yield

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import StorageUnavailableError
-from penstock.storage.backend import Cancel
-from penstock.threads import Daemon
+from penstock.storage.backend import Cancel, submit
 
 __all__ = ["BLOCK", "PARALLEL", "BlockStream", "Fetch", "Waiting", "read_parallel"]
 
@@ -25,38 +24,27 @@ PARALLEL = 8
 _SMALL = 16  # the first request of a stream is this fraction of a block
 _GRACE = 10.0  # seconds allowed beyond the deadline of a transfer
 
+T = TypeVar("T")
 Fetch = Callable[[int, int, Cancel], "bytes | bytearray | memoryview"]
 """Returns the bytes ``[begin, end)``; raises after its deadline, or when it is cancelled."""
 
 
-class Waiting:
-    """A block in transfer, in its own thread: the future result of ``fetch(begin, end)``."""
+class Waiting(Generic[T]):
+    """The future result of ``work(cancel)``, which runs in a thread of its own and ends within ``deadline`` seconds."""
 
-    def __init__(self, fetch: Fetch, begin: int, end: int, deadline: float) -> None:
-        self.begin, self.end = begin, end
-        self._fetch, self._until = fetch, time.monotonic() + deadline + _GRACE
-        self._cancel, self._done = Cancel(), threading.Event()
-        self._data: bytes | bytearray | memoryview = b""
-        self._error: BaseException | None = None
-        Daemon(self._work, name="penstock-block", wake=self._cancel.set)
+    def __init__(self, work: Callable[[Cancel], T], deadline: float) -> None:
+        self._until, self._cancel = time.monotonic() + deadline + _GRACE, Cancel()
+        self._future = submit(partial(work, self._cancel))
 
-    def _work(self, _: Daemon) -> None:
+    def result(self) -> T:
+        """Return the result when it has arrived; raise the error of the work."""
         try:
-            self._data = self._fetch(self.begin, self.end, self._cancel)
-        except BaseException as error:
-            self._error = error
-        self._done.set()
-
-    def result(self) -> memoryview:
-        """Return the bytes when they have arrived; raise the error of the transfer."""
-        if not self._done.wait(max(0.0, self._until - time.monotonic())):
-            raise StorageUnavailableError("neither the requested bytes nor an error arrived; giving up")
-        if self._error is not None:
-            raise self._error
-        return memoryview(self._data)
+            return self._future.result(max(0.0, self._until - time.monotonic()))
+        except TimeoutError:
+            raise StorageUnavailableError("neither the requested bytes nor an error arrived; giving up") from None
 
     def cancel(self) -> None:
-        """Cancel the transfer; its bytes are not needed."""
+        """Cancel the transfer; its result is not needed."""
         self._cancel.set()
 
 
@@ -97,7 +85,7 @@ class BlockStream(io.RawIOBase):
         self.name, self._spent = name, spent
         self._fetch, self._end, self._block, self._parallel, self._deadline = fetch, end, block, parallel, deadline
         self._position = begin
-        self._ahead: deque[Waiting] = deque()
+        self._ahead: deque[tuple[int, Waiting[bytes | bytearray | memoryview]]] = deque()  # blocks with their position
         self._data = memoryview(b"")
         self._begin_at(begin)
         self._pid = os.getpid()
@@ -153,6 +141,12 @@ class BlockStream(io.RawIOBase):
         """Return all remaining bytes."""
         return self.read(-1)
 
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield all remaining bytes, a block at a time, without copying them; each is valid until the next."""
+        self._ask_at_once()
+        while len(piece := self._some(self._block)):
+            yield piece
+
     def close(self) -> None:
         """Close the stream and cancel its transfers."""
         if not self.closed:
@@ -180,11 +174,11 @@ class BlockStream(io.RawIOBase):
         """Make the next block the current one."""
         while len(self._ahead) < self._window and self._next < self._end:
             stop = min(self._next + (self._sizes.pop() if self._sizes else self._block), self._end)
-            self._ahead.append(Waiting(self._fetch, self._next, stop, self._deadline))
+            self._ahead.append((self._next, Waiting(partial(self._fetch, self._next, stop), self._deadline)))
             self._next = stop
-        block = self._ahead[0]
+        begin, block = self._ahead[0]
         try:
-            data = block.result()
+            data = memoryview(block.result())
         except BaseException:  # also Ctrl-C: the next read requests the block again
             self._drop()
             self._begin_at(self._position)
@@ -192,7 +186,7 @@ class BlockStream(io.RawIOBase):
         self._ahead.popleft()
         if len(self._data):
             self._spent(self._data.obj)
-        self._data, self._base = data, block.begin
+        self._data, self._base = data, begin
         self._window = self._parallel
 
     def _begin_at(self, position: int) -> None:
@@ -210,7 +204,7 @@ class BlockStream(io.RawIOBase):
 
     def _drop(self) -> None:
         if os.getpid() == self._pid:
-            for block in list(self._ahead):  # another thread may change it
+            for _, block in list(self._ahead):  # another thread may change it
                 block.cancel()
         self._ahead.clear()
         self._data = memoryview(b"")

@@ -6,60 +6,54 @@ more request, but never bytes of two versions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
 
 from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
-from penstock.storage.backend import Cancel, Receiver, Stat, Transient, call_in_thread
+from penstock.storage.backend import Answer, Stat, Transient
 from penstock.storage.urls import scheme, shown
 
 __all__ = ["GenericBackend"]
 
-T = TypeVar("T")
 _ETAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "xet_hash", "oid", "hash")
 _TIMES = ("last_modified", "LastModified", "updated", "mtime", "last_commit", "modified", "created")
 
 
 class GenericBackend:
-    """Reads by ``info`` and ``cat_file``. Each call runs in a thread, since it may block forever."""
+    """Reads by ``info`` and ``cat_file``."""
 
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         self._protocol = protocol
         self._fs = fsspec.filesystem(protocol, **{"skip_instance_cache": True, "use_listings_cache": False, **options})
 
-    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
-        return self._call(lambda: self._stat(url), url, deadline, cancel)
+    def stat(self, url: str) -> Stat:
+        with self._translated(url):
+            return self._stat(url)
 
-    def fetch(
-        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
-    ) -> None:
-        def read() -> tuple[bytes, Stat]:
+    def read(self, url: str, begin: int, end: int | None, *, ranged: bool) -> Answer:
+        with self._translated(url):
             data: bytes = self._fs.cat_file(self._path(url), begin, end)
-            return data, self._stat(url)
+            return Answer(self._stat(url), begin, (piece for piece in [data]))
 
-        data, stat = self._call(read, url, deadline, cancel)
-        into.begun(stat, begin)
-        into.piece(data)
-
-    def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
+    def put(self, url: str, data: bytes, *, if_absent: bool) -> bool:
         if if_absent:
             raise StorageError(f"cannot write {shown(url)}: fsspec cannot write an object only if it is absent")
-        self._call(lambda: self._fs.pipe_file(self._path(url), data), url, deadline, cancel)
+        with self._translated(url):
+            self._fs.pipe_file(self._path(url), data)
         return True
 
-    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
-        def look() -> list[tuple[str, Stat]]:
-            prefix = f"{scheme(url)}://"
+    def find(self, url: str) -> list[tuple[str, Stat]]:
+        prefix = f"{scheme(url)}://"
+        with self._translated(url):
             found = self._fs.glob(self._path(url), detail=True)
             files = {name: info for name, info in found.items() if info.get("type") != "directory"}
             return sorted(
                 (name if "://" in name else prefix + name, self._stat_of(info, name)) for name, info in files.items()
             )
-
-        return self._call(look, url, deadline, Cancel())
 
     def _path(self, url: str) -> str:
         path: str = self._fs._strip_protocol(url)
@@ -78,10 +72,12 @@ class GenericBackend:
         modified = modified.timestamp() if isinstance(modified, datetime) else modified
         return Stat(int(info["size"]), etag, str(modified))
 
-    def _call(self, function: Callable[[], T], url: str, deadline: float, cancel: Cancel) -> T:
+    @contextmanager
+    def _translated(self, url: str) -> Iterator[None]:
+        """Turn errors of the file system into those of `Backend`."""
         try:
-            return call_in_thread(function, deadline=deadline, cancel=cancel)
-        except (Transient, StorageError, TimeoutError):
+            yield
+        except (Transient, StorageError):
             raise
         except FileNotFoundError:
             raise StorageNotFoundError(f"{shown(url)} does not exist") from None

@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from penstock.storage.backend import Cancel, Receiver, Stat
+from penstock.storage.backend import Answer, Stat
 from penstock.storage.generic import GenericBackend
 from penstock.storage.object_store import ObjectStoreBackend
 
@@ -35,14 +35,17 @@ class HubBackend(GenericBackend):
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, Stat]] = {}
 
-    def pin(self, url: str, *, deadline: float) -> str:
+    def pin(self, url: str) -> str:
         """Return the URL with the current commit of its branch or tag; the default branch is main.
 
         Raises:
             StorageNotFoundError: no such dataset or revision, or it is private.
             StorageAuthError: the token lacks permission.
         """
-        return url if _COMMIT.match(url) else self._call(lambda: self._pinned(url), url, deadline, Cancel())
+        if _COMMIT.match(url):
+            return url
+        with self._translated(url):
+            return self._pinned(url)
 
     def _pinned(self, url: str) -> str:
         found = self._fs.resolve_path(self._path(url))
@@ -55,48 +58,26 @@ class HubBackend(GenericBackend):
         kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
         return f"hf://{kind}{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
 
-    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
-        if not _COMMIT.match(url):
-            return super().stat(url, idle=idle, deadline=deadline, cancel=cancel)
-        return self._call(lambda: self._look(url), url, deadline, cancel)[1]
+    def stat(self, url: str) -> Stat:
+        return self._look(url)[1] if _COMMIT.match(url) else super().stat(url)
 
-    def fetch(
-        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
-    ) -> None:
+    def read(self, url: str, begin: int, end: int | None, *, ranged: bool) -> Answer:
         if not _COMMIT.match(url):
-            super().fetch(url, begin, end, into, idle=idle, deadline=deadline, cancel=cancel)
-            return
-        address, stat = self._call(lambda: self._look(url), url, deadline, cancel)
-        receiver = _OfCommit(into, stat)
-        self._http.fetch(address, begin, end, receiver, idle=idle, deadline=deadline, cancel=cancel)
+            return super().read(url, begin, end, ranged=ranged)
+        address, stat = self._look(url)
+        answer = self._http.read(address, begin, end, ranged=ranged)
+        # The servers that store the files have other etags. A wrong size is still detected.
+        return answer._replace(stat=replace(answer.stat, etag=stat.etag, modified=stat.modified))
 
-    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
-        return super().find(self.pin(url, deadline=deadline), deadline=deadline)
+    def find(self, url: str) -> list[tuple[str, Stat]]:
+        return super().find(self.pin(url))
 
     def _look(self, url: str) -> tuple[str, Stat]:
         """Return the HTTP URL of a file of a commit, and its identity on the hub. Each folder is listed once."""
         found = self._known.get(url)
         if found is None:
             # The file system's listings are not thread-safe.
-            with self._lock:
+            with self._lock, self._translated(url):
                 found = self._fs.url(self._path(url)), self._stat_of(self._fs.info(self._path(url)), url)
             self._known[url] = found
         return found
-
-
-class _OfCommit:
-    """Passes an answer on with the hub's identity of the file, whichever server sends it.
-
-    The servers that store the files have other etags. A wrong size is still detected.
-    """
-
-    def __init__(self, into: Receiver, stat: Stat) -> None:
-        self._into, self._stat = into, stat
-        self.piece = into.piece
-
-    @property
-    def ranged(self) -> bool:
-        return self._into.ranged
-
-    def begun(self, stat: Stat, offset: int) -> None:
-        self._into.begun(replace(stat, etag=self._stat.etag, modified=self._stat.modified), offset)

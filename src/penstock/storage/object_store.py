@@ -9,7 +9,7 @@ from __future__ import annotations
 import email.utils
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.errors import (
     StorageError,
     StorageNotFoundError,
 )
-from penstock.storage.backend import Cancel, Guarded, Receiver, Stat, Transient, call_in_thread
+from penstock.storage.backend import Answer, Stat, Transient
 from penstock.storage.fork_safe import obstore
 from penstock.storage.stores import NO_CREDENTIALS, Stores
 from penstock.storage.urls import WEB, scheme, shown
@@ -59,29 +59,7 @@ class ObjectStoreBackend:
         self._obstore, self._stores = obstore(), Stores(options, idle)
         self._unranged: set[str] = set()
 
-    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
-        return call_in_thread(lambda: self._stat(url), deadline=deadline, cancel=cancel)
-
-    def fetch(
-        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
-    ) -> None:
-        guarded = Guarded(into)
-        try:
-            call_in_thread(lambda: self._fetch(url, begin, end, guarded), deadline=deadline, cancel=cancel)
-        finally:
-            guarded.close()
-
-    def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
-        return call_in_thread(lambda: self._put(url, data, if_absent), deadline=deadline, cancel=cancel)
-
-    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
-        if scheme(url) in (*WEB, "ais"):
-            raise StorageError(
-                f"{shown(url)}: patterns need a store that can be listed, and HTTP cannot; name the files"
-            )
-        return call_in_thread(lambda: self._find(url), deadline=deadline, cancel=Cancel())
-
-    def _stat(self, url: str) -> Stat:
+    def stat(self, url: str) -> Stat:
         if url not in self._unranged:
             try:
                 answer = self._get(url, (0, 1))
@@ -95,32 +73,34 @@ class ObjectStoreBackend:
             self._unranged.add(url)
         return replace(found, ranged=not found.size)
 
-    def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
-        whole, ranged = (begin == 0 and end is None) or not into.ranged, into.ranged
+    def read(self, url: str, begin: int, end: int | None, *, ranged: bool) -> Answer:
+        whole = (begin == 0 and end is None) or not ranged
         wanted = {"offset": begin} if end is None else (begin, end)
         try:
             answer = self._get(url, None if whole else wanted)
         except _NoRanges:
             answer, ranged = self._get(url, None), False
-        pieces = None
+        return Answer(replace(_stat(answer.meta), ranged=ranged), answer.range[0], self._pieces(url, answer))
+
+    def _pieces(self, url: str, answer: Any) -> Generator[memoryview]:
+        left, pieces = answer.range[1] - answer.range[0], iter(answer.stream(_PIECE))
         try:
-            into.begun(replace(_stat(answer.meta), ranged=ranged), answer.range[0])
-            pieces, left = iter(answer.stream(_PIECE)), answer.range[1] - answer.range[0]
-            while True:
+            piece: Any = b""
+            while piece is not None:
                 with self._translated(url):
                     piece = next(pieces, None)
-                if piece is None:
-                    return
-                left -= len(piece)
-                # Reading an answer to its end keeps the connection for the next request.
-                if not into.piece(memoryview(piece)) and left:
-                    return
+                    left -= len(piece or b"")
+                    if left <= 0:
+                        # Reading an answer to its end keeps the connection for the next request.
+                        next(pieces, None)
+                if piece is not None:
+                    yield memoryview(piece)
         finally:
             # A traceback would keep these objects alive until a fork of this process frees them. There it would wait
             # forever for a lock that a thread of obstore held in this process.
             del answer, pieces
 
-    def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
+    def put(self, url: str, data: bytes, *, if_absent: bool) -> bool:
         store, path = self._find_store(url)
         mode = "create" if if_absent else "overwrite"
         try:
@@ -130,7 +110,11 @@ class ObjectStoreBackend:
             return False
         return True
 
-    def _find(self, url: str) -> list[tuple[str, Stat]]:
+    def find(self, url: str) -> list[tuple[str, Stat]]:
+        if scheme(url) in (*WEB, "ais"):
+            raise StorageError(
+                f"{shown(url)}: patterns need a store that can be listed, and HTTP cannot; name the files"
+            )
         start, _, pattern = url.partition("://")
         bucket, _, pattern = pattern.partition("/")
         parts = pattern.split("/")

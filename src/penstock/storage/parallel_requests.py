@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, TypeVar
 
 from penstock.storage.backend import Cancel
@@ -59,7 +60,7 @@ class ObjectsAhead(Generic[T]):
         parallel: int = _PARALLEL,
     ) -> None:
         self._urls, self._read, self._deadline, self._parallel = urls, read, deadline, parallel
-        self._ahead: deque[Waiting] = deque()
+        self._ahead: deque[Waiting[bytes]] = deque()
         self._asked = 0
 
     def __enter__(self) -> ObjectsAhead[T]:
@@ -73,10 +74,6 @@ class ObjectsAhead(Generic[T]):
     def next(self) -> bytes:
         """Return the bytes of the next object; IndexError if none is left."""
         while len(self._ahead) < self._parallel and self._asked < len(self._urls):
-            self._ahead.append(
-                Waiting(lambda number, _, c: self._read(self._urls[number], c), self._asked, 0, self._deadline)
-            )
+            self._ahead.append(Waiting(partial(self._read, self._urls[self._asked]), self._deadline))
             self._asked += 1
-        data = self._ahead.popleft().result().obj
-        assert isinstance(data, bytes)
-        return data
+        return self._ahead.popleft().result()

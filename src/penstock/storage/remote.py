@@ -14,10 +14,10 @@ use, so sources may be pickled and forked at any time.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import IO, Any, Protocol
@@ -38,7 +38,7 @@ from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
-from penstock.storage.transfer import Patience, find_objects, put_object, stat_object, transfer
+from penstock.storage.transfer import Patience, persist, transfer
 from penstock.storage.urls import scheme, shown
 
 __all__ = [
@@ -147,7 +147,7 @@ class Storage:
         try:
             stat = transfer(backend, url, 0, size, known=None, write=write, patience=self.patience)
         except StorageChangedError:  # an empty object has no first byte
-            stat = stat_object(backend, url, patience=self.patience)
+            stat = persist(url, "open", lambda: backend.stat(url), self.patience)
         return bytes(data), stat
 
     def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead[str]:
@@ -171,7 +171,7 @@ class Storage:
         """
         backend = backend_for(url, self) if scheme(url) == "hf" else None
         pin = getattr(backend, "pin", None)
-        return url if pin is None else pin(url, deadline=time.monotonic() + self.deadline)
+        return url if pin is None else persist(url, "open", lambda: str(pin(url)), self.patience)
 
     def glob(self, url: str) -> list[str]:
         """Return the URLs that match a pattern in a store, sorted: ``s3://bucket/train-*.tar``.
@@ -183,7 +183,8 @@ class Storage:
 
     def list_objects(self, url: str) -> list[tuple[str, Stat]]:
         """See the function `list_objects`."""
-        found = find_objects(backend_for(url, self), url, patience=self.patience)
+        backend = backend_for(url, self)
+        found = persist(url, "list", lambda: backend.find(url), self.patience)
         if not found:
             raise StorageNotFoundError(f"no object matches {shown(url)}")
         return found
@@ -207,8 +208,9 @@ class Storage:
         path = path_of(url)
         if path is not None:
             return put_file(path, data, if_absent)
-        backend = backend_for(os.fspath(url), self)
-        return put_object(backend, os.fspath(url), data, if_absent=if_absent, patience=self.patience)
+        text = os.fspath(url)
+        backend = backend_for(text, self)
+        return persist(text, "write", lambda: backend.put(text, data, if_absent=if_absent), self.patience)
 
 
 class RemoteSource:
@@ -225,14 +227,30 @@ class RemoteSource:
     Safe in several threads, after a fork, and pickled: the other process reads the same version, or raises an error.
     """
 
-    given_up = False
-
     def __init__(self, url: str, storage: Storage | None = None, stat: Stat | None = None) -> None:
         self.url, self.storage = url, storage if storage is not None else Storage()
         backend = backend_for(url, self.storage)
-        self.stat = stat if stat is not None else stat_object(backend, url, patience=self.storage.patience)
+        if stat is None:
+            stat = persist(url, "open", lambda: backend.stat(url), self.storage.patience)
+        self.stat = stat
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
         self._local: SourceFile | None = None
+        self._cancel: Cancel | None = None
+        self._begun: Callable[[], object] = lambda: None
+
+    def until(self, cancel: Cancel | None, begun: Callable[[], object] = lambda: None) -> RemoteSource:
+        """Return the same version as a source whose requests end when ``cancel`` is set.
+
+        ``begun`` is called when a download begins, for which the cache has made room.
+        """
+        made = copy.copy(self)
+        made._cancel, made._begun = cancel, begun
+        return made
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its requests were cancelled, see `until`."""
+        return self._cancel is not None and self._cancel.is_set()
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes from ``offset`` on, fewer only at the end; large reads use parallel requests.
@@ -284,17 +302,40 @@ class RemoteSource:
         data = data if data is not None else bytearray(end - begin)
         backend, how, peer = backend_for(self.url, self.storage), self.storage.patience, self.storage.peer
         target = memoryview(data)
-        if peer is not None:
-            had = peer.read(Cache.key(self), begin, target, cancel or Cancel())
-            begin, target = begin + had, target[had:]
-        transfer(backend, self.url, begin, end, known=self.stat, target=target, patience=how, cancel=cancel)
+        with self._joined(cancel) as both:
+            if peer is not None:
+                had = peer.read(Cache.key(self), begin, target, both)
+                begin, target = begin + had, target[had:]
+            transfer(backend, self.url, begin, end, known=self.stat, target=target, patience=how, cancel=both)
         return data
 
-    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
-        """Fetch the same bytes, and pass them chunk by chunk to ``write(position, chunk)``."""
-        backend = backend_for(self.url, self.storage)
-        patience = self.storage.patience
-        transfer(backend, self.url, begin, end, known=self.stat, write=write, patience=patience, cancel=cancel)
+    def fetch_into(self, write: Callable[[int, bytes | memoryview], object], begin: int, end: int) -> None:
+        """Fetch the same bytes, and pass them in order, piece by piece, to ``write(position, piece)``.
+
+        By parallel requests, or by a single one if the server does not support range requests.
+        """
+        self._begun()
+        if not self.stat.ranged:
+            backend, how = backend_for(self.url, self.storage), self.storage.patience
+            with self._joined(None) as both:
+                transfer(backend, self.url, begin, end, known=self.stat, write=write, patience=how, cancel=both)
+        elif end - begin <= self.storage.block:
+            write(begin, memoryview(self.fetch(begin, end)))
+        else:
+            with self.stream(begin, end) as stream:
+                for piece in stream.pieces():
+                    write(stream.tell() - len(piece), piece)
+
+    @contextlib.contextmanager
+    def _joined(self, cancel: Cancel | None) -> Iterator[Cancel]:
+        """Yield a signal that is set when ``cancel`` or the source's own one is."""
+        both = cancel or Cancel()
+        key = None if self._cancel is None else self._cancel.add(both.set)
+        try:
+            yield both
+        finally:
+            if self._cancel is not None and key is not None:
+                self._cancel.remove(key)
 
     def local(self, *, keep: bool = False, progress: bool | None = None) -> SourceFile:
         """Return an open, complete local copy, downloaded if the cache has none. See `Cache.open`."""

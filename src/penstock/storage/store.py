@@ -1,18 +1,18 @@
 """The cache of remote objects: complete copies of one version each, shared by all processes of a machine.
 
     objects/KEY/       NAME, .entry.json      KEY is the xxh3 of the URL, and of the URL with size and etag
-    partial/KEY/       NAME, .journal, ...    a download in progress, or left by a killed process
+    partial/KEY/       NAME, .entry.json      a download in progress, or left by a killed process
     locks/KEY.lock     held by the process that downloads
     failures/KEY.json  how the last attempt failed, for the processes that waited for it
     futures/ID.uses    when a live job will use which objects, see `penstock.storage.futures`
     trash/             about to be deleted
 
 Promises: a folder in ``objects`` is complete, since it is renamed into place after it was synced. kill -9 at any point
-loses a few blocks at most. One process downloads an object while the others wait for its lock, which the system frees
-when the process dies. Evicted copies are unlinked: a process that has one open or mapped can still read it. The limit
-in bytes holds before and after each download; only copies whose path was returned in the last minute, and concurrent
-downloads of several processes, may exceed it. A full disk shrinks the cache; it is an error only if nothing can be
-evicted.
+loses the blocks in transfer at most. One process downloads an object while the others wait for its lock, which the
+system frees when the process dies. Evicted copies are unlinked: a process that has one open or mapped can still read
+it. The limit in bytes holds before and after each download; only copies whose path was returned in the last minute, and
+concurrent downloads of several processes, may exceed it. A full disk shrinks the cache; it is an error only if nothing
+can be evicted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageE
 from penstock.progress import progress_bar
 from penstock.storage.cache import cache_root
 from penstock.storage.cache_entry import Entry
-from penstock.storage.download import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
+from penstock.storage.download import ENTRY, Download, fill, hash_file, new_entry, read_entry, write_entry
 from penstock.storage.eviction import FULL, POLL, Room
 from penstock.storage.files import STORED, SourceFile
 from penstock.storage.futures import Futures, object_name
@@ -136,14 +136,14 @@ class Cache:
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
 
-    def find_key(self, key: str) -> tuple[SourceFile, list[str]] | None:
-        """Return an open copy by its `key`, and the xxh3 of each of its 4 MiB blocks; None if the cache has none."""
+    def find_key(self, key: str) -> tuple[SourceFile, str] | None:
+        """Return an open copy by its `key`, and the xxh3 of its bytes; None if the cache has none."""
         try:
             file = self._look(key, False)
             entry = read_entry(self.folder / "objects" / key)
         except OSError as error:
             raise _disk_error(self.folder, key, error) from error
-        return None if file is None or entry is None else (file, list(entry.get("xxh3", [])))
+        return None if file is None or entry is None else (file, str(entry["xxh3"]))
 
     def has(self, source: Download) -> bool:
         """Return whether the cache has a copy of this version of an object. Costs one small read."""
@@ -174,7 +174,7 @@ class Cache:
         try:
             file = SourceFile(str(folder / entry["name"]), STORED)
             if file.size != entry["size"] or (
-                self.verify_on_open and hash_blocks(file.fileno(), entry["size"]) != entry.get("xxh3")
+                self.verify_on_open and hash_file(file.fileno(), entry["size"]).hexdigest() != entry["xxh3"]
             ):
                 self._room.discard(folder)
                 return None
@@ -266,16 +266,15 @@ class Cache:
     def _complete(self, key: str, source: Download, advance: Callable[[int], object], *, only_later: bool) -> None:
         """Download the whole object into its folder under ``partial``."""
         partial, name = self.folder / "partial" / key, basename(source.url)
-        entry = {"version": 1, "url": shown(source.url), "name": name, "size": source.size}
-        entry["fingerprint"] = source.fingerprint
         try:
             partial.mkdir(exist_ok=True)
-            write_entry(partial, entry, sync=False)  # to resume from; the final one is synced
+            entry = read_entry(partial) or new_entry(source, shown(source.url), name)
+            write_entry(partial, entry | {"has_room": False}, sync=False)  # to resume from; the final one is synced
             # From now on its size counts. Earlier, others would evict copies for a download that may never start.
-            take = functools.partial(write_entry, partial, {**entry, "has_room": True}, sync=False)
+            entry["has_room"] = True
+            take = functools.partial(write_entry, partial, entry, sync=False)
             self._room.make(source.size, but=key, only_later=only_later, take=take)
-            hashes = fill(source, partial, name, advance)
-            write_entry(partial, {**entry, "xxh3": hashes})
+            fill(source, partial, entry, advance)
         except BaseException:
             # Without range requests, the next attempt starts from scratch.
             if not source.stat.ranged:
@@ -368,11 +367,10 @@ class Cache:
             file = SourceFile(str(entry.folder / said["name"]), STORED)
             if file.size != said["size"]:
                 return f"has {file.size:,} bytes instead of {said['size']:,}"
-            hashes = hash_blocks(file.fileno(), file.size)
+            is_sound = hash_file(file.fileno(), file.size).hexdigest() == said["xxh3"]
         except FileNotFoundError:
             return "" if not entry.folder.exists() else "its file is missing"
-        wrong = [number for number, pair in enumerate(zip(hashes, said["xxh3"], strict=False)) if pair[0] != pair[1]]
-        return f"its bytes are not those that were downloaded (block {wrong[0]})" if wrong else ""
+        return "" if is_sound else "its bytes are not those that were downloaded"
 
 
 def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:

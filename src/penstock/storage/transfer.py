@@ -6,25 +6,26 @@ raised. Each transfer has a deadline, and a shorter one for each time the server
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from penstock.errors import PenstockError, StorageChangedError, StorageError, StorageUnavailableError
-from penstock.storage.backend import Backend, Cancel, Stat, Transient
+from penstock.storage.backend import Answer, Backend, Cancel, Stat, Transient, call_in_thread
 from penstock.storage.urls import shown
 
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
-
-__all__ = ["Patience", "find_objects", "put_object", "rank_note", "stat_object", "transfer"]
+__all__ = ["Patience", "persist", "rank_note", "transfer"]
 
 _ENOUGH = 1 << 16  # after this many bytes of progress, the count of failures starts again
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
 
-Write = Callable[[int, bytes | memoryview], None]
+T = TypeVar("T")
+Write = Callable[[int, bytes | memoryview], object]
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,23 @@ class _Receiver:
     ) -> None:
         self.url, self.position, self.end, self.known = url, begin, end, known
         self._write, self._skip, self._begin, self._target = write, 0, begin, target
+        self._lock, self._is_open = threading.Lock(), True
 
-    @property
-    def ranged(self) -> bool:
-        return self.known is None or self.known.ranged
+    def take(self, answer: Answer) -> None:
+        """Take what is wanted of an answer, in the thread where it arrives."""
+        with closing(answer.pieces):
+            self.begun(answer.stat, answer.begin)
+            for piece in answer.pieces:
+                with self._lock:
+                    if not self._is_open:
+                        raise Transient("the request was abandoned")
+                    if not self.piece(piece):
+                        return
+
+    def close(self) -> None:
+        """Accept nothing more from an abandoned request, whose thread may still run."""
+        with self._lock:
+            self._is_open = False
 
     def begun(self, stat: Stat, offset: int) -> None:
         if self.known is None:
@@ -84,109 +98,54 @@ class _Receiver:
         return self.position < self.end
 
 
-class _Attempts:
-    """Counts consecutive failures and computes the pauses; progress resets the count."""
+def persist(
+    url: str,
+    what: str,
+    once: Callable[[], T],
+    patience: Patience,
+    *,
+    position: Callable[[], int] = lambda: 0,
+    cancel: Cancel | None = None,
+) -> T:
+    """Return the result of ``once()``, called in a thread until it does not raise `Transient`.
 
-    def __init__(self, patience: Patience, deadline: float, position: Callable[[], int]) -> None:
-        self._patience, self._deadline, self._position = patience, deadline, position
-        self._mark, self.in_a_row, self.total = position(), 0, 0
-
-    def failed(self) -> None:
-        """Count a failure."""
-        if self._position() - self._mark >= _ENOUGH:
-            self.in_a_row = 0
-        self._mark = self._position()
-        self.in_a_row += 1
-        self.total += 1
-
-    def give_up(self, state: RetryCallState) -> bool:
-        return self.in_a_row >= self._patience.attempts or time.monotonic() + self.wait(state) >= self._deadline
-
-    def wait(self, state: RetryCallState) -> float:
-        return min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (self.in_a_row - 1)) * random.uniform(0.5, 1.0)
-
-
-def _persist(
-    url: str, what: str, once: Callable[[float], None], position: Callable[[], int], patience: Patience, cancel: Cancel
-) -> None:
-    """Call ``once(deadline)`` until it does not raise `Transient`.
+    Args:
+        url: the object, for messages.
+        what: the verb, for messages.
+        once: makes one request; if it hangs, its thread is abandoned.
+        patience: the pauses grow with the number of failures in a row.
+        position: the next byte; a failure after some progress counts as the first.
+        cancel: ends it.
 
     Raises:
         StorageUnavailableError: it keeps failing. Other errors are raised unchanged.
     """
-    from tenacity import Retrying, retry_if_exception_type  # imported late: it imports tornado if that is installed
-
-    deadline = time.monotonic() + patience.deadline
-    attempts = _Attempts(patience, deadline, position)
-
-    def attempt() -> None:
+    cancel = cancel or Cancel()
+    deadline, mark, in_a_row = time.monotonic() + patience.deadline, position(), 0
+    for attempt in itertools.count(1):
         try:
-            once(deadline)
-        except Transient:
-            attempts.failed()
+            return call_in_thread(once, deadline=deadline, cancel=cancel)
+        except Transient as error:
+            in_a_row = 1 if position() - mark >= _ENOUGH else in_a_row + 1
+            mark = position()
+            pause = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (in_a_row - 1)) * random.uniform(0.5, 1.0)
+            is_late = time.monotonic() + pause >= deadline
+            if cancel.is_set() or is_late or in_a_row >= patience.attempts:
+                late = ", and its time is up" if in_a_row < patience.attempts else ""
+                raise StorageUnavailableError(
+                    f"cannot {what} {shown(url)}{rank_note()}: {error} (attempt {attempt}{late})"
+                ) from None
+        except PenstockError as error:
+            if note := rank_note():
+                error.add_note(f"in attempt {attempt}{note}")
             raise
-
-    retrying = Retrying(
-        retry=retry_if_exception_type(Transient),
-        wait=attempts.wait,
-        stop=lambda state: cancel.is_set() or attempts.give_up(state),
-        sleep=cancel.sleep,
-        reraise=True,
-    )
-    try:
-        retrying(attempt)
-    except Transient as error:
-        late = ", and its time is up" if attempts.in_a_row < patience.attempts else ""
-        raise StorageUnavailableError(
-            f"cannot {what} {shown(url)}{rank_note()}: {error} (attempt {attempts.total}{late})"
-        ) from None
-    except PenstockError as error:
-        if note := rank_note():
-            error.add_note(f"in attempt {attempts.total + 1}{note}")
-        raise
-    except TimeoutError:
-        raise StorageUnavailableError(
-            f"cannot {what} {shown(url)}{rank_note()}: not done in {patience.deadline:g} s (attempt "
-            f"{attempts.total + 1}); the server or the network is too slow, or hangs"
-        ) from None
-
-
-def stat_object(backend: Backend, url: str, *, patience: Patience, cancel: Cancel | None = None) -> Stat:
-    """Return size and version of an object, by one request. Raises the errors of `transfer`."""
-    found: list[Stat] = []
-    given_up = cancel or Cancel()
-
-    def once(deadline: float) -> None:
-        found.append(backend.stat(url, idle=patience.idle, deadline=deadline, cancel=given_up))
-
-    _persist(url, "open", once, lambda: 0, patience, given_up)
-    return found[0]
-
-
-def find_objects(backend: Backend, url: str, *, patience: Patience) -> list[tuple[str, Stat]]:
-    """Return the objects that match a pattern, see `Backend.find`. Raises the errors of `transfer`."""
-    found: list[tuple[str, Stat]] = []
-
-    def once(deadline: float) -> None:
-        found.extend(backend.find(url, deadline=deadline))
-
-    _persist(url, "list", once, lambda: 0, patience, Cancel())
-    return found
-
-
-def put_object(
-    backend: Backend, url: str, data: bytes, *, if_absent: bool, patience: Patience, cancel: Cancel | None = None
-) -> bool:
-    """Write a whole object; return False if ``if_absent`` and it exists. Raises the errors of `transfer`."""
-    done: list[bool] = []
-    given_up = cancel or Cancel()
-
-    def once(deadline: float) -> None:
-        idle = patience.idle
-        done.append(backend.put(url, data, if_absent=if_absent, idle=idle, deadline=deadline, cancel=given_up))
-
-    _persist(url, "write", once, lambda: 0, patience, given_up)
-    return done[0]
+        except TimeoutError:
+            raise StorageUnavailableError(
+                f"cannot {what} {shown(url)}{rank_note()}: not done in {patience.deadline:g} s (attempt "
+                f"{attempt}); the server or the network is too slow, or hangs"
+            ) from None
+        cancel.sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def transfer(
@@ -217,25 +176,21 @@ def transfer(
         StorageNotFoundError, StorageAuthError, StorageError: failures that retries do not fix.
     """
     receiver = _Receiver(url, begin, end, known, write, target)
-    given_up = cancel or Cancel()
 
-    def once(deadline: float) -> None:
-        at = receiver.position
-        backend.fetch(url, at, receiver.end, receiver, idle=patience.idle, deadline=deadline, cancel=given_up)
+    def once() -> None:
+        is_ranged = receiver.known is None or receiver.known.ranged
+        receiver.take(backend.read(url, receiver.position, receiver.end, ranged=is_ranged))
         assert receiver.end is not None
         if receiver.position < receiver.end:
             missing = receiver.end - receiver.position
             raise Transient(f"the answer ended {missing:,} bytes early, at byte {receiver.position:,}")
 
     if end is None or begin < end:
-        _persist(
-            url,
-            f"read bytes {begin:,} to {'the end' if end is None else f'{end:,}'} of",
-            once,
-            lambda: receiver.position,
-            patience,
-            given_up,
-        )
+        what = f"read bytes {begin:,} to {'the end' if end is None else f'{end:,}'} of"
+        try:
+            persist(url, what, once, patience, position=lambda: receiver.position, cancel=cancel)
+        finally:
+            receiver.close()
     assert receiver.known is not None or end is not None
     return receiver.known if receiver.known is not None else Stat(begin)
 

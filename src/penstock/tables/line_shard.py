@@ -8,7 +8,6 @@ from typing import Any
 from penstock.shards.facts import Facts
 from penstock.storage import Cache, SourceFile, Storage
 from penstock.storage.backend import Cancel, Stat
-from penstock.storage.prefetch import Stoppable
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import shown
 from penstock.tables.line_index import LineIndex, find_index, open_index
@@ -76,8 +75,7 @@ class LineShard:
 
     def _copy(self, only_later: bool, cancel: Cancel | None) -> SourceFile:
         source = self.source()
-        stoppable = source if cancel is None else Stoppable(source, cancel)
-        return self.storage.the_cache().open(stoppable, only_later=only_later, progress=False)
+        return self.storage.the_cache().open(source.until(cancel), only_later=only_later, progress=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LineShard, (self.url, self.storage, self._stat, self.facts)

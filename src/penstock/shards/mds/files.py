@@ -32,7 +32,7 @@ from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.stored import StoredShard
 from penstock.storage import Cache, RemoteSource, SourceFile, Storage
-from penstock.storage.backend import Cancel, Stat
+from penstock.storage.backend import Stat
 from penstock.storage.files import SHARD
 from penstock.storage.parallel_requests import in_threads
 
@@ -202,11 +202,7 @@ class _Unpacked:
         self.storage = Storage(deadline=_LONGEST)
         self._make = make
 
-    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
-        """Never called: the cache downloads objects without ranges as a whole."""
-        return bytearray(self._make()[begin:end])
-
-    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
+    def fetch_into(self, write: Callable[[int, bytes | memoryview], object], begin: int, end: int) -> None:
         """Write the whole content."""
         write(begin, self._make())
 

@@ -12,8 +12,8 @@ from collections import OrderedDict, deque
 import numpy as np
 import numpy.typing as npt
 
+from penstock.storage.fetcher import ahead_bytes
 from penstock.storage.futures import NEVER
-from penstock.storage.prefetch import ahead_bytes
 
 __all__ = ["KnownOrder", "LeastRecentlyUsed"]
 

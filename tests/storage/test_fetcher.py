@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
-import pickle
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from busy_support import HANG
 
-from penstock.errors import StorageError, StorageNotFoundError
-from penstock.storage import Cache, RemoteSource, Storage
+from penstock.errors import StorageNotFoundError
+from penstock.storage import Cache, RemoteSource, SourceFile, Storage
+from penstock.storage.backend import Cancel
+from penstock.storage.fetcher import Fetcher, Use
 from penstock.storage.futures import Futures
-from penstock.storage.prefetch import CopiesAhead, Use
 
 SIZE = 100_000
 ROOM = SIZE + 1000
@@ -32,6 +34,11 @@ def stored(server: Any, count: int) -> list[str]:
 def in_turn(urls: list[str], **more: Any) -> list[Use]:
     """Ten positions for each."""
     return [Use(url, 10 * number, 10 * number + 9, size=SIZE, **more) for number, url in enumerate(urls)]
+
+
+def copy_of(url: str, storage: Storage) -> SourceFile:
+    """As a consumer opens it: complete, in transfer, or fetched now."""
+    return storage.the_cache().open(RemoteSource(url, storage))
 
 
 def number(path: str) -> int:
@@ -59,11 +66,11 @@ class Seen:
 
 def test_what_is_needed_next_comes_next(server: Any, storage: Storage) -> None:
     urls, seen = stored(server, 12), Seen(server)
-    ahead = CopiesAhead(storage, ahead_bytes=3 * SIZE)
+    ahead = Fetcher(storage, ahead_bytes=3 * SIZE)
     ahead.follow(in_turn(urls))
     assert sorted(seen.wait(4)) == [0, 1, 2, 3]  # what is needed now, and three more
     for turn in range(12):
-        assert ahead.get(urls[turn]).read_at(0, 1) == bytes([turn])
+        assert copy_of(urls[turn], storage).read_at(0, 1) == bytes([turn])
         ahead.advance(10 * turn + 9)
         assert max(seen.asked) <= turn + 3
         ahead.advance(10 * turn + 10)
@@ -72,9 +79,9 @@ def test_what_is_needed_next_comes_next(server: Any, storage: Storage) -> None:
     ahead.close()
 
 
-@pytest.mark.parametrize(("size", "expected"), [(SIZE, 16), (0, 4), (9 << 20, 5), (100 << 20, 4)])
+@pytest.mark.parametrize(("size", "expected"), [(SIZE, 16), (0, 16), (9 << 20, 5), (100 << 20, 4)])
 def test_as_many_come_at_a_time_as_there_may_be_requests(server: Any, tmp_path: Path, size: int, expected: int) -> None:
-    """A small object makes one request, a large one several; what is of unknown size may be large."""
+    """A small object makes one request, as does one of unknown size; a large one several."""
     storage = Storage(cache=Cache(tmp_path, max_bytes=4 << 30), parallel=16)
     urls = stored(server, 30)
     uses = [Use(url, n, n, size=size, stat=RemoteSource(url, storage).stat) for n, url in enumerate(urls)]
@@ -85,14 +92,14 @@ def test_as_many_come_at_a_time_as_there_may_be_requests(server: Any, tmp_path: 
         return "hang"
 
     server.fault = hang
-    ahead = CopiesAhead(storage, ahead_bytes=4 << 30)
+    ahead = Fetcher(storage, ahead_bytes=4 << 30)
     ahead.follow(uses)
     for _ in range(expected):
         assert arrived.acquire(timeout=HANG)
     assert not arrived.acquire(timeout=0.3)
     server.fault = lambda *_: None
     server.release.set()
-    assert {ahead.get(url).size for url in urls} == {SIZE}
+    assert {copy_of(url, storage).size for url in urls} == {SIZE}
     ahead.close()
 
 
@@ -100,28 +107,52 @@ def test_room_is_made_by_what_is_needed_later(server: Any, tmp_path: Path) -> No
     """The cache holds three: what was used and comes again last makes room; nothing is fetched twice in an epoch."""
     storage = Storage(cache=Cache(tmp_path / "cache", max_bytes=3 * ROOM))
     urls, seen = stored(server, 8), Seen(server)
-    ahead = CopiesAhead(storage, ahead_bytes=10 * SIZE)
+    ahead = Fetcher(storage, ahead_bytes=10 * SIZE)
     ahead.follow([Use(url, 10 * n, 10 * n + 9, 1000 - 10 * n, size=SIZE) for n, url in enumerate(urls)])
     for turn in range(8):
-        assert ahead.get(urls[turn]).read_at(0, 1) == bytes([turn])
+        assert copy_of(urls[turn], storage).read_at(0, 1) == bytes([turn])
         ahead.advance(10 * turn + 10)
     assert sorted(seen.asked) == list(range(8))
     assert {number(entry.url) for entry in storage.the_cache().entries()} == {5, 6, 7}
     ahead.close()
 
 
-def test_an_error_is_raised_in_its_turn(server: Any, storage: Storage) -> None:
+def test_an_object_that_fails_is_left_to_its_reader(server: Any, storage: Storage) -> None:
     urls, seen = stored(server, 4), Seen(server)
     del server.objects["/1.bin"]
-    ahead = CopiesAhead(storage, ahead_bytes=10 * SIZE)
+    ahead = Fetcher(storage, ahead_bytes=10 * SIZE)
     ahead.follow(in_turn(urls))
     seen.wait(3)
-    assert ahead.get(urls[0]).read_at(0, 1) == b"\0"
+    assert copy_of(urls[0], storage).read_at(0, 1) == b"\0"
     with pytest.raises(StorageNotFoundError, match=r"1\.bin"):
-        ahead.get(urls[1])
-    assert ahead.get(urls[2]).read_at(0, 1) == b"\2"
+        copy_of(urls[1], storage)
+    assert copy_of(urls[2], storage).read_at(0, 1) == b"\2"
     server.put("1.bin", b"here again")
-    assert ahead.get(urls[1]).read_at(0, 10) == b"here again"
+    assert copy_of(urls[1], storage).read_at(0, 10) == b"here again"
+    ahead.close()
+
+
+def test_what_a_consumer_waits_for_comes_first(server: Any, tmp_path: Path) -> None:
+    """It needs no room that others would take, and its error is raised once."""
+    storage = Storage(cache=Cache(tmp_path / "cache", max_bytes=2 * ROOM), parallel=1)
+    brought: list[tuple[int, bool]] = []
+    free = threading.Event()
+
+    def bring(turn: int, only_later: bool, cancel: Cancel) -> None:
+        brought.append((turn, only_later))
+        assert free.wait(HANG)
+        if turn == 3:
+            raise OSError("this one is bad")
+
+    uses = [Use(f"http://127.0.0.1:9/{turn}", turn, turn, bring=partial(bring, turn)) for turn in range(5)]
+    ahead = Fetcher(storage)
+    ahead.follow(uses)
+    threading.Timer(0.1, free.set).start()
+    done = lambda use: (use.first, False) in brought  # noqa: E731
+    ahead.wait([uses[4]], done)
+    assert brought[1] == (4, False)
+    with pytest.raises(OSError, match="this one is bad"):
+        ahead.wait([uses[3]], lambda use: False)
     ahead.close()
 
 
@@ -135,66 +166,62 @@ def test_closing_while_the_server_hangs(server: Any, tmp_path: Path) -> None:
 
     server.fault = hang
     before = threading.active_count()
-    ahead = CopiesAhead(storage)
+    ahead = Fetcher(storage)
     ahead.follow(in_turn(urls))
     assert asked.wait(HANG)
     assert len(Futures(tmp_path).jobs) == 1
     ahead.close()
     ahead.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-copies"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-fetch"]
     assert Futures(tmp_path).jobs == []
     server.release.set()
     assert threading.active_count() >= before
 
 
 def test_nobody_holds_it_any_more(server: Any, storage: Storage) -> None:
-    urls = stored(server, 2)
-    ahead = CopiesAhead(storage)
+    urls, seen = stored(server, 2), Seen(server)
+    ahead = Fetcher(storage)
     ahead.follow(in_turn(urls))
-    threads = [thread for thread in threading.enumerate() if thread.name == "penstock-copies"]
-    assert threads
-    del ahead
-    for thread in threads:
-        thread.join(HANG)
-        assert not thread.is_alive()
+    seen.wait(2)
+    for thread in threading.enumerate():
+        if thread.name == "penstock-fetch":
+            thread.join(HANG)
+            assert not thread.is_alive()
+    del ahead, thread
+    gc.collect()
     assert Futures(storage.the_cache().folder).jobs == []
 
 
-def _read(ahead: CopiesAhead, urls: list[str]) -> None:
-    for n, url in enumerate(urls):
-        assert ahead.get(url).read_at(0, 1) == bytes([n])
-        ahead.advance(10 * n + 10)
-    ahead.close()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_another_process_opens_copies_itself(server: Any, storage: Storage, method: str) -> None:
+def test_a_forked_child_fetches_nothing(server: Any, storage: Storage) -> None:
     urls, seen = stored(server, 6), Seen(server)
-    ahead = CopiesAhead(storage, ahead_bytes=2 * SIZE)
+    ahead = Fetcher(storage, ahead_bytes=SIZE)
+
+    def use() -> None:
+        ahead.follow(in_turn(urls))
+        ahead.advance(50)
+        ahead.close()
+
     ahead.follow(in_turn(urls))
-    process = multiprocessing.get_context(method).Process(target=_read, args=(ahead, urls))
+    seen.wait(2)
+    process = multiprocessing.get_context("fork").Process(target=use)
     process.start()
     process.join(HANG)
     assert process.exitcode == 0
-    assert sorted(seen.asked) == list(range(6))
+    assert sorted(seen.asked) == [0, 1]
     assert len(Futures(storage.the_cache().folder).jobs) == 1
-    copy = pickle.loads(pickle.dumps(ahead))
-    assert copy.get(urls[3]).read_at(0, 1) == b"\3"
     ahead.close()
 
 
 def test_another_sequence_takes_its_place(server: Any, storage: Storage) -> None:
     urls, seen = stored(server, 8), Seen(server)
-    ahead = CopiesAhead(storage, ahead_bytes=SIZE)
+    ahead = Fetcher(storage, ahead_bytes=SIZE)
     ahead.follow(in_turn(urls[:4]))
     seen.wait(2)
     ahead.follow(in_turn(urls[4:]))
-    assert ahead.get(urls[4]).read_at(0, 1) == b"\4"
+    assert copy_of(urls[4], storage).read_at(0, 1) == b"\4"
     ahead.advance(25)
     seen.wait(5)
     assert set(seen.asked) <= {0, 1, 2, 4, 5, 6, 7}
     ahead.follow([Use(url, 0, 9, whole=False) for url in urls[2:4]])
     assert not storage.the_cache().has(storage.open(urls[3]))
     ahead.close()
-    with pytest.raises(StorageError):
-        ahead.get("http://127.0.0.1:9/none")
