@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 from busy_support import HANG
 from full_run import full_only
+from planned_uses import uses
 from typer.testing import CliRunner
 
 from penstock.errors import ConfigError, StorageChangedError, StorageError, StorageUnavailableError
 from penstock.storage import Cache, Storage, local_path, open_source
 from penstock.storage.download import ENTRY, PIECE
-from penstock.storage.futures import Future, Uses
+from penstock.storage.futures import Future
 from penstock.tools.cli.app import app
 
 DATA = os.urandom(3 * PIECE + 777)
@@ -473,7 +474,7 @@ class TestCommands:
         url, folder = server.put("a.bin", SMALL), storage.the_cache().folder
         storage.local_path(url)
         future = Future(folder)
-        future.publish(Uses.of([url, "x", "y"], 0, 9, whole=[True, True, False]))
+        future.publish(uses([url, "x", "y"], 0, 9, whole=[True, True, False]))
         future.advance(7)
         (job,) = json.loads(self.run("info", "--json", "--folder", folder))["jobs"]
         assert (job["pid"], job["objects"], job["copies"], job["here"], job["position"]) == (os.getpid(), 3, 2, 1, 7)

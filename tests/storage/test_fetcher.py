@@ -15,8 +15,8 @@ from busy_support import HANG
 from penstock.errors import StorageNotFoundError
 from penstock.storage import Cache, RemoteSource, SourceFile, Storage
 from penstock.storage.backend import Cancel
-from penstock.storage.fetcher import Fetcher, Use
-from penstock.storage.futures import Futures
+from penstock.storage.fetcher import Fetcher
+from penstock.storage.futures import Futures, Use
 
 SIZE = 100_000
 ROOM = SIZE + 1000

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planned_uses import uses
 
 from penstock.errors import NotCachedError
 from penstock.storage import Cache, RemoteSource, Storage, eviction
-from penstock.storage.futures import NEVER, Future, Futures, Uses, object_name
+from penstock.storage.futures import NEVER, Future, Futures, object_name
 
 SIZE = 100_000
 ROOM = SIZE + 1000  # with what the cache writes beside a copy
@@ -47,7 +48,7 @@ def test_hits_are_the_fraction_that_fits(server: Any, tmp_path: Path, fraction: 
     for epoch in range(epochs):
         for column, order in zip(place, orders[epoch : epoch + 2], strict=True):
             column[order] = np.arange(count)
-        future.publish(Uses.of(names(sources), place[0], place[0], count + place[1]))
+        future.publish(uses(names(sources), place[0], place[0], count + place[1]))
         for position, number in enumerate(orders[epoch].tolist()):
             # From here on the object is wanted for its next use.
             future.advance(position + 1)
@@ -67,7 +68,7 @@ class TestEviction:
         cache = Cache(tmp_path, max_bytes=3 * ROOM)
         sources = stored(server, cache, 5)
         future = Future(cache.folder)
-        future.publish(Uses.of(names(sources[:4]), [1, 30, 2, 20], [1, 30, 2, 20]))
+        future.publish(uses(names(sources[:4]), [1, 30, 2, 20], [1, 30, 2, 20]))
         for source in sources[:3]:
             cache.open(source)
         cache.open(sources[3])
@@ -81,7 +82,7 @@ class TestEviction:
         cache = Cache(tmp_path, max_bytes=2 * ROOM)
         sources = stored(server, cache, 3)
         future = Future(cache.folder)
-        future.publish(Uses.of(names(sources), [1, 2, 3], [1, 2, 3], [10, NEVER, 30]))
+        future.publish(uses(names(sources), [1, 2, 3], [1, 2, 3], [10, NEVER, 30]))
         cache.open(sources[0])
         cache.open(sources[1])
         with pytest.raises(NotCachedError, match="needed sooner"):
@@ -112,8 +113,8 @@ class TestEviction:
         cache = Cache(tmp_path, max_bytes=2 * ROOM)
         sources = stored(server, cache, 3)
         one, other = Future(cache.folder), Future(cache.folder)
-        one.publish(Uses.of(names(sources[:2]), [500, 100], [500, 100]))
-        other.publish(Uses.of(names(sources[:1]), [50], [50]))
+        one.publish(uses(names(sources[:2]), [500, 100], [500, 100]))
+        other.publish(uses(names(sources[:1]), [50], [50]))
         cache.open(sources[0])
         cache.open(sources[1])
         cache.open(sources[2])
@@ -126,15 +127,15 @@ class TestEviction:
     def test_ranges_are_read_where_no_job_wants_a_copy(self, tmp_path: Path) -> None:
         cache = Cache(tmp_path)
         one, other = Future(cache.folder), Future(cache.folder)
-        one.publish(Uses.of(["x", "y"], 0, 9, whole=[False, False]))
-        other.publish(Uses.of(["y", "z"], 0, 9, whole=[True, True]))
+        one.publish(uses(["x", "y"], 0, 9, whole=[False, False]))
+        other.publish(uses(["y", "z"], 0, 9, whole=[True, True]))
         wanted = [cache.futures().wants_ranges(object_name(url)) for url in "xyzw"]
         assert wanted == [True, False, False, False]
 
 
 def _publish_and_wait(folder: str, ready: Any) -> None:
     future = Future(Path(folder))
-    future.publish(Uses.of(["x"], 5, 5))
+    future.publish(uses(["x"], 5, 5))
     ready.set()
     signal.pause()
     future.close()
@@ -171,7 +172,7 @@ class TestLife:
 
     def test_a_child_does_not_end_what_its_parent_wants(self, tmp_path: Path) -> None:
         future = Future(tmp_path)
-        future.publish(Uses.of(["x"], 5, 5))
+        future.publish(uses(["x"], 5, 5))
         process = multiprocessing.get_context("fork").Process(target=future.close)
         process.start()
         process.join()
@@ -181,7 +182,7 @@ class TestLife:
 
     def test_a_use_that_is_over(self, tmp_path: Path) -> None:
         future = Future(tmp_path)
-        future.publish(Uses.of(["a", "b"], [10, 10], [20, 20], [100, NEVER]), position=5)
+        future.publish(uses(["a", "b"], [10, 10], [20, 20], [100, NEVER]), position=5)
         asked = np.array([object_name("a"), object_name("b"), object_name("c")], np.uint64)
         assert Futures(tmp_path).due(asked).tolist() == [0.005, 0.005, np.inf]  # a millisecond each, as long as unknown
         future.advance(15)
@@ -194,7 +195,7 @@ class TestLife:
 
 def _publish_fork_and_wait(folder: str, ready: Any, child: Any) -> None:
     future = Future(Path(folder))
-    future.publish(Uses.of(["x"], 5, 5))
+    future.publish(uses(["x"], 5, 5))
     if forked := os.fork():
         child.value = forked  # which both share
         ready.set()

@@ -21,8 +21,8 @@ from penstock.plan.share import EpochView, LookAhead, MiniEpoch
 from penstock.shards.stored import StoredShard
 from penstock.storage import RemoteSource
 from penstock.storage.copy_choice import come_and_go, stay, usable
-from penstock.storage.fetcher import Fetcher, Use
-from penstock.storage.futures import NEVER, object_name
+from penstock.storage.fetcher import Fetcher
+from penstock.storage.futures import NEVER, Use, object_name
 from penstock.threads import Daemon
 
 __all__ = ["ShardPrefetcher", "ShardsInStores", "spans"]

@@ -12,8 +12,8 @@ from penstock.shards.exchange import Exchange
 from penstock.shards.facts import Facts
 from penstock.storage import Storage
 from penstock.storage.backend import Cancel
-from penstock.storage.fetcher import Fetcher, Use
-from penstock.storage.futures import NEVER
+from penstock.storage.fetcher import Fetcher
+from penstock.storage.futures import NEVER, Use
 
 __all__ = ["Arrivals", "Arriver", "Need"]
 

@@ -11,8 +11,6 @@ from penstock.storage.download import ENTRY, read_entry
 
 __all__ = ["Entry"]
 
-_SECTOR = 512
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -63,19 +61,14 @@ class Entry:
                 found = {file.name: file.stat() for file in files}
             leased = folder.stat().st_mtime
             if entry is None:
-                stored = sum(_stored(status) for status in found.values())
+                stored = sum(status.st_size for status in found.values())
                 return cls(folder, "", stored, stored, leased, leased, complete)
             used = found[ENTRY].st_mtime
         except (OSError, KeyError):
             return None
         # Indexes may be beside it.
         size = entry["size"] + sum(status.st_size for name, status in found.items() if name != entry["name"])
-        stored = size if complete else sum(_stored(status) for status in found.values())
+        stored = size if complete else sum(status.st_size for status in found.values())
         if not complete and not entry.get("has_room"):
             size = stored
         return cls(folder, str(entry.get("url", "")), size, stored, used, leased, complete)
-
-
-def _stored(status: os.stat_result) -> int:
-    """Return the bytes of a file that may have holes."""
-    return getattr(status, "st_blocks", -(-status.st_size // _SECTOR)) * _SECTOR

@@ -16,52 +16,22 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from penstock.errors import NotCachedError
-from penstock.storage.backend import Cancel, Stat
+from penstock.storage.backend import Cancel
 from penstock.storage.cache import UNWRITABLE
 from penstock.storage.download import PIECE
-from penstock.storage.futures import NEVER, Future, Uses
+from penstock.storage.futures import Future, Use
 from penstock.storage.remote import RemoteSource, Storage
 from penstock.threads import Daemon
 
-__all__ = ["Fetcher", "Use", "ahead_bytes"]
+__all__ = ["Fetcher", "ahead_bytes"]
 
 _COPIES = 4  # large objects fetched at a time, which share the storage's requests
 _PART, _MOST = 16, 4 << 30  # prefetched bytes take at most 1/16 of the cache's limit, and at most 4 GiB
 
 _PATIENCE = 10.0  # seconds for which `close` waits for a thread
-
-Bring = Callable[[bool, Cancel], object]
-"""``bring(only_later, cancel)`` fetches an object; see `penstock.storage.Cache.open` on ``only_later``."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """The planned use of one object, in positions: samples, or another unit that the consumer counts.
-
-    Attributes:
-        url: the object's URL.
-        first: the first position that needs it.
-        last: the last position of this use.
-        again: the first position of the next use, `NEVER` if unknown.
-        whole: False for an object that is read by ranges: it is not fetched.
-        size: in bytes, 0 if unknown.
-        stat: its version; looked up by one request if not given.
-        bring: fetches the object in place of a plain copy.
-    """
-
-    url: str
-    first: int
-    last: int
-    again: int = NEVER
-    whole: bool = True
-    size: int = 0
-    stat: Stat | None = None
-    bring: Bring | None = None
 
 
 def ahead_bytes(limit: int) -> int:
@@ -119,15 +89,13 @@ class Fetcher:
             self._start()
 
     def _publish(self, uses: Sequence[Use], position: int) -> None:
-        columns = [[use.first, use.last, use.again, use.whole] for use in uses]
-        first, last, again, whole = np.array(columns, np.int64).reshape(-1, 4).T
         try:
             cache = self._storage.the_cache()
             if self._future is None:
                 self._future = Future(cache.folder)
             if self._bound is None:
                 self._bound = ahead_bytes(cache.limit())
-            self._future.publish(Uses.of([use.url for use in uses], first, last, again, whole != 0), position=position)
+            self._future.publish(uses, position=position)
         except OSError as error:
             # The cache is read-only, or its disk is full: opening an object will report it.
             if error.errno not in UNWRITABLE:

@@ -1,6 +1,6 @@
 """Planned uses of objects by the live jobs of a machine: they determine what a cache fetches and evicts first.
 
-    futures/ID.uses     header and columns: replaced atomically, mapped by readers
+    futures/ID.uses     header and records, sorted by name: replaced atomically, mapped by readers
     futures/ID.lock     held by the job's process; the system frees it if the process dies
 
 A job counts its own positions (samples consumed), and publishes the time per position, so the uses of several jobs are
@@ -16,17 +16,18 @@ import secrets
 import struct
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 from filelock import FileLock, Timeout
 
-__all__ = ["NEVER", "Future", "Futures", "Published", "Uses", "object_name"]
+from penstock.storage.backend import Cancel, Stat
+
+__all__ = ["NEVER", "Future", "Futures", "Published", "Use", "object_name"]
 
 NEVER = 1 << 62
 """The position of a use that never happens."""
@@ -36,8 +37,7 @@ _MAGIC, _VERSION = b"PSTKUSES", 2
 _POSITION = struct.Struct("<qd")
 _POSITION_AT = _HEADER.size - _POSITION.size
 _PACE = 1e-3  # seconds a position, until it is measured
-_COLUMNS = ("<u8", "<i8", "<i8", "<i8", "<i8")
-_WIDTH = 8
+_USE = np.dtype([("name", "<u8"), ("first", "<i8"), ("last", "<i8"), ("again", "<i8"), ("whole", "<i8")])
 
 Ints = npt.NDArray[np.int64]
 Names = npt.NDArray[np.uint64]
@@ -48,34 +48,33 @@ def object_name(url: str) -> int:
     return xxhash.xxh3_64_intdigest(url.encode("utf-8", "surrogateescape"))
 
 
+Bring = Callable[[bool, Cancel], object]
+"""``bring(only_later, cancel)`` fetches an object; see `penstock.storage.Cache.open` on ``only_later``."""
+
+
 @dataclass(frozen=True)
-class Uses:
-    """The uses of some objects by one job: columns of equal length, in any order.
+class Use:
+    """The planned use of one object, in positions: samples, or another unit that the consumer counts.
 
     Attributes:
-        name: see `object_name`.
-        first: the first position that needs the object.
+        url: the object's URL.
+        first: the first position that needs it.
         last: the last position of this use: until then the copy is in use.
         again: the first position of the next use, `NEVER` if unknown.
-        whole: whether a copy is wanted; if False, the object is read by ranges unless a copy exists.
+        whole: False for an object that is read by ranges unless a copy exists: it is not fetched.
+        size: in bytes, 0 if unknown.
+        stat: its version; looked up by one request if not given.
+        bring: fetches the object in place of a plain copy.
     """
 
-    name: Names
-    first: Ints
-    last: Ints
-    again: Ints
-    whole: npt.NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, urls: list[str], first: Any, last: Any, again: Any = NEVER, whole: Any = True) -> Uses:
-        """Return the uses of objects with these URLs; scalars apply to all of them."""
-        name = np.fromiter(map(object_name, urls), np.uint64, len(urls))
-
-        def column(given: Any) -> Ints:
-            return np.broadcast_to(np.asarray(given, np.int64), name.shape)
-
-        wanted = np.broadcast_to(np.asarray(whole, np.bool_), name.shape)
-        return cls(name, column(first), column(last), column(again), wanted)
+    url: str
+    first: int
+    last: int
+    again: int = NEVER
+    whole: bool = True
+    size: int = 0
+    stat: Stat | None = None
+    bring: Bring | None = None
 
 
 class Future:
@@ -102,7 +101,7 @@ class Future:
         self._pace, self._position, self._began = _PACE, 0, time.monotonic()
         self._close = weakref.finalize(self, _remove, self._path, self._lock, os.getpid())
 
-    def publish(self, uses: Uses, *, position: int = 0) -> None:
+    def publish(self, uses: Sequence[Use], *, position: int = 0) -> None:
         """Publish the uses of the job, replacing earlier ones. Positions now count from ``position``.
 
         Cost: 40 bytes per object on the disk.
@@ -112,13 +111,13 @@ class Future:
         """
         if not self._close.alive:
             return
-        order = np.argsort(uses.name, kind="stable")
-        columns = (uses.name, uses.first, uses.last, uses.again, uses.whole)
+        rows = [(object_name(use.url), use.first, use.last, use.again, use.whole) for use in uses]
+        records = np.array(rows, _USE)
+        records.sort(order="name")
         temporary = self._path.with_suffix(".tmp")
         with open(temporary, "w+b") as file:
-            file.write(_HEADER.pack(_MAGIC, _VERSION, os.getpid(), len(order), position, self._pace))
-            for column, kind in zip(columns, _COLUMNS, strict=True):
-                file.write(np.asarray(column)[order].astype(kind).tobytes())
+            file.write(_HEADER.pack(_MAGIC, _VERSION, os.getpid(), len(records), position, self._pace))
+            file.write(records.tobytes())
             file.flush()
             mapped = mmap.mmap(file.fileno(), 0)
         os.replace(temporary, self._path)
@@ -155,12 +154,12 @@ class Published:
         with open(path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, version, self.pid, count, self.position, self.pace = _HEADER.unpack_from(data)
-        if (magic, version) != (_MAGIC, _VERSION) or len(data) != _HEADER.size + len(_COLUMNS) * _WIDTH * count:
+        if (magic, version) != (_MAGIC, _VERSION) or len(data) != _HEADER.size + _USE.itemsize * count:
             raise ValueError(f"{path} has another format version")
         self.id = path.stem
-        places = range(_HEADER.size, len(data) + 1, _WIDTH * count) if count else [_HEADER.size] * len(_COLUMNS)
-        columns = [np.frombuffer(data, kind, count, at) for kind, at in zip(_COLUMNS, places, strict=False)]
-        self.name, self.first, self.last, self.again, self.whole = columns
+        records = np.frombuffer(data, _USE, count, _HEADER.size) if count else np.empty(0, _USE)
+        self.name, self.first, self.last = np.ascontiguousarray(records["name"]), records["first"], records["last"]
+        self.again, self.whole = records["again"], records["whole"]
 
     def __len__(self) -> int:
         return len(self.name)
