@@ -78,26 +78,21 @@ class DpexDataLoader(DataLoader[T_co]):
         elif num_workers:
             options = {"executor": "process"}
         recorded = "__pl_saved_args" in vars(self)
-        super().__init__(
-            dataset=dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent_workers and num_workers > 0,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            **options,
+        options["prefetch_factor"] = prefetch_factor if num_workers else None
+        options["persistent_workers"] = persistent_workers and num_workers > 0
+        arguments = (
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
         )
+        more = (worker_init_fn, multiprocessing_context, generator)
+        super().__init__(dataset, *arguments, *more, pin_memory_device=pin_memory_device, in_order=in_order, **options)
         if not recorded:
             drop_record(self)
         self.distribute_mode = distribute_mode

@@ -30,6 +30,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -204,7 +205,9 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         ConfigError: a Penstock loader is not prepared; Accelerate would replace it by torch's.
     """
     if isinstance(dataloader, PreparedLoader):
-        return _without_first(dataloader, num_batches)
+        rest: Any = object.__new__(type(dataloader))
+        rest.__dict__.update(dataloader.__dict__, skipped=dataloader.skipped + num_batches)
+        return rest
     if isinstance(dataloader, DataLoader):
         raise ConfigError(
             "prepare the DataLoader first: skip_first_batches(accelerator.prepare(loader), n). Accelerate would "
@@ -226,18 +229,60 @@ class PreparedLoader:
         may_be_remade: whether Accelerate may build a torch loader from this one, because nobody will read it.
         stands: whether a loaded state is already past the batches that the Trainer is about to skip.
         splits_itself: whether the loader splits its data among several ranks.
+        skipped: the number of batches to leave out at the beginning of each pass.
+        position: epoch and state, which a loader shares with the copies of it that skip batches: ``save_state`` reads
+            the loader that was prepared.
     """
 
     _is_accelerate_prepared = True
     may_be_remade = False
     stands = False
     splits_itself = False
+    skipped = 0
+    position: SimpleNamespace
     base_dataloader: Any
     end_of_dataloader: bool
-    iteration: int
-    dl_state_dict: Mapping[str, Any] | None
     _layout: Layout | None
     _ends: list[_End] | None
+
+    @property
+    def iteration(self) -> int:
+        """The epoch; Accelerate counts it."""
+        return int(self.position.iteration)
+
+    @iteration.setter
+    def iteration(self, epoch: int) -> None:
+        self.position.iteration = epoch
+
+    @property
+    def dl_state_dict(self) -> Mapping[str, Any] | None:
+        """The state before the batch that Accelerate reads ahead."""
+        state: Mapping[str, Any] | None = self.position.state
+        return state
+
+    @dl_state_dict.setter
+    def dl_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        self.position.state = state
+
+    @property
+    def skip_batches(self) -> int:
+        """The batches that Accelerate loads and drops, in two cases: a stream whose order only the dataset knows has no
+        indices to skip, and a dispatcher counts batches of all ranks.
+        """
+        dropped = not isinstance(self, _data_loader.DataLoaderShard) or self.base_dataloader.consumer.plan is None
+        return self.skipped if dropped else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        loader: Any = super()
+        if self.skipped:
+            self.set_epoch(self.iteration)  # set here too: after another epoch, the pass would not be shortened
+            self.base_dataloader.consumer.skip_from_start(self.skipped - self.skip_batches)
+        yield from loader.__iter__()
+
+    def __len__(self) -> int:
+        loader: Any = super()
+        batches: int = loader.__len__() - self.skipped
+        return max(0, batches)
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -311,66 +356,6 @@ class PreparedLoader:
         self.dl_state_dict = None if self.end_of_dataloader else self.base_dataloader.state_dict()
 
 
-class _WithoutFirst:
-    """A prepared loader without the first batches of each pass.
-
-    Epoch and position are those of the whole loader, which ``save_state`` reads.
-    """
-
-    whole: Any
-    skipped: int
-    skip_batches: int
-    base_dataloader: Any
-
-    @property
-    def iteration(self) -> int:
-        return int(self.whole.iteration)
-
-    @iteration.setter
-    def iteration(self, epoch: int) -> None:
-        self.whole.iteration = epoch
-
-    @property
-    def dl_state_dict(self) -> Mapping[str, Any] | None:
-        state: Mapping[str, Any] | None = self.whole.dl_state_dict
-        return state
-
-    @dl_state_dict.setter
-    def dl_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        self.whole.dl_state_dict = state
-
-    def __iter__(self) -> Iterator[Any]:
-        loader: Any = super()
-        loader.set_epoch(self.iteration)  # set here too: after another epoch, the pass would not be shortened
-        self.base_dataloader.consumer.skip_from_start(self.skipped - self.skip_batches)
-        yield from loader.__iter__()
-
-    def __len__(self) -> int:
-        loader: Any = super()
-        batches: int = loader.__len__() - self.skipped
-        return max(0, batches)
-
-
-def _without_first(prepared: Any, batches: int) -> Any:
-    """Return a loader prepared by `_prepare` without its first batches.
-
-    Accelerate loads and drops batches in two cases: a stream whose order only the dataset knows has no indices to skip,
-    and a dispatcher counts batches of all ranks.
-    """
-    whole, skipped = prepared, batches
-    if isinstance(prepared, _WithoutFirst):
-        whole, skipped = prepared.whole, prepared.skipped + batches
-    dropped = not isinstance(whole, _data_loader.DataLoaderShard) or whole.base_dataloader.consumer.plan is None
-    rest: Any = object.__new__(_class_of(_WithoutFirst, type(whole)))
-    rest.__dict__.update(whole.__dict__, whole=whole, skipped=skipped, skip_batches=skipped if dropped else 0)
-    return rest
-
-
-def _class_of(front: type, theirs: type) -> type:
-    """Return a subclass of ``front`` and a loader class of Accelerate."""
-    return type(front.__name__.lstrip("_"), (front, theirs), {})
-
-
 def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
     """Return Accelerate's loader with the Penstock loader inside, in place of torch's.
 
@@ -429,11 +414,11 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, splits_itse
             "with skip_first_batches"
         )
     loader.consumer.is_split = True
-    over: Any = object.__new__(_class_of(PreparedLoader, type(prepared)))
+    over: Any = object.__new__(type("PreparedLoader", (PreparedLoader, type(prepared)), {}))
     over.__dict__.update(
         prepared.__dict__,
+        position=SimpleNamespace(iteration=prepared.iteration, state=None),
         base_dataloader=loader,
-        dl_state_dict=None,
         use_stateful_dataloader=stateful,
         splits_itself=splits_itself,
         _drop_last=prepared._drop_last or splits_itself,
