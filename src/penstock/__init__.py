@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock import lazy
 
-TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without the slow import
+TYPE_CHECKING: bool = False  # like typing.TYPE_CHECKING, without the slow import
 
 __version__ = "0.1.0"
 

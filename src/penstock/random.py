@@ -277,8 +277,16 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
         scope.inside, scope.generator, scope.of, scope.board[0] = before
 
 
-def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] | None) -> list[T]:
-    """Return ``load(record)`` of each record, in the scope of its key; without keys, in the current scope."""
+def load_each(
+    load: Callable[[R], T],
+    records: Sequence[R],
+    keys: Sequence[int] | None,
+    name: Callable[[int], str] | None = None,
+) -> list[T]:
+    """Return ``load(record)`` of each record, in the scope of its key; without keys, in the current scope.
+
+    ``name(k)`` names record k in the note of an error; by default the note shows the record.
+    """
     if keys is None:
         return [load(record) for record in records]
     items: list[T] = []
@@ -288,7 +296,7 @@ def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] 
             try:
                 items.append(load(record))
             except Exception as error:
-                error.add_note(f"while loading {shown_record(record)}")
+                error.add_note(f"while loading {shown_record(record) if name is None else name(len(items))}")
                 raise
     return items
 

@@ -174,5 +174,5 @@ def test_folder_with_drop_last_repeats_nothing(tmp_path: Path) -> None:
     (tmp_path / "cls.csv").write_text("only\n")
     (tmp_path / "data.csv").write_text("".join(f"{i}.jpg,,0\n" for i in range(10)))
     shares = [MPDataset(tmp_path, num_gpus=3, rank_id=rank, drop_last=True) for rank in range(3)]
-    rows = [record.row for share in shares for _, record in share.iter_records()]  # type: ignore[attr-defined]
+    rows = [row for share in shares for row in share.samples.rows(range(len(share))).tolist()]  # type: ignore[attr-defined]
     assert len(rows) == len(set(rows)) == 9

@@ -22,7 +22,7 @@ from loader_conformance import check_elastic, check_end_of_pass, check_load_into
 from loader_support import EXECUTORS
 
 import penstock as ps
-from penstock.datasets.row_cache import RowCache
+from penstock.datasets.source_dataset import RowCache
 from penstock.datasets.tokens import TokenDataset
 from penstock.errors import (
     ConfigError,
@@ -218,7 +218,7 @@ def test_rows_ahead_are_those_of_each_index(files: list[str], data: st.DataObjec
     places = [share.shown._replace(epoch=e, mini_epoch=m) for e in range(2) for m in range(2)]
     slices = [share.make_view(place) for place in places]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.datasets.row_cache._BLOCK", data.draw(st.integers(1, 12)))
+        patch.setattr("penstock.datasets.source_dataset._BLOCK", data.draw(st.integers(1, 12)))
         ahead = RowCache()
         for _ in range(data.draw(st.integers(1, 8))):
             number, begin = data.draw(st.integers(0, 3)), data.draw(st.integers(-3, 9))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
-from typing import Any, get_overloads, get_type_hints
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +14,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.opening import signatures
-from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES, READS_MANIFESTS, ImageOptions
-from penstock.plan.share_options import ShareOptions
+from penstock.opening.constructors import DATASETS, OF_IMAGES, image_options, options_of, parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
 from lerobot_support import write_lerobot
@@ -25,56 +22,6 @@ from mds_writer import write_mds
 from shard_support import write_shards
 from sound_support import write_sound
 from video_support import write_video
-
-MAKERS: dict[str, list[Any]] = {
-    "LeRobot folders": [ps.LeRobotDataset],
-    "MDS folders": [ps.MDSDataset],
-    "a folder of arrays": [ps.RankDataset],
-    "a folder of images": [ps.RankDataset],
-    "arrays": [ps.ArrayDataset],
-    "compressed shards": [ps.StreamShards],
-    "documents": [ps.DocumentDataset],
-    "manifests": [ps.RankDataset, ps.Manifest.open],
-    "recordings": [ps.AudioDataset],
-    "shards": [ps.ShardDataset],
-    "tables": [ps.TableDataset],
-    "tokens": [ps.TokenDataset],
-    "videos": [ps.VideoDataset],
-}
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_options_are_those_of_the_constructors(kind: str) -> None:
-    found = {name for maker in MAKERS[kind] for name in inspect.signature(maker).parameters}
-    if "share" in found:
-        found |= get_type_hints(ShareOptions).keys()
-    assert ACCEPTED[kind] == found - {"source", "files", "urls", "share"}
-
-
-def test_options_of_images() -> None:
-    taken = set(inspect.signature(ps.LoadImage).parameters)
-    assert taken - {"storage"} == IMAGES
-    names = set(ImageOptions.__required_keys__ | ImageOptions.__optional_keys__)
-    kinds = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
-    assert names == IMAGES | set().union(*(ACCEPTED[kind] for kind in kinds)) - {"load", "decode", "images"}
-
-
-def test_every_kind_has_a_signature() -> None:
-    assert [each.__annotations__["return"] for each in get_overloads(signatures.open)] == [
-        "SourceDataset | Any",
-        "RankDataset",
-        "ShardDataset",
-        "StreamShards",
-        "MDSDataset",
-        "TableDataset",
-        "ArrayDataset",
-        "TokenDataset",
-        "DocumentDataset",
-        "ImageDataset",
-        "VideoDataset",
-        "AudioDataset",
-        "LeRobotDataset",
-    ]
 
 
 @pytest.fixture
@@ -110,16 +57,17 @@ def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", DATASETS)
 def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     source, options = sources[kind]
     with pytest.raises(ConfigError, match=r"not take sede=: did you mean seed=\?; they take "):
         ps.open(source, **options, sede=1)
     # With these a Parquet file is a manifest, and any file holds tokens.
-    others = READS_MANIFESTS if kind == "tables" else frozenset()
-    names = IMAGES.union(*ACCEPTED.values()) - others - {"sequence_length", "process_group", "mesh", "dtype"}
-    for name in sorted(names - (IMAGES if kind in OF_IMAGES else set())):
-        if name not in ACCEPTED[kind]:
+    others = parameters(ps.Manifest.open).keys() if kind == "tables" else set()
+    names = {name for other in DATASETS for name in options_of(other)} | image_options().keys()
+    names -= {*(others - options_of(kind).keys()), "sequence_length", "process_group", "mesh", "dtype"}
+    for name in sorted(names - (image_options().keys() if kind in OF_IMAGES else set())):
+        if name not in options_of(kind):
             with pytest.raises(ConfigError, match=f"{name}="):
                 ps.open(source, **{**options, name: None})
         elif name != "decode":
@@ -139,7 +87,7 @@ def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, d
         ps.open(images, size=8, load=len)
     with pytest.raises(ConfigError, match="samples of shards have keys"):
         ps.open(shards, size=8, row=True)
-    with pytest.raises(ConfigError, match=r"size= decode images, but .* no image column.* The columns are"):
+    with pytest.raises(ConfigError, match=r"no column of images\. The columns are x\..* no options of images"):
         ps.open(sources["tables"][0], size=8)
     with pytest.raises(ConfigError, match="no column of encoded images"):
         ps.open(sources["MDS folders"][0], size=8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock import lazy
 
-TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without the slow import
+TYPE_CHECKING: bool = False  # like typing.TYPE_CHECKING, without the slow import
 
 _HOMES = {
     "DpexDataLoader": "dpex",

@@ -10,31 +10,27 @@ penstock.open("arrays")                                         # a folder with 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 
 from penstock.datasets.raw import item_of
-from penstock.datasets.row_cache import RowCache
 from penstock.datasets.source_dataset import SourceDataset
-from penstock.errors import DataFileError, DataFileIOError
+from penstock.errors import DataFileError
 from penstock.manifest import Record
-from penstock.manifest.file_list import line_of, write_list
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
 from penstock.stages import stage
-from penstock.storage import Storage, io_error
+from penstock.storage import Storage
 from penstock.storage.mapped import said
 from penstock.storage.names import Urls
 from penstock.storage.urls import shown
 from penstock.storage.whole_file import read_file
 
-__all__ = ["ArrayDataset", "LoadArray", "list_arrays"]
+__all__ = ["ArrayDataset", "LoadArray"]
 
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -49,8 +45,7 @@ class ArrayDataset(SourceDataset):
         labels: files in the same form, with the same number of rows. An item is then the pair ``(row, label)``.
         load: ``load(row)``, or ``load((row, label))``, converts the tensors to the item, in the scope of the sample's
             own `penstock.generator`.
-        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`.
+        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`.
         storage: access to object stores, see `penstock.storage.Storage`.
 
     Raises:
@@ -88,7 +83,6 @@ class ArrayDataset(SourceDataset):
             )
         self._files = self.arrays if self.labels is None else LabelledArrays(self.arrays, self.labels)
         super().__init__(self._files, SharePlan(self._files, **share), load)
-        self._row_cache = RowCache()
         self.makes_batches = load is None and type(self).makes_batches
 
     def fetch_batch(
@@ -97,7 +91,7 @@ class ArrayDataset(SourceDataset):
         """Return the rows at several indices, in tensors that ``empty(shape, dtype)`` allocates; with labels, a list of
         both tensors. See `penstock.sources.batched.BatchedDataset`.
         """
-        rows = self._row_cache.rows(self.plan.view(place), indices)
+        rows = self._rows_of_batch(indices, place)
         with stage("read"):
             found = self._files.gather(rows, empty)
         return found[0] if self.labels is None else found
@@ -142,20 +136,3 @@ class LoadArray:
             what = "is not an .npy file of numbers, or is truncated"
             raise DataFileError(f"{shown(record.path)} {what}: {said(error)}") from error
         return item_of(tensor, record, row=self.row)
-
-
-def list_arrays(folder: str | os.PathLike[str]) -> Path | None:
-    """Write a manifest of the ``.npy`` files in a folder, sorted by name, into the user's cache; return its path, or
-    None if there are no files.
-
-    Hidden files and subfolders are left out.
-
-    Raises:
-        ManifestError: a file name contains a line break.
-        DataFileIOError: the folder cannot be read.
-    """
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".npy") and not name.startswith("."))
-    except OSError as error:
-        raise DataFileIOError(str(io_error(folder, error))) from error
-    return write_list([line_of(name) for name in names], folder) if names else None

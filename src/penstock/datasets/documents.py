@@ -41,8 +41,7 @@ class DocumentDataset(SourceDataset):
         load: ``load(tokens)`` converts a tensor (tokens,) to the item, in the scope of the document's own
             `penstock.generator`. By default the item is the tensor.
         storage: access to object stores, see `penstock.storage.Storage`.
-        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`.
+        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`.
 
     Raises:
         ConfigError, PartitionError: invalid arguments, or files that do not record where documents end.

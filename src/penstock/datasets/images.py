@@ -6,19 +6,17 @@ image, label = images[0]        # uint8 tensor (3, 224, 224), RGB, channels_last
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from penstock.datasets.delegation import FORWARDED_ATTRIBUTES, SourceWrapper
+from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.loading import Item, LoadImage
-from penstock.datasets.rank import RankDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
@@ -28,15 +26,12 @@ from penstock.images.learned_index import find_index
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.manifest import Manifest, Record
-from penstock.manifest.classes import HasClasses, unknown_classes
+from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch
-from penstock.random import call_in_scope, in_sample, load_each
-from penstock.sources.batched import BatchedDataset, StreamDataset
+from penstock.random import in_sample, load_each
+from penstock.sources.batched import BatchedDataset
 from penstock.storage import Storage, is_remote
 from penstock.wording import kind_text
-
-if TYPE_CHECKING:
-    from penstock.datasets.mds_images import MDSImages
 
 __all__ = ["ImageDataset", "LoadImage"]
 
@@ -91,9 +86,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     def __new__(cls, source: Any, **options: Any) -> ImageDataset:
         """Return an iterable-style dataset for an iterable-style source, else a map-style dataset."""
         if isinstance(source, MPDataset):
-            options.setdefault("storage", _storage(source.samples))
-            options["index"] = _index(source, options.get("index"))
-            return cast(ImageDataset, _ImageStream(source, LoadImage(**options)))
+            return cast(ImageDataset, _ImageStream(source, options))
         return super().__new__(cls)
 
     def __init__(
@@ -111,13 +104,11 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     ) -> None:
         self.source: _Records = _records(source, storage)
         """The dataset of the records, with their order, position and state."""
-        self._mds = _mds_images(source)
+        if (columns := getattr(source, "image_and_label", None)) is not None:
+            columns()
         storage = storage if storage is not None else _storage(self.source)
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
         self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(self.source, index), **how)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} of {self.source!r}"
 
     @property
     def pure(self) -> bool:
@@ -130,23 +121,6 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
 
     def __getnewargs__(self) -> tuple[Any]:
         return (self.source,)
-
-    def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        # A copy has its own position, see `SourceDataset`.
-        made.source = copy.copy(self.source)
-        made._mds = _mds_images(made.source)
-        return made
-
-    def with_source(self, source: Any) -> Self:
-        """Return a dataset with the same image options over another dataset of records."""
-        made = super().with_source(source)
-        made._mds = _mds_images(source)
-        return made
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, index: int) -> Item:
         # Faster than a batch of one record.
@@ -179,11 +153,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         """
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
-        if self._mds is not None:
-            read: Any = self._mds.records
-        else:
-            # For tables, `records` would decode the images; for shards, `image_records` also returns the entries.
-            read = getattr(source, "image_records", source.records)
+        # For tables, `records` would decode the images; for shards, `image_records` also returns the entries.
+        read = getattr(source, "image_records", source.records)
         records = read(rows) if place is None else read(rows, place)
         if records and isinstance(records[0], dict):
             records = [SampleRecord(sample) for sample in records]
@@ -227,14 +198,6 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         images = given[0].permute(0, 3, 1, 2) if channels_last else given[0]
         return images, *default_collate([item[1:] for item in items])
 
-    def __getattr__(self, name: str) -> Any:
-        if name in FORWARDED_ATTRIBUTES:
-            return getattr(self.source, name)
-        if name in ("classes", "class_to_idx"):
-            # Python calls __getattr__ when the property itself raised an AttributeError.
-            raise unknown_classes(self)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
 
 def _load_into(
     load: LoadImage,
@@ -253,51 +216,34 @@ def _load_into(
     return load_each(lambda record: load(record, data, next(rows)), records, keys)
 
 
-class _ImageStream(HasClasses, StreamDataset):
-    """An `ImageDataset` over an `MPDataset`."""
+class _ImageStream(HasClasses, MPDataset):
+    """An `ImageDataset` over an `MPDataset`: the same stream, whose samples are images."""
 
     # As in `ImageDataset`.
     releases_gil = False
     channels_last = True
+    samples: Any
 
-    def __init__(self, source: MPDataset, load: LoadImage) -> None:
-        _records(source.samples)
+    def __init__(self, source: MPDataset, options: dict[str, Any]) -> None:
+        self.__dict__.update(source.__dict__)
         self.source = source
-        self.load = load
-        self.pure = load.pure
-        self.batch_size = source.batch_size
-        self.drop_last = source.drop_last
-
-    def class_names(self) -> list[str] | None:
-        return _class_names(self.source.manifest)
+        self.samples = ImageDataset(self.samples, **options)
 
     @property
-    def samples(self) -> ImageDataset:
-        """The same images, as a map-style dataset."""
-        load = self.load
-        samples = ImageDataset(self.source.samples, storage=load.storage)
-        samples.load = load
-        return samples
+    def load(self) -> LoadImage:
+        """Makes an item of a record."""
+        load: LoadImage = self.samples.load
+        return load
 
-    def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        made.__dict__ = {**self.__dict__, "source": copy.copy(self.source)}
-        return made
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the images."""
+        manifest: Manifest = self.samples.source.manifest
+        return manifest
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __iter__(self) -> Iterator[Item]:
-        for key, record in self.source.iter_records():
-            yield call_in_scope(key, self.load, record)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in FORWARDED_ATTRIBUTES:
-            return getattr(self.source, name)
-        if name in ("classes", "class_to_idx"):
-            # Python calls __getattr__ when the property itself raised an AttributeError.
-            raise unknown_classes(self)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def class_names(self) -> list[str] | None:
+        """Return the manifest's class names by label; None if it has none."""
+        return self.manifest.classes
 
 
 def _class_names(source: Any) -> list[str] | None:
@@ -309,20 +255,6 @@ def _class_names(source: Any) -> list[str] | None:
     from penstock.tables import TableFiles
 
     return source.label_names() if isinstance(source, TableFiles) else None
-
-
-def _mds_images(source: Any) -> MDSImages | None:
-    """Return the reader of image and label columns of MDS samples; None for other sources."""
-    if isinstance(source, str | os.PathLike | Manifest | RankDataset):
-        return None
-    from penstock.datasets.mds import MDSDataset
-    from penstock.shards.mds import MDSFolder
-
-    if not isinstance(source, MDSDataset | MDSFolder):
-        return None
-    from penstock.datasets.mds_images import MDSImages
-
-    return MDSImages(source)
 
 
 def _storage(source: Any) -> Storage | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.clips.lerobot import LeRobotFiles
 from penstock.datasets.clips import check_pixels
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, opened, with_blocks
 from penstock.errors import ConfigError
 from penstock.plan.share import SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
@@ -94,35 +94,22 @@ class LeRobotDataset(SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share)
-        options: dict[str, Any] = {
-            "episodes": episodes,
-            "columns": columns,
-            "delta_timestamps": delta_timestamps,
-            "tolerance_s": tolerance_s,
-            "index": index,
-            "cache_bytes": cache_bytes,
-            "progress": progress,
-        }
+        options: dict[str, Any] = {"episodes": episodes, "columns": columns, "delta_timestamps": delta_timestamps}
+        options |= {"tolerance_s": tolerance_s, "index": index, "cache_bytes": cache_bytes, "progress": progress}
         # Check the transforms before reading all videos for the index.
         make_load = _load_factory(size, transform, max_pixels)
         self.files = _opened(source, options)
         """The frames, in the order of the episodes."""
         self.meta = self.files.meta
         """The dataset's metadata: ``fps``, ``features``, ``tasks``, ``stats``, ``episodes``."""
-        super().__init__(self.files, _plan(self.files, share), make_load(self.files))
+        with_blocks(share, self.files.table)
+        super().__init__(self.files, SharePlan(self.files, **share), make_load(self.files))
 
 
 def _opened(source: Any, options: dict[str, Any]) -> LeRobotFiles:
     if isinstance(source, LeRobotFiles):
-        untouched = {"tolerance_s": _TOLERANCE_S}
-        given = [
-            name
-            for name, value in options.items()
-            if (value is not None if name not in untouched else value != untouched[name])
-        ]
-        if given:
-            raise ConfigError(f"{', '.join(given)}: give these to LeRobotFiles(...); this one is already open")
-        return source
+        usual = options["tolerance_s"] == _TOLERANCE_S
+        return opened(LeRobotFiles, source, {**options, "tolerance_s": None} if usual else options)
     if not isinstance(source, str | os.PathLike):
         raise ConfigError(f"LeRobotDataset takes a folder, as str or Path, got {source!r}")
     if is_remote(source):
@@ -133,14 +120,6 @@ def _opened(source: Any, options: dict[str, Any]) -> LeRobotFiles:
     if index is not None and not isinstance(index, str | os.PathLike):
         raise ConfigError(f"index= takes a path, got {index!r}")
     return LeRobotFiles(source, **options)
-
-
-def _plan(files: LeRobotFiles, share: ShareOptions) -> SharePlan:
-    is_ours = all(share.get(name) is None for name in ("group", "block_size", "window"))
-    blocks = files.table.blocks() if share.get("shuffle") == "block" and is_ours else None
-    if blocks is not None:
-        share["block_size"], share["window"] = blocks
-    return SharePlan(files, **share)
 
 
 def _load_factory(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFiles], LoadFrame]:

@@ -117,8 +117,7 @@ class RankServerDataset(SourceDataset):
 
     Args:
         address, name, cache_bytes, page_rows: see `ServerDataset`.
-        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window, load:
-            see `RankDataset`.
+        load, rank, world_size, seed, shuffle, ...: see `RankDataset`.
 
     Raises:
         ServerError: no server answers, the token is wrong, the name is unknown, or the data has another version.

@@ -43,9 +43,8 @@ class ShardDataset(SourceDataset):
             By default values are bytes.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample, a dict.
-        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of about one shard, reads from only a few
-            shards at a time; ``"global"`` reads from all of them.
+        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`. ``shuffle="block"``, with a ``block_size`` of
+            about one shard, reads from only a few shards at a time; ``"global"`` reads from all of them.
         locality: ``"node"``: each node reads the same shards in every epoch, see `penstock.RankDataset`. With
             ``shuffle="block"`` and shards of ``block_size`` samples, nodes share few shards.
         copy, storage, cache_dir, progress: see `ShardSet`.

@@ -112,17 +112,10 @@ class MPDataset(StreamDataset):
 
     def __iter__(self) -> Iterator[Any]:
         for indices, place in self._batches():
-            for item in self.samples.load_samples(indices, self.samples.keys(indices, place), place):
+            view = self.samples.plan.view(place)
+            for item in self.samples.load_samples(indices, view.keys(view.local(indices)), place):
                 self._yielded += 1
                 yield item
-
-    def iter_records(self) -> Iterator[tuple[int, Record]]:
-        """Yield this worker's records with the keys of their generators, before ``load``."""
-        for indices, place in self._batches():
-            keys = self.samples.keys(indices, place)
-            for key, record in zip(keys, self.samples.records(indices, place), strict=True):
-                self._yielded += 1
-                yield key, record
 
     def _batches(self) -> Iterator[tuple[list[int], MiniEpoch]]:
         """Yield the local indices of this worker's batches and their epoch, starting at a loaded state's position.

@@ -16,10 +16,11 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from penstock.datasets.row_cache import RowCache
 from penstock.datasets.shard_prefetch import ShardPrefetcher
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, opened, with_blocks
 from penstock.errors import ConfigError
+from penstock.images.files import Form
+from penstock.images.sample_record import ColumnRecord
 from penstock.manifest.classes import HasClasses
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
@@ -31,7 +32,6 @@ from penstock.storage.names import Urls
 from penstock.storage.urls import listed
 from penstock.tables.arriving_lines import ArrivingLines
 from penstock.tables.files import are_json, table_files
-from penstock.tables.image_columns import ImageRecord
 from penstock.tables.json_files import JsonFiles
 from penstock.tables.table import TableFiles
 from penstock.tables.values import as_array, is_text, shaped
@@ -52,11 +52,10 @@ class TableDataset(HasClasses, SourceDataset):
         split, columns, images, images_from, cache_bytes, storage: see `TableFiles`; for JSON lines, `JsonFiles`.
         load: ``load(sample)`` converts the sample to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the sample: a dict of its columns.
-        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`. ``shuffle="global"`` reads rows at random, at no extra cost for Arrow files. For
-            Parquet, each sample decodes a whole row group as soon as the row groups exceed ``cache_bytes``: use
-            ``shuffle="block"`` there. Its blocks are by default one row group each, and a window has as many blocks as
-            fit into half of ``cache_bytes``; ``block_size`` and ``window`` override this.
+        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`. ``shuffle="global"`` reads rows at random, at
+            no extra cost for Arrow files. For Parquet, each sample decodes a whole row group as soon as the row groups
+            exceed ``cache_bytes``: use ``shuffle="block"`` there. Its blocks are by default one row group each, and a
+            window has as many blocks as fit into half of ``cache_bytes``; ``block_size`` and ``window`` override this.
         window_shards: for JSON lines in a store: the number of a rank's files that the first epoch mixes, see below.
 
     Raises:
@@ -87,7 +86,7 @@ class TableDataset(HasClasses, SourceDataset):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: str | None = None,
+        images: Form | None = None,
         images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage: Storage | None = None,
@@ -97,18 +96,11 @@ class TableDataset(HasClasses, SourceDataset):
     ) -> None:
         check_share(type(self), share, load)
         check_window_shards(window_shards)
-        given: dict[str, Any] = {
-            "split": split,
-            "columns": columns,
-            "images": images,
-            "images_from": images_from,
-            "cache_bytes": cache_bytes,
-            "storage": storage,
-        }
+        given: dict[str, Any] = {"split": split, "columns": columns, "images": images, "images_from": images_from}
+        given |= {"cache_bytes": cache_bytes, "storage": storage}
         self.table = _table(source, {name: value for name, value in given.items() if value is not None})
         """The samples, in the order of the files."""
         super().__init__(self.table, _plan(self.table, window_shards, share), load)
-        self._row_cache = RowCache()
         self.releases_gil = load is None
         """Whether threads of one process can make batches. For Parquet, the threads share the decoded row groups."""
         if not isinstance(self.table, TableFiles):
@@ -130,7 +122,7 @@ class TableDataset(HasClasses, SourceDataset):
         Numeric columns are tensors that ``empty(shape, dtype)`` allocates, text columns are lists, and other columns go
         through torch's default collate function. See `penstock.sources.batched.BatchedDataset`.
         """
-        rows = self._row_cache.rows(self.plan.view(place), indices)
+        rows = self._rows_of_batch(indices, place)
         table, batch = self._columns(), dict[str, Any]()
 
         def room(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -158,7 +150,11 @@ class TableDataset(HasClasses, SourceDataset):
             error.add_note(f"in the column {name!r}: give load= or collate_fn=, or leave the column out with columns=")
             raise
 
-    def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[ImageRecord]:
+    def image_and_label(self) -> tuple[str, str | None]:
+        """Return the columns of images and labels. See `TableFiles.image_and_label`."""
+        return self._columns().image_and_label()
+
+    def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[ColumnRecord]:
         """Return several samples as image records, for `penstock.ImageDataset`. See `TableFiles.image_records`."""
         return self._columns().image_records(self.rows(indices, place))
 
@@ -177,11 +173,8 @@ class TableDataset(HasClasses, SourceDataset):
 
 
 def _plan(table: _Table, window_shards: int, share: ShareOptions) -> SharePlan:
-    is_ours = all(share.get(name) is None for name in ("group", "block_size", "window"))
-    if share.get("shuffle") == "block" and is_ours and not isinstance(table, ArrivingLines):
-        blocks = table.blocks()
-        if blocks is not None:
-            share["block_size"], share["window"] = blocks
+    if not isinstance(table, ArrivingLines):
+        with_blocks(share, table)
     is_stored = isinstance(table, ArrivingLines) or bool(table.stored())
     ahead = ShardPrefetcher(table) if is_stored else None
     if is_stored and not isinstance(table, TableFiles):
@@ -191,10 +184,7 @@ def _plan(table: _Table, window_shards: int, share: ShareOptions) -> SharePlan:
 
 def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _Table:
     if isinstance(source, TableFiles | JsonFiles):
-        if options:
-            kind = type(source).__name__
-            raise ConfigError(f"{', '.join(options)}: give these to {kind}(...); this one is already open")
-        return source
+        return opened(type(source), source, options)
     files = table_files(source, options.pop("split", None), options.get("storage"))
     names = [name for name, _ in files]
     if not are_json(names):

@@ -7,14 +7,13 @@ tokens[0]                                           # int64 tensor (tokens,)
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.datasets.delegation import FORWARDED_ATTRIBUTES, SourceWrapper
+from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
@@ -103,24 +102,11 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
         self.as_dict = as_dict
         self.load = load
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} of {self.source!r}"
-
     @property
     def pure(self) -> bool:
         """Whether items depend only on their sample and `penstock.generator`."""
         parts = self.own_items, self.tokenizer.is_pure, getattr(self.source, "pure", isinstance(self.source, list))
         return not parts[0] and all(parts[1:]) and (self.load is None or bool(getattr(self.load, "pure", False)))
-
-    def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        # A copy has its own position, see `SourceDataset`.
-        made.source = copy.copy(self.source)
-        return made
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
         return TokenizedDataset.__getitems__(self, [index])[0]
@@ -192,8 +178,3 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
     def _with_columns(self, sample: Any, ids: torch.Tensor) -> dict[str, Any]:
         others = {} if isinstance(sample, str) else {k: v for k, v in sample.items() if k != self.column}
         return {**others, "input_ids": ids}
-
-    def __getattr__(self, name: str) -> Any:
-        if name in FORWARDED_ATTRIBUTES:
-            return getattr(self.source, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.row_cache import RowCache
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
@@ -51,8 +50,7 @@ class TokenDataset(SourceDataset):
         token_type: dtype of the tensors: "int64", "int32", or any other that can hold the files' dtype.
         load: ``load(tokens)`` converts a tensor (sequence_length,) to the item, in the scope of the sequence's own
             `penstock.generator`. By default the item is the tensor.
-        rank, world_size, process_group, mesh, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
-            `penstock.RankDataset`.
+        rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`.
         storage: access to object stores, see `penstock.storage.Storage`.
 
     Raises:
@@ -99,7 +97,6 @@ class TokenDataset(SourceDataset):
         )
         """The sequences, in file order."""
         super().__init__(self.tokens, SharePlan(self.tokens, **share), load)
-        self._row_cache = RowCache()
         self.makes_batches = load is None and type(self).makes_batches
 
     makes_batches = True
@@ -115,7 +112,7 @@ class TokenDataset(SourceDataset):
         """Return the sequences at several indices: a tensor (indices, sequence_length) that ``empty(shape, dtype)``
         allocates. See `penstock.sources.batched.BatchedDataset`.
         """
-        rows = self._row_cache.rows(self.plan.view(place), indices)
+        rows = self._rows_of_batch(indices, place)
         out = empty((len(rows), self.tokens.length), self._type)
         with stage("read"):
             self.tokens.read_into(out.numpy(), rows)

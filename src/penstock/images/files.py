@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["EXTENSIONS", "is_image"]
+from typing import Literal, get_args
+
+__all__ = ["EXTENSIONS", "FORMS", "Form", "is_image"]
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+Form = Literal["rgb", "pil", "bytes"]
+"""The form of images in samples of tables and MDS folders."""
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 def is_image(name: str) -> bool:

@@ -1,16 +1,16 @@
-"""`SampleRecord`: wraps a sample of a shard, which is a dict, as the record of an image."""
+"""Samples of shards, MDS folders and tables as the records of images: which column is the image, which the label."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.errors import ImageError
+from penstock.errors import ConfigError, ImageError
 from penstock.images.files import is_image
 from penstock.storage.urls import shown
 
-__all__ = ["SampleRecord"]
+__all__ = ["ColumnRecord", "SampleRecord", "label_column"]
 
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LABELS = ("cls", "class", "label", "index")
@@ -48,3 +48,48 @@ class SampleRecord:
     def read(self) -> Any:
         """Return the bytes of the image."""
         return self._data
+
+
+class ColumnRecord(SampleRecord):
+    """A row of a table or an MDS folder as a record: its encoded image and its label.
+
+    Args:
+        data: the image.
+        name: the file and row, for messages.
+        sample: the columns; those of a table without the image.
+        label: the label's column.
+        row: the number of the row.
+
+    Raises:
+        ImageError: the row has no image.
+    """
+
+    def __init__(self, data: bytes | None, name: str, sample: dict[str, Any], label: str | None, row: int) -> None:
+        if data is None:
+            raise ImageError(f"{name}: a row without an image")
+        self.path, self.sample, self.row = name, sample, row
+        self._data = data
+        self.label = None if label is None else sample[label]
+
+
+def label_column(where: str, columns: Iterable[str], image: str) -> str | None:
+    """Return the column of the labels of images: the only other column, or ``label``, ``class`` or ``cls``; None if
+    there is no other.
+
+    Args:
+        where: the table, for messages.
+        columns: all columns.
+        image: the column of the images.
+
+    Raises:
+        ConfigError: several columns may be the label.
+    """
+    others = [name for name in columns if name != image]
+    if len(others) < 2:
+        return others[0] if others else None
+    for name in ("label", "class", "cls"):
+        if name in others:
+            return name
+    raise ConfigError(
+        f"{where}: which of {', '.join(others)} is the label? Give columns= with only the image and the label"
+    )

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 
-__all__ = ["IGNORED", "Blank", "Column", "Columns", "Header", "Options", "make_options"]
+__all__ = ["IGNORED", "Blank", "Column", "Columns", "Format", "Header", "Options", "make_options"]
 
 Columns = Sequence[str] | Mapping[str, str] | None
 Header = bool | Literal["auto"]
 Blank = Literal["skip", "error"]
+Format = Literal["auto", "text", "csv", "tsv", "jsonl", "parquet", "arrow"]
 
 IGNORED = "_"
 """The name of a column in the file that is not read."""

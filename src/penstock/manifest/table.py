@@ -27,7 +27,7 @@ from penstock.manifest.formats import Context, Part, format_of, open_part
 from penstock.manifest.formats.base import join_root
 from penstock.manifest.indices import Indices, Rows, as_arrow, in_order, to_rows
 from penstock.manifest.lines import TooMuch
-from penstock.manifest.options import Blank, Columns, Header, make_options
+from penstock.manifest.options import Blank, Columns, Format, Header, make_options
 from penstock.manifest.record import Record, make_record
 from penstock.storage import is_remote, local_path
 from penstock.storage.names import Name, Urls, expand, path_of
@@ -73,7 +73,7 @@ class Manifest:
         cls,
         source: Urls,
         *,
-        format: str = "auto",
+        format: Format = "auto",
         root: Name | None = None,
         columns: Columns = None,
         label: str | None = "int",

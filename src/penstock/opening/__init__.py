@@ -25,7 +25,58 @@ a manifest of their paths, and ``load=penstock.LoadBytes()``.
 
 from __future__ import annotations
 
-from penstock.opening.kinds import folder_manifest, kind_of, shards_in
-from penstock.opening.signatures import open
+import inspect
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.opening.constructors import DATASETS, check_options, image_options, make_dataset, options_of
+from penstock.opening.kinds import folder_manifest, identify, kind_of, shards_in
+from penstock.storage.names import expand
 
 __all__ = ["folder_manifest", "kind_of", "open", "shards_in"]
+
+
+def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **options: Any) -> Any:
+    """Return the dataset for a source. The kind of dataset follows from the source's name and contents.
+
+    Args:
+        source: a path or an address; see `penstock.opening` for all kinds. For several files, such as shards or
+            manifests, give a list, braces, patterns or ``::``.
+        options: the options of the dataset, and for a manifest also the options of `Manifest.open`. If the source
+            contains images, any option of `LoadImage` (``size``, ``transform``, ``flip``, ``target``, ``row``,
+            ``max_pixels``, ``index``) returns an `ImageDataset`: items are ``(image, label)``, and
+            ``dataset.classes[label]`` is the name of the class, if the source has class names. ``size=None`` keeps the
+            size of each file.
+            Without any of them, nothing of a folder of images is decoded: items are ``(path, label, row)``.
+
+    Raises:
+        ConfigError: the kind of source is unknown, or does not take an option. The message lists the known kinds
+            or options.
+        PenstockError: the errors of the dataset.
+
+    For a folder of images, videos or recordings by class, a label is the index of the class folder in the sorted list
+    of class folders. Hidden folders and hidden image files are ignored. Beside folders of images, a folder without any
+    counts as a class, with a warning.
+    """
+    found = identify(expand(source, options.get("storage")), options)
+    check_options(found.kind, str(found), options)
+    return make_dataset(found, options)
+
+
+class _Signature(inspect.Signature):
+    """The signature of `open`, with the options of all kinds. They are read when they are needed, because this imports
+    every dataset.
+    """
+
+    @property
+    def parameters(self) -> Any:
+        names = {name for kind in DATASETS for name in options_of(kind)} | image_options().keys()
+        empty, by_name = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+        options = [inspect.Parameter(name, by_name, default=None, annotation=empty) for name in sorted(names)]
+        return {
+            each.name: each for each in (inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD), *options)
+        }
+
+
+open.__signature__ = _Signature()  # type: ignore[attr-defined]

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.clips.discovery import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS, is_lerobot_folder
 from penstock.errors import ConfigError
 from penstock.images.files import is_image
+from penstock.manifest import Manifest
 from penstock.manifest.formats import EXTENSIONS, format_of
+from penstock.opening.constructors import check_option, image_options, options_of, parameters
 from penstock.opening.contents import count_images, describe_folder
-from penstock.opening.options import IMAGES, READS_MANIFESTS, check_types
-from penstock.storage import SourceFile, local_path
+from penstock.sources.file_list import list_arrays, list_images
+from penstock.storage import SourceFile, Storage, local_path
 from penstock.storage.names import expand, path_of
 from penstock.storage.urls import scheme, shown
 from penstock.tables.files import JSON_ENDINGS, delimiter_of, is_table_folder
 from penstock.tokens.folder import NAME, TokenFolder, check_listed
 from penstock.tokens.megatron import is_index
 
-if TYPE_CHECKING:
-    from penstock.storage import Storage
-
-__all__ = ["SourceKind", "display_names", "folder_manifest", "identify", "kind_of", "shards_in"]
+__all__ = ["SourceKind", "folder_manifest", "identify", "kind_of", "shards_in"]
 
 _TAR = (".tar",)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_ARRAYS = (".npy",)
 _TOKENS = (".bin", ".npy")
-_TEXT = (".txt", ".list", ".lst", ".text")
+_MANIFESTS = (".txt", ".list", ".lst", ".text", *EXTENSIONS)
+_ENDINGS = {
+    "shards": _TAR,
+    "compressed shards": _COMPRESSED,
+    "arrays": (".npy",),
+    "manifests": _MANIFESTS,
+    "tables": JSON_ENDINGS,
+    "videos": VIDEO_ENDINGS,
+    "recordings": SOUND_ENDINGS,
+}
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 
 
@@ -47,6 +54,9 @@ class SourceKind:
     names: list[str]
     listed: dict[str, Any] | None = None
 
+    def __str__(self) -> str:
+        return _display_names(self.names)
+
 
 def kind_of(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **options: Any) -> str:
     """Return the kind that `open` identifies for a source: "manifests", "shards", "tables", "a folder of images" ...
@@ -61,14 +71,7 @@ def folder_manifest(path: str) -> dict[str, Any] | None:
     """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; None for other
     folders.
     """
-    from penstock.datasets.arrays import list_arrays
-    from penstock.shards.pack import list_images
-
-    root, listed = os.path.abspath(path), list_images(path)
-    if listed is not None:
-        return {"source": listed.path, "root": root, "classes": listed.classes}
-    arrays = list_arrays(path)
-    return None if arrays is None else {"source": arrays, "root": root, "label": None}
+    return list_images(path) or list_arrays(path)
 
 
 def shards_in(path: str, endings: tuple[str, ...] = _TAR) -> list[str]:
@@ -89,18 +92,19 @@ def identify(names: list[str], options: Mapping[str, Any]) -> SourceKind:
     Raises:
         ConfigError: the kind is unknown, there are several kinds, or an option has the wrong type.
     """
-    check_types(options)
+    for name, hint in {"split": str, "storage": Storage, "columns": Sequence[Any] | Mapping[str, Any]}.items():
+        check_option(name, options.get(name), hint)
     if len(names) == 1 and (path := path_of(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {_kind_of_tokens(name, options) or _kind(name) for name in names}
     if "manifests" in kinds and kinds <= {"manifests", "tables"}:
         kinds = {"tables"} if _hold_samples([name for name in names if _kind(name) == "manifests"], options) else kinds
     if len(kinds) > 1:
-        raise ConfigError(f"{display_names(names)}: {' and '.join(sorted(kinds))} in one source; open them one by one")
+        raise ConfigError(f"{_display_names(names)}: {' and '.join(sorted(kinds))} in one source; open them one by one")
     return SourceKind(kinds.pop(), names)
 
 
-def display_names(names: list[str]) -> str:
+def _display_names(names: list[str]) -> str:
     """Return the names of a source for error messages."""
     return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -128,19 +132,10 @@ def _kind(name: str) -> str:
             f"{shown(name)}: this is the address of a metadata server. Open it with "
             f"RankServerDataset({shown(name)!r}, ...); if the server has several datasets, add the name of one"
         )
-    if lower.endswith(_TAR):
-        return "shards"
-    if lower.endswith(_COMPRESSED):
-        return "compressed shards"
-    if lower.endswith(_ARRAYS):
-        return "arrays"
-    if lower.endswith((*_TEXT, *EXTENSIONS)):
-        return "manifests"
-    if lower.endswith(JSON_ENDINGS):
-        return "tables"
-    if lower.endswith((*VIDEO_ENDINGS, *SOUND_ENDINGS)) and not _is_folder(name):
-        return "videos" if lower.endswith(VIDEO_ENDINGS) else "recordings"
     path = path_of(name)
+    for kind, endings in _ENDINGS.items():
+        if lower.endswith(endings) and not (kind in ("videos", "recordings") and path and os.path.isdir(path)):
+            return kind
     # The name of a dataset on a hub may contain dots.
     if scheme(name) == "hf" and lower.count("/") <= 4:
         return "tables"
@@ -158,7 +153,7 @@ def _kind(name: str) -> str:
             "with a line `path label` for each image"
         )
     raise ConfigError(
-        f"{shown(name)}: unknown kind of data. Known are a manifest or table ({', '.join([*_TEXT, *EXTENSIONS])}, "
+        f"{shown(name)}: unknown kind of data. Known are a manifest or table ({', '.join(_MANIFESTS)}, "
         ".jsonl.zst, .jsonl.gz), tar shards (.tar, .tar.gz, .tgz, "
         "...), NumPy files (.npy), videos and recordings (.mp4, .mkv, .flac, .wav, ...), an MDS folder (with "
         "index.json), and a folder with one subfolder of images per class. For a manifest with another name use "
@@ -171,9 +166,10 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
 
     They do if they have no columns of paths and labels, and no option says to read them as a manifest.
     """
-    name, given = names[0], options.keys() & READS_MANIFESTS
+    name = names[0]
     kind = format_of(name.partition("?")[0])
-    if kind == "text" or given:
+    of_manifests = parameters(Manifest.open).keys() - options_of("tables").keys()
+    if kind == "text" or options.keys() & of_manifests:
         return False
     if scheme(name) == "hf":
         return True
@@ -187,7 +183,7 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
 
         # Tables of CSV have no images, so options for images are for a list of their paths.
         path = path_of(name) or local_path(name, storage=options.get("storage"))
-        return not options.keys() & IMAGES and holds_samples(SourceFile(path), delimiter)
+        return not options.keys() & image_options() and holds_samples(SourceFile(path), delimiter)
     from penstock.tables.table import read_schema
 
     return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)
@@ -257,11 +253,6 @@ def _kind_of_clips(path: str) -> str | None:
             if any(name.lower().endswith(endings) for name in names):
                 return kind
     return None
-
-
-def _is_folder(name: str) -> bool:
-    path = path_of(name)
-    return path is not None and os.path.isdir(path)
 
 
 def _where(path: str) -> str:

@@ -45,7 +45,7 @@ class PartitionOptions(TypedDict, total=False):
     mesh: dist.device_mesh.DeviceMesh | None
     mini_epochs: int
     seed: int
-    remainder: str
+    remainder: Literal["pad", "drop", "uneven"]
 
 
 class ShareOptions(PartitionOptions, total=False):
@@ -65,7 +65,7 @@ class ShareOptions(PartitionOptions, total=False):
             again in each epoch.
     """
 
-    shuffle: str
+    shuffle: Literal["global", "block", "none"]
     group: int | None
     block_size: int | None
     window: int | None

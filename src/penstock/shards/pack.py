@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,16 +33,16 @@ from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError
 from penstock.images import native
 from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
-from penstock.manifest.file_list import line_of, write_list
 from penstock.order import make_order
 from penstock.processes import map_in_processes
 from penstock.progress import progress_bar
 from penstock.shards.header import BLOCK, rounded
 from penstock.shards.index import index_path, load_or_build, read_header
 from penstock.shards.writer import TarWriter
+from penstock.sources.file_list import list_images
 from penstock.storage import file_lock, io_error, write_atomically
 
-__all__ = ["CHECKSUMS", "ImageList", "PackReport", "list_images", "pack", "write_checksums"]
+__all__ = ["CHECKSUMS", "PackReport", "pack", "write_checksums"]
 
 CHECKSUMS, PLAN, LIST = "checksums.txt", "pack.json", "files.txt"
 _VERSION = 1
@@ -63,13 +62,6 @@ class PackReport:
     """Images without restart markers, despite ``restart_markers``."""
     indexed: int = 0
     """Images with entries, for ``index_images``."""
-
-
-class ImageList(NamedTuple):
-    """The images of a folder with a subfolder for each class: their manifest, and the class names by label."""
-
-    path: Path
-    classes: list[str]
 
 
 @dataclass(frozen=True)
@@ -220,48 +212,6 @@ def _manifest(source: Any, out: Path, root: Any) -> Manifest:
     if not where.exists() and list_images(source, where) is None:  # else this resumes a packing
         raise ConfigError(f"{source} holds no images in subfolders, one for each class")
     return Manifest.open(where, root=os.path.abspath(source))
-
-
-def list_images(source: str | os.PathLike[str], out: Path | None = None) -> ImageList | None:
-    """Write a manifest of a folder with a subfolder of images for each class; None if it has no images.
-
-    Args:
-        source: the folder. Classes are numbered in the order of their names. Hidden folders and files, such as those
-            of editors, are ignored. A folder without images counts as a class, with a warning.
-        out: the path of the manifest; by default in the user's cache, see `penstock.manifest.file_list.write_list`.
-
-    Raises:
-        ManifestError: an image name contains a line break, which a manifest cannot hold.
-    """
-    classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not _is_hidden(entry.name))
-    lines: list[bytes] = []
-    empty: list[str] = []
-    for label, name in enumerate(classes):
-        found = [line_of(os.path.relpath(path, source), label) for path in _files(os.path.join(source, name))]
-        lines += found
-        empty += [] if found else [name]
-    if not lines:
-        return None
-    if empty:
-        verb, kind = ("", "classes") if len(empty) > 1 else ("s", "a class")
-        warnings.warn(
-            f"{os.fspath(source)}: {', '.join(map(repr, empty))} contain{verb} no images, and count{verb} as {kind}: "
-            "classes after an empty folder have higher labels. Remove an empty folder that is not a class",
-            stacklevel=2,
-        )
-    return ImageList(write_list(lines, source, out), classes)
-
-
-def _files(folder: str) -> Iterator[str]:
-    for base, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_hidden(name))
-        for name in sorted(names):
-            if is_image(name) and not _is_hidden(name):
-                yield os.path.join(base, name)
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
 
 
 class _Task(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -69,7 +69,7 @@ class StreamShards(ResumableDataset):
         self,
         urls: Urls,
         *,
-        shuffle: str = "shards",
+        shuffle: Literal["shards", "none"] = "shards",
         buffer_bytes: int = 0,
         decode: bool | Mapping[str, Callable[[bytes], Any] | None] | Callable[[Sample], Sample] | None = None,
         load: Callable[[Sample], Any] | None = None,

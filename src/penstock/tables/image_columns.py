@@ -9,10 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataFileError, ImageError
+from penstock.errors import DataFileError, ImageError
 from penstock.images.decode import decode
 from penstock.images.limits import open_pillow
-from penstock.images.sample_record import SampleRecord
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.names import path_of
@@ -20,18 +19,7 @@ from penstock.storage.urls import is_inside
 from penstock.storage.whole_file import read_file
 from penstock.tables.values import is_text
 
-__all__ = [
-    "IMAGES",
-    "ImageRecord",
-    "encoded",
-    "features_of",
-    "image_base",
-    "image_columns",
-    "label_column",
-    "make_image",
-]
-
-IMAGES = ("rgb", "pil", "bytes")
+__all__ = ["encoded", "features_of", "image_base", "image_columns", "make_image"]
 
 
 def features_of(schema: pa.Schema) -> dict[str, Any]:
@@ -113,35 +101,3 @@ def make_image(data: bytes | None, name: str, images: str) -> Any:
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
             raise ImageError(f"{name!r} cannot be decoded: {error}") from error
         return image
-
-
-def label_column(columns: list[str], image: str) -> str | None:
-    """Return the label column of an image, or None.
-
-    Raises:
-        ConfigError: several columns may be the label.
-    """
-    others = [name for name in columns if name != image]
-    if len(others) < 2:
-        return others[0] if others else None
-    if "label" in others:
-        return "label"
-    raise ConfigError(f"which of {', '.join(others)} is the label? Say columns=[{image!r}, ...] with that alone")
-
-
-class ImageRecord(SampleRecord):
-    """A row of a table as a record: its encoded image and its label.
-
-    Raises:
-        ImageError: (at creation) the row has no image.
-
-    Attributes:
-        sample: the other columns.
-    """
-
-    def __init__(self, data: bytes | None, name: str, sample: dict[str, Any], label: str | None, row: int) -> None:
-        if data is None:
-            raise ImageError(f"{name}: a row without an image")
-        self.path, self.sample, self.row = name, sample, row
-        self._data = data
-        self.label = None if label is None else sample[label]

@@ -24,6 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataFileError
+from penstock.images.files import FORMS, Form
+from penstock.images.sample_record import ColumnRecord, label_column
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.stored import StoredShard
 from penstock.stages import stage
@@ -35,16 +37,7 @@ from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Layout, scan_arrow
 from penstock.tables.files import table_files
-from penstock.tables.image_columns import (
-    IMAGES,
-    ImageRecord,
-    encoded,
-    features_of,
-    image_base,
-    image_columns,
-    label_column,
-    make_image,
-)
+from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
 from penstock.tables.parquet import scan_parquet
 from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
 from penstock.tables.row_groups import Located, NotText, RowGroups
@@ -98,7 +91,7 @@ class TableFiles(FilesTable):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: str = "rgb",
+        images: Form = "rgb",
         images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
@@ -114,7 +107,7 @@ class TableFiles(FilesTable):
         files: list[tuple[str, Stat | None]],
         *,
         columns: Sequence[str] | None = None,
-        images: str = "rgb",
+        images: Form = "rgb",
         images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
@@ -184,7 +177,7 @@ class TableFiles(FilesTable):
         label = next(iter(named)) if len(named) == 1 else "label"
         if self.image_columns:
             try:
-                label = label_column(self.columns, self.image_columns[0]) or ""
+                label = self.image_and_label()[1] or ""
             except ConfigError:
                 return None
         return list(named[label]) if label in named else None
@@ -245,20 +238,30 @@ class TableFiles(FilesTable):
         found = encoded(column, self._images_from, self._storage, where)
         return [(data, self._name(path, row)) for (data, path), row in zip(found, rows.tolist(), strict=True)]
 
-    def image_records(self, indices: Any) -> list[ImageRecord]:
-        """Return the samples at ``indices`` as image records, for `penstock.ImageDataset`.
-
-        A record holds the encoded image of the first image column, and the label: the other column if there are two,
-        else the column ``label``.
+    def image_and_label(self) -> tuple[str, str | None]:
+        """Return the columns of images and labels, for `penstock.ImageDataset`: the first image column, and see
+        `label_column`.
 
         Raises:
-            ConfigError: no image column, or no label column.
+            ConfigError: no image column, or several columns may be the label.
+        """
+        path = self.maps.files[0].path
+        if not self.image_columns:
+            raise ConfigError(
+                f"{path}: no column of images. The columns are {', '.join(self.columns)}. An image column has the type "
+                "Image of `datasets`, or is a struct of bytes and path. To decode another column, give load=, a "
+                "function of a sample, and no options of images, such as size="
+            )
+        return self.image_columns[0], label_column(path, self.columns, self.image_columns[0])
+
+    def image_records(self, indices: Any) -> list[ColumnRecord]:
+        """Return the samples at ``indices`` as image records, for `penstock.ImageDataset`.
+
+        Raises:
+            ConfigError: see `image_and_label`.
             ImageError: a row without an image.
         """
-        if not self.image_columns:
-            raise ConfigError(f"there is no column of images in {self!r}")
-        image, label = self.image_columns[0], label_column(self.columns, self.image_columns[0])
-        rows = normalise(indices, len(self))
+        rows, (image, label) = normalise(indices, len(self)), self.image_and_label()
         found = self.read(rows, lambda _, shape, dtype: np.empty(shape, dtype))
         files = self.encoded(found.pop(image), rows)
         others = [self.values(name, column, rows) for name, column in found.items()]
@@ -268,7 +271,7 @@ class TableFiles(FilesTable):
             else iter([{}] * len(rows))
         )
         return [
-            ImageRecord(*file, sample, label, row)
+            ColumnRecord(*file, sample, label, row)
             for file, sample, row in zip(files, samples, rows.tolist(), strict=True)
         ]
 
@@ -331,8 +334,8 @@ class TableFiles(FilesTable):
 
 
 def _check(images: str, columns: Sequence[str] | None) -> None:
-    if images not in IMAGES:
-        raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
+    if images not in FORMS:
+        raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, FORMS))}")
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r} has to be a list of names")
 

@@ -34,11 +34,9 @@ import numpy as np
 
 from penstock.errors import ConfigError, ShardError
 
-__all__ = ["IMAGES", "Decoder", "encoding_size", "make_decoder"]
+__all__ = ["Decoder", "encoding_size", "make_decoder"]
 
 Decoder = Callable[[bytes], Any]
-
-IMAGES = ("pil", "rgb", "bytes")
 
 _SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _ARRAY_TYPES = {

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, ShardChangedError, ShardIOError
+from penstock.images.files import FORMS, Form, is_image
+from penstock.images.sample_record import ColumnRecord, label_column
 from penstock.order.permutation import normalise
-from penstock.shards.mds.encodings import IMAGES
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
 from penstock.shards.mds.shard import Reader, Shard
@@ -71,14 +72,14 @@ class MDSFolder(BatchedDataset):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: str = "pil",
+        images: Form = "pil",
         allow_pickle: bool = False,
         validate_hash: str | None = None,
         cache_dir: Cache | str | os.PathLike[str] | None = None,
         storage: Storage | None = None,
     ) -> None:
-        if images not in IMAGES:
-            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
+        if images not in FORMS:
+            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, FORMS))}")
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} must be a list of names")
         remote = is_remote(path)
@@ -167,6 +168,33 @@ class MDSFolder(BatchedDataset):
         for place, number in zip(order, numbers[order].tolist(), strict=True):
             samples[place] = self._sample(number)
         return samples
+
+    def image_and_label(self) -> tuple[str, str | None]:
+        """Return the columns of images and labels, for `penstock.ImageDataset`: the first column of encoded image
+        files, and see `label_column`.
+
+        Raises:
+            ConfigError: the images are already decoded, there is no image column, or several columns may be the label.
+        """
+        if self.images != "bytes":
+            raise ConfigError(f"{self.path}: ImageDataset decodes the images itself: open it with images='bytes'")
+        for name, encoding in self.columns.items():
+            named = encoding == "bytes" and (name in ("image", "img") or is_image(f".{name}"))
+            if encoding in ("jpeg", "png") or named:
+                return name, label_column(self.path, self.columns, name)
+        found = ", ".join(f"{name} ({encoding})" for name, encoding in self.columns.items())
+        raise ConfigError(
+            f"{self.path}: no column of encoded images (jpeg, png). The columns are {found}. For other encodings give "
+            "load=, a function of a sample"
+        )
+
+    def image_records(self, indices: Any) -> list[ColumnRecord]:
+        """Return several samples as image records, for `penstock.ImageDataset`. Raises as `image_and_label` does."""
+        rows, (image, label) = normalise(indices, len(self)), self.image_and_label()
+        return [
+            ColumnRecord(sample[image], f"{self.path}, sample {row}", sample, label, row)
+            for row, sample in zip(rows.tolist(), self.records(rows), strict=True)
+        ]
 
     def row_name(self, row: int) -> str:
         """Return folder, shard and sample, for messages."""
