@@ -65,13 +65,13 @@ class StreamMix(EpochDataset):
         check_state(cursor, self._identity(), of=self.of)
         read_int(cursor, "epoch", of=self.of)
         entries, last, count = cursor.get("sources"), cursor.get("last"), len(self.sources)
-        found = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
-        turns = [read_int(entry, "turns", of=self.of) for entry in found if "at" in entry]
-        if not len(turns) == len(found) == count or last not in range(-1, count):
+        found = entries if isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries) else []
+        if len(found) != count or any("at" not in entry for entry in found) or last not in range(-1, count):
             raise StateError(
                 f"the state of this {self.of} needs a state for each of its {count} sources, and the last one of them; "
                 f"got {entries!r} and {last!r}"
             )
+        turns = [read_int(entry, "turns", of=self.of) for entry in found]
         # Before the first item, any worker can resume.
         begun = read_int(cursor, "yielded", of=self.of) or any(turns)
         check_state(cursor, {"where": self._where() if begun else None}, of=self.of)
