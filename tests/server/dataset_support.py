@@ -14,6 +14,7 @@ from interpreter_support import SERVES, Popen
 
 from penstock import Manifest
 from penstock.manifest import Record
+from penstock.server import Observer
 
 SHUFFLES: dict[str, dict[str, Any]] = {
     "global": {},
@@ -59,13 +60,14 @@ def serving(port: int = 0, **files: Path) -> Iterator[tuple[str, Callable[[], No
                 raise
 
 
-class Counting:
+class Counting(Observer):
     """An observer that counts: streams and messages of rows."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.streams = self.open = self.messages = self.sent = 0
         self.errors: list[str] = []
+        self.sizes: list[tuple[int, int]] = []
 
     def stream_started(self, name: str, peer: str) -> None:
         with self._lock:
@@ -79,6 +81,7 @@ class Counting:
     def rows(self, name: str, count: int, nbytes: int) -> None:
         with self._lock:
             self.messages += 1
+            self.sizes.append((count, nbytes))
             self.sent += count
 
     def error(self, name: str | None, kind: str) -> None:
@@ -92,11 +95,6 @@ def eventually(what: Callable[[], object], seconds: float = 10) -> None:
     while not what():
         assert time.monotonic() < until, "did not come about"
         time.sleep(0.01)
-
-
-def reading_threads() -> int:
-    """Threads of ours that read ahead."""
-    return sum(thread.name == "penstock-pages" for thread in threading.enumerate())
 
 
 def whole(record: Record) -> Record:

@@ -20,7 +20,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "support"))
 
 from busy_support import HANG
 from interpreter_support import METHODS
-from server_support import expected, lines, random_rows, whole
+from server_support import expected, lines, pages_of, random_rows, whole
 
 from penstock.manifest import Manifest
 from penstock.server import Client, Server
@@ -67,9 +67,9 @@ def in_the_middle(client: Client, manifest: Manifest) -> None:
     for thread in threads:
         thread.start()
     got = []
-    for number, batch in enumerate(client.slice(part)):
+    for number, batch in enumerate(pages_of(client, part)):
         got.append(batch)
-        in_child(lambda n=number: right(client, manifest, n) and len(lines(client.slice(part))) == len(manifest))
+        in_child(lambda n=number: right(client, manifest, n) and len(lines(pages_of(client, part))) == len(manifest))
     stop.set()
     for thread in threads:
         thread.join()
@@ -91,13 +91,13 @@ def of_a_fork(client: Client, manifest: Manifest) -> None:
 
 
 def _work(client: Client, manifest: Manifest, results: Any) -> None:
-    results.put(right(client, manifest, 5) and len(lines(client.slice(whole(client)))))
+    results.put(right(client, manifest, 5) and len(lines(pages_of(client, whole(client)))))
 
 
 def workers(client: Client, manifest: Manifest, *methods: str) -> None:
     """Workers of multiprocessing, with a slice under way here."""
     for method in methods or METHODS:
-        stream = client.slice(whole(client))
+        stream = pages_of(client, whole(client))
         head = next(stream)
         assert right(client, manifest, 0)
         context: Any = multiprocessing.get_context(method)
@@ -123,7 +123,7 @@ def beside_a_server(client: Client, manifest: Manifest) -> None:
         return False
 
     with Server({"other": manifest}) as server:
-        stream = client.slice(whole(client))
+        stream = pages_of(client, whole(client))
         head = next(stream)
         in_child(child)
         assert len(lines([head, *stream])) == len(manifest)

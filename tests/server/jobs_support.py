@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from busy_support import HANG
 from interpreter_support import SERVES, Popen
+from server_support import Share, pages_of
 
 from penstock import RankDataset, RankServerDataset
 from penstock.manifest import Manifest
 from penstock.order import make_order
-from penstock.server import Client, Slice
+from penstock.server import Client
 
 Rows = npt.NDArray[np.int64]
 
@@ -62,7 +64,7 @@ class Job:
         seed, world_size, mini_epochs, remainder: of the job.
         seconds: after which no epoch begins any more.
         timeout: of the clients' calls.
-        how: by rank in turn: "slice", "rows" (by number, in batches of 64) or "dataset".
+        how: by rank in turn: "pages" (several requests under way), "rows" (in batches of 64) or "dataset".
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Job:
         remainder: str = "pad",
         seconds: float,
         timeout: float = 10.0,
-        how: tuple[str, ...] = ("slice", "rows", "dataset"),
+        how: tuple[str, ...] = ("pages", "rows", "dataset"),
     ) -> None:
         self.truth, self.seed, self.world_size = truth, seed, world_size
         self.mini_epochs, self.remainder = mini_epochs, remainder
@@ -140,7 +142,7 @@ class Job:
     def _rank(self, rank: int, how: str) -> None:
         try:
             with Client(self._addresses, timeout=self._timeout) as client:
-                read = {"slice": self._slices, "rows": self._by_number, "dataset": self._dataset}[how](client, rank)
+                read = {"pages": self._pages, "rows": self._by_number, "dataset": self._dataset}[how](client, rank)
                 while self._more:
                     had = np.bincount(np.concatenate(list(self._timed(read()))), minlength=self.truth.rows)
                     with self._lock:
@@ -164,9 +166,9 @@ class Job:
                 return
             yield batch
 
-    def _parts(self, rank: int) -> Iterator[Slice]:
+    def _parts(self, rank: int) -> Iterator[Share]:
         for mini_epoch in range(self.mini_epochs):
-            yield Slice(
+            yield Share(
                 name="train",
                 fingerprint=self.truth.manifest.fingerprint,
                 samples=self.truth.rows,
@@ -180,10 +182,10 @@ class Job:
                 page_rows=256,
             )
 
-    def _slices(self, client: Client, rank: int) -> Callable[[], Iterator[Rows]]:
+    def _pages(self, client: Client, rank: int) -> Callable[[], Iterator[Rows]]:
         def read() -> Iterator[Rows]:
             for part in self._parts(rank):
-                for batch in client.slice(part):
+                for batch in pages_of(client, part):
                     yield self.truth.numbers(batch)
 
         return read
@@ -191,8 +193,7 @@ class Job:
     def _by_number(self, client: Client, rank: int) -> Callable[[], Iterator[Rows]]:
         def read() -> Iterator[Rows]:
             for part in self._parts(rank):
-                for begin in range(0, part.length, 64):
-                    wanted = part.rows(begin, min(begin + 64, part.length))
+                for wanted in replace(part, page_rows=64).pages():
                     numbers = self.truth.numbers(client.rows("train", part.fingerprint, wanted))
                     assert np.array_equal(numbers, wanted)
                     yield numbers
@@ -202,7 +203,7 @@ class Job:
     def _dataset(self, client: Client, rank: int) -> Callable[[], Iterator[Rows]]:
         options = {"world_size": self.world_size, "rank": rank, "seed": self.seed}
         options |= {"mini_epochs": self.mini_epochs, "remainder": self.remainder}
-        served = RankServerDataset(client, page_rows=128, cache_bytes=1, **options)
+        served = RankServerDataset(client, page_rows=128, **options)
         local = RankDataset(self.truth.manifest, **options)
 
         def read() -> Iterator[Rows]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from busy_support import HANG
 from interpreter_support import SERVES, Popen
 
 from penstock.manifest import Manifest
-from penstock.server import Client, Slice
+from penstock.order import Partition, make_order
+from penstock.server import Client
 
 _PROGRAM = """
 import sys
@@ -105,16 +107,60 @@ def lines(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> list[byte
     return [line for batch in batches for line in batch.column("line").to_pylist()]
 
 
-def expected(manifest: Manifest, slice_: Slice) -> list[bytes]:
-    """The lines of a slice, from the file."""
-    rows = slice_.rows(slice_.begin, slice_.stop)
-    return manifest.raw(rows).to_pylist()
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Rows of one rank in an epoch, by its plan; read in pages."""
+
+    name: str
+    fingerprint: str
+    samples: int
+    seed: int = 0
+    epoch: int = 0
+    shuffle: str = "global"
+    block: dict[str, int] = field(default_factory=dict)
+    world_size: int = 1
+    rank: int = 0
+    mini_epochs: int = 1
+    mini_epoch: int = 0
+    remainder: str = "pad"
+    begin: int = 0
+    end: int | None = None
+    page_rows: int = 1 << 14
+
+    def rows(self) -> np.ndarray:
+        """Numbers of the rows."""
+        partition = Partition(
+            self.samples,
+            self.world_size,
+            self.rank,
+            mini_epochs=self.mini_epochs,
+            mini_epoch=self.mini_epoch,
+            remainder=self.remainder,
+        )
+        order = make_order(self.shuffle, self.samples, seed=self.seed, epoch=self.epoch, **self.block)
+        positions = partition.positions(self.begin, len(partition) if self.end is None else self.end)
+        return order[positions % max(self.samples, 1)]
+
+    def pages(self) -> Iterator[np.ndarray]:
+        """The same, in pages."""
+        rows = self.rows()
+        return (rows[begin : begin + self.page_rows] for begin in range(0, len(rows), self.page_rows))
 
 
-def whole(client: Client, **options: object) -> Slice:
-    """A slice of the only data set."""
+def pages_of(client: Client, share: Share) -> Iterator[pa.RecordBatch]:
+    """The pages of a share, from a server."""
+    return client.batches(share.name, share.fingerprint, share.pages())
+
+
+def expected(manifest: Manifest, share: Share) -> list[bytes]:
+    """The lines of a share, from the file."""
+    return manifest.raw(share.rows()).to_pylist()
+
+
+def whole(client: Client, **options: object) -> Share:
+    """A share of the only data set."""
     info = client.info()
-    return Slice(name=info.name, fingerprint=info.fingerprint, samples=info.rows, **options)  # type: ignore[arg-type]
+    return Share(name=info.name, fingerprint=info.fingerprint, samples=info.rows, **options)  # type: ignore[arg-type]
 
 
 def write_lines(path: Path, rows: int, mark: str = "a") -> Path:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from server_support import expected, lines, whole, write_lines
+from server_support import Share, expected, lines, pages_of, whole, write_lines
 
 from penstock.errors import ManifestChangedError, ManifestError, ServerChangedError
 from penstock.manifest import Manifest
-from penstock.server import Client, Server, Slice
+from penstock.server import Client, Server
 
 
 class TestVersions:
@@ -18,16 +18,16 @@ class TestVersions:
         path = write_lines(tmp_path / "train.txt", 100_000, "old")
         with Server({"train": path, "other": path}) as server, Client(server.address) as client:
             old = client.info("train")
-            part = Slice(name="train", fingerprint=old.fingerprint, samples=old.rows, seed=1)
+            part = Share(name="train", fingerprint=old.fingerprint, samples=old.rows, seed=1)
             before = Manifest.open(path)
-            stream = client.slice(part)
+            stream = pages_of(client, part)
             head = next(stream)
             os.replace(write_lines(tmp_path / "new.txt", 500, "new"), path)
             assert server.reload() == ["train", "other"]
             assert server.reload() == []
             assert client.info("train").rows == 500
             assert lines([head, *stream]) == expected(before, part)
-            assert lines(client.slice(part)) == expected(before, part)
+            assert lines(pages_of(client, part)) == expected(before, part)
             assert client.rows("train", old.fingerprint, [99_999]).column(0)[0].as_py() == b"old/0099999.jpg 9"
             assert client.info("train", old.fingerprint) == old
             assert [(one.rows, one.versions) for one in server.datasets] == [(500, 2)] * 2
@@ -78,7 +78,7 @@ class TestVersions:
             part = whole(client)
             path.write_text("other 1\n")
             with pytest.raises(ManifestChangedError, match=r"train\.txt"):
-                list(client.slice(part))
+                list(pages_of(client, part))
             assert client.health() == {server.address: "ok"}
             server.reload()
             assert client.manifest()[0].path == "other"

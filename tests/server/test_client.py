@@ -21,7 +21,7 @@ from busy_support import HANG
 from dataset_support import write_kinds
 from full_run import full_only
 from interpreter_support import SERVES, run
-from server_support import Process, expected, lines, random_rows, served, whole, write_lines
+from server_support import Process, Share, expected, lines, pages_of, random_rows, served, whole, write_lines
 
 from penstock.errors import (
     ConfigError,
@@ -34,10 +34,9 @@ from penstock.errors import (
     UnknownDataSetError,
 )
 from penstock.manifest import Manifest
-from penstock.server import Client, Limits, Server, Slice
-from penstock.server.connections import _Found, _look_for_grpc
+from penstock.server import Client, Limits, Server
+from penstock.server.connections import _is_grpc_running
 from penstock.server.connections import process as this_process
-from penstock.server.reading import RowReader
 from penstock.server.remote_manifest import RemoteManifest
 
 KINDS = ["text", "odd", "unlabelled", "csv", "jsonl", "parquet", "several", "view"]
@@ -99,12 +98,12 @@ class TestManifest:
             assert one.fingerprint == here.fingerprint
             assert list(one) == list(here)
 
-    def test_slices_are_parsed_by_the_manifest(self, kinds: tuple[Client, dict[str, Manifest]]) -> None:
+    def test_pages_are_parsed_by_the_manifest(self, kinds: tuple[Client, dict[str, Manifest]]) -> None:
         client, manifests = kinds
         for name, manifest in manifests.items():
-            part = Slice(name=name, fingerprint=manifest.fingerprint, samples=len(manifest), seed=3, page_rows=7)
-            rows, records = part.rows(0, part.length), []
-            for batch in client.slice(part):
+            part = Share(name=name, fingerprint=manifest.fingerprint, samples=len(manifest), seed=3, page_rows=7)
+            rows, records = part.rows(), []
+            for batch in pages_of(client, part):
                 at = len(records)
                 records += client.manifest(name).parse(batch, rows[at : at + batch.num_rows])
             assert records == manifest.records(rows)
@@ -142,17 +141,14 @@ class TestManifest:
             assert (len(there), len(there.reopened())) == (10, 20)
 
 
-class TestSlice:
+class TestPages:
     def test_in_order(self, client: Client, manifest: Manifest) -> None:
         part = whole(client, seed=1, world_size=3, rank=2, mini_epochs=2, mini_epoch=1)
-        assert lines(client.slice(part)) == expected(manifest, part)
-        part = replace(part, begin=7, end=9)
-        assert lines(client.slice(part)) == expected(manifest, part)
-        assert lines(client.slice(replace(part, end=7))) == []
+        assert lines(pages_of(client, part)) == expected(manifest, part)
 
     def test_many_at_once_in_a_thread(self, client: Client, manifest: Manifest) -> None:
         parts = [whole(client, seed=1, world_size=4, rank=rank, page_rows=1000) for rank in range(4)]
-        streams = [client.slice(part) for part in parts]
+        streams = [pages_of(client, part) for part in parts]
         got: list[list[bytes]] = [[] for _ in parts]
         for _ in range(3):
             for stream, found in zip(streams, got, strict=True):
@@ -165,7 +161,7 @@ class TestSlice:
 
         def read(job: tuple[int, int, int]) -> None:
             part = whole(client, world_size=job[0], seed=job[1], rank=job[2])
-            assert lines(client.slice(part)) == expected(manifest, part)
+            assert lines(pages_of(client, part)) == expected(manifest, part)
 
         with ThreadPoolExecutor(5) as pool:
             list(pool.map(read, jobs))
@@ -173,11 +169,11 @@ class TestSlice:
     def test_refusals(self, client: Client) -> None:
         part = whole(client)
         with pytest.raises(UnknownDataSetError, match=r"grpc://127.*: there is no dataset 'x': this server has"):
-            next(client.slice(replace(part, name="x")))
+            next(pages_of(client, replace(part, name="x")))
         with pytest.raises(ServerChangedError, match="f" * 32):
-            next(client.slice(replace(part, fingerprint="f" * 32)))
-        with pytest.raises(TicketError, match="100001 rows"):
-            next(client.slice(replace(part, samples=100_001)))
+            next(pages_of(client, replace(part, fingerprint="f" * 32)))
+        with pytest.raises(TicketError, match="row 100000 was requested of 100000 rows"):
+            next(pages_of(client, replace(part, samples=100_001, shuffle="none", begin=99_000)))
 
 
 class TestRows:
@@ -226,21 +222,14 @@ class TestRows:
             for name in ("text", "csv"):
                 assert client.rows(name, manifests[name].fingerprint, [2]).num_rows == 1
 
-    def test_closed_while_other_threads_begin(self) -> None:
-        """Which is when the set of their calls grows."""
-
-        class Nothing:
-            address, deadline = None, 0.0
-
-            def exchange(self, command: bytes) -> None: ...
-            def close(self) -> None: ...
-
-        reader, done = RowReader(lambda address: Nothing(), 10), threading.Event()  # type: ignore[arg-type, return-value]
+    def test_closed_while_other_threads_begin(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which is when the set of their readers grows."""
+        done = threading.Event()
 
         def begin() -> None:
             number = 0
             while not done.is_set():
-                reader._call(None, str(number := (number + 1) % 1000).encode())  # type: ignore[arg-type]
+                client._reader(str(number := (number + 1) % 1000).encode())
 
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
@@ -250,7 +239,7 @@ class TestRows:
                 thread.start()
             until = time.monotonic() + 1
             while time.monotonic() < until:
-                reader.close()
+                client.close()
         finally:
             done.set()
             sys.setswitchinterval(interval)
@@ -380,27 +369,26 @@ class TestProcesses:
     def test_threads_that_may_be_grpcs(self, tmp_path: Path) -> None:
         """As /proc shows them: another one's, gRPC's, one that has not run yet, one that ended during the look."""
         for text, more, found in (
-            ("python", "81 2 3", _Found.NONE),
-            ("grpc_global_tim", "81 2 3", _Found.RUNNING),
-            ("python", "0 0 0", _Found.PERHAPS),
-            (None, "81 2 3", _Found.PERHAPS),
+            ("python", "81 2 3", False),
+            ("grpc_global_tim", "81 2 3", True),
+            ("python", "0 0 0", None),
+            (None, "81 2 3", None),
         ):
             tasks = tmp_path / f"{text}-{more[0]}"
             (tasks / "7").mkdir(parents=True)
             (tasks / "7" / "schedstat").write_text(more + "\n")
             if text is not None:
                 (tasks / "7" / "comm").write_text(text + "\n")
-            assert _look_for_grpc(tasks) is found
-        assert _look_for_grpc(tmp_path / "none") is _Found.NONE
+            assert _is_grpc_running(tasks) is found
+        assert _is_grpc_running(tmp_path / "none") is False
 
     def test_ends_without_a_word(self, elsewhere: Process, manifest: Manifest) -> None:
         """A program that ends in the middle of everything ends cleanly."""
         program = (
-            "import sys; from penstock.server import Client, Slice\n"
+            "import sys; from penstock.server import Client\n"
             f"client = Client({elsewhere.address!r}); name = client.info()\n"
             "client.rows('train', name.fingerprint, [1])\n"
-            "part = Slice(name='train', fingerprint=name.fingerprint, samples=name.rows)\n"
-            "stream = client.slice(part); next(stream)\n"
+            "stream = client.batches('train', name.fingerprint, [range(1000)] * 50); next(stream)\n"
         )
         done = run(["-c", program], timeout=HANG, imports=SERVES)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

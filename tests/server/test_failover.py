@@ -15,11 +15,11 @@ import pytest
 from busy_support import slowness
 from dataset_support import Counting, eventually
 from full_run import full_only
-from server_support import Pipe, expected, lines, random_rows, served, whole, write_lines
+from server_support import Pipe, Share, expected, lines, pages_of, random_rows, served, whole, write_lines
 
 from penstock.errors import ServerChangedError, ServerError, ServerUnavailableError
 from penstock.manifest import Manifest
-from penstock.server import Client, Server, Slice
+from penstock.server import Client, Server
 
 ROWS = 400_000
 
@@ -59,7 +59,7 @@ class TestKilled:
                 server.kill()
                 server.restart()
 
-            got, longest = paced(client.slice(part), {5: restart, 60: restart})
+            got, longest = paced(pages_of(client, part), {5: restart, 60: restart})
             assert lines(got) == expected(manifest, part)
             assert longest < 10 * slowness()
 
@@ -80,7 +80,7 @@ class TestKilled:
                 server.kill()
                 thread.start()
 
-            stream = client.slice(part)
+            stream = pages_of(client, part)
             got, _ = paced(stream, {5: kill})
             thread.join()
             assert lines(got) == expected(manifest, part)
@@ -90,7 +90,7 @@ class TestKilled:
         for victim in range(2):
             with served(file, file) as servers, Client([one.address for one in servers]) as client:
                 part = whole(client, seed=2, page_rows=4096)
-                got, longest = paced(client.slice(part), {5: servers[victim].kill})
+                got, longest = paced(pages_of(client, part), {5: servers[victim].kill})
                 assert lines(got) == expected(manifest, part)
                 assert longest < 10 * slowness()
 
@@ -102,7 +102,7 @@ class TestKilled:
             for number in range(6):
                 events[20 * number + 3] = servers[number % 2].kill
                 events[20 * number + 6] = servers[number % 2].restart
-            got, _ = paced(client.slice(part), events)
+            got, _ = paced(pages_of(client, part), events)
             assert lines(got) == expected(manifest, part)
 
     @pytest.mark.clock
@@ -136,7 +136,7 @@ class TestKilled:
     def test_for_good(self, file: Path) -> None:
         with served(file) as [server]:
             client = Client(server.address, patience=1, timeout=2)
-            stream = client.slice(whole(client))
+            stream = pages_of(client, whole(client))
             next(stream)
             server.kill()
             begin = time.monotonic()
@@ -150,8 +150,8 @@ class TestKilled:
             parts = [whole(client, seed=7, world_size=8, rank=rank, page_rows=512) for rank in range(8)]
             started = threading.Barrier(9)
 
-            def read(part: Slice) -> list[bytes]:
-                stream = client.slice(part)
+            def read(part: Share) -> list[bytes]:
+                stream = pages_of(client, part)
                 head = next(stream)
                 started.wait(20)
                 return lines([head, *stream])
@@ -174,7 +174,7 @@ class TestHung:
             client = Client([one.address for one in servers], timeout=1.5 * second)
             part = whole(client, seed=1, page_rows=4096)
             for victim in servers:
-                stream = client.slice(part)
+                stream = pages_of(client, part)
                 got, longest = paced(stream, {5: victim.freeze})
                 victim.thaw()
                 assert lines(got) == expected(manifest, part)
@@ -203,7 +203,7 @@ class TestHung:
             client = Client(server.address, timeout=second, patience=second)
             part = whole(client)
             server.freeze()
-            for call in (client.info, lambda: next(client.slice(part)), client.health):
+            for call in (client.info, lambda: next(pages_of(client, part)), client.health):
                 begin = time.monotonic()
                 if call == client.health:
                     assert "did not answer in time" in call()[server.address]  # type: ignore[operator]
@@ -225,7 +225,7 @@ class TestHung:
                 pipe.cut()
                 threading.Timer(1.5, pipe.mend).start()
 
-            got, longest = paced(client.slice(part), {5: cut})
+            got, longest = paced(pages_of(client, part), {5: cut})
             assert lines(got) == expected(manifest, part)
             assert longest < 5 * second + 10
 
@@ -236,7 +236,7 @@ class TestHung:
         with server, closing(Pipe(int(server.address.rpartition(":")[2]))) as pipe:
             client = Client(pipe.address, timeout=1, patience=0)
             info = client.info()
-            stream = client.slice(Slice(name="train", fingerprint=info.fingerprint, samples=info.rows))
+            stream = pages_of(client, Share(name="train", fingerprint=info.fingerprint, samples=info.rows))
             next(stream)
             client.rows("train", info.fingerprint, [1])
             assert seen.open == 2
@@ -253,7 +253,7 @@ class TestSlowConsumers:
         with served(file) as [server]:
             client = Client(server.address, timeout=2, patience=0)
             part = whole(client, seed=1, page_rows=1 << 15)
-            got, _ = paced(client.slice(part), dict.fromkeys((2, 5, 6), lambda: time.sleep(2.5)))
+            got, _ = paced(pages_of(client, part), dict.fromkeys((2, 5, 6), lambda: time.sleep(2.5)))
             assert lines(got) == expected(manifest, part)
 
     @full_only("waits for real time-outs")
@@ -272,14 +272,14 @@ class TestOtherData:
         other = write_lines(tmp_path / "train.txt", ROWS, "other")
         with served(file, other) as servers:
             client = Client([one.address for one in servers])
-            part = Slice(name="train", fingerprint=manifest.fingerprint, samples=ROWS, end=50_000)
+            part = Share(name="train", fingerprint=manifest.fingerprint, samples=ROWS, end=50_000)
             for _ in range(8):
-                assert lines(client.slice(part)) == expected(manifest, part)
+                assert lines(pages_of(client, part)) == expected(manifest, part)
                 assert client.rows("train", manifest.fingerprint, [3]).column(0) == manifest.raw([3])
             servers[0].kill()
             client = Client([one.address for one in servers], patience=1, timeout=1)
             with pytest.raises(ServerUnavailableError, match=f"{servers[1].address}: 'train' has the fingerprint"):
-                list(client.slice(part))
+                list(pages_of(client, part))
 
     def test_all_have_other_data(self, file: Path, tmp_path: Path) -> None:
         """There is no use in patience."""
@@ -287,14 +287,14 @@ class TestOtherData:
             client = Client([one.address for one in servers], patience=3600)
             part = replace(whole(client), fingerprint="0" * 32)
             with pytest.raises(ServerChangedError) as caught:
-                next(client.slice(part))
+                next(pages_of(client, part))
             assert all(one.address in str(caught.value) for one in servers)
 
     def test_restarted_with_other_data(self, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "train.txt", ROWS)
         with served(path) as [server]:
             client = Client(server.address, patience=5)
-            stream = client.slice(whole(client, page_rows=1024))
+            stream = pages_of(client, whole(client, page_rows=1024))
             next(stream)
             server.kill()
             write_lines(path, ROWS + 1)

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow.flight as flight
 import pytest
 from dataset_support import Counting
-from server_support import Authority, authority, lines, whole, write_lines
+from server_support import Authority, Share, authority, lines, pages_of, whole, write_lines
 
 from penstock.errors import ConfigError, ServerAuthError, ServerTLSError, ServerUnavailableError
 from penstock.manifest import Manifest
 from penstock.server import TLS, Client, Server
 from penstock.server.auth import check_exposure
-from penstock.server.protocol import Slice, encode
+from penstock.server.protocol import encode_key
 
 __all__ = ["authority"]  # a fixture
 
@@ -29,7 +29,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 def works(client: Client) -> None:
     part = whole(client, end=1000)
-    assert len(lines(client.slice(part))) == 1000
+    assert len(lines(pages_of(client, part))) == 1000
     assert client.rows("train", part.fingerprint, [7]).num_rows == 1
 
 
@@ -45,13 +45,13 @@ class TestToken:
         seen = Counting()
         with Server({"train": manifest}, token="s3cret", observer=seen) as server:
             client = Client(server.address, token=token)
-            part = Slice(name="train", fingerprint=manifest.fingerprint, samples=len(manifest))
+            part = Share(name="train", fingerprint=manifest.fingerprint, samples=len(manifest))
             message = "the token is wrong" if token else "asks for a token, and none was given"
             calls: list[Any] = [
                 client.list,
                 client.info,
                 client.manifest,
-                lambda: next(client.slice(part)),
+                lambda: next(pages_of(client, part)),
                 lambda: client.rows("train", manifest.fingerprint, [1]),
             ]
             for call in calls:
@@ -73,7 +73,7 @@ class TestToken:
 
     def test_odd_headers(self, manifest: Manifest) -> None:
         with Server({"train": manifest}, token="s3cret") as server, flight.connect(server.address) as plain:
-            ticket = flight.Ticket(encode(Slice(name="train", fingerprint=manifest.fingerprint, samples=len(manifest))))
+            train = flight.FlightDescriptor.for_command(encode_key("train", None))
             odd: list[list[tuple[bytes, bytes]]] = [
                 [(b"authorization", b"Bearer s3cret"), (b"authorization", b"Bearer s3cret")],
                 [(b"authorization", b"Basic s3cret")],
@@ -83,9 +83,9 @@ class TestToken:
             ]
             for headers in odd:
                 with pytest.raises(flight.FlightUnauthenticatedError):
-                    plain.do_get(ticket, flight.FlightCallOptions(headers=headers)).read_chunk()
+                    plain.get_flight_info(train, flight.FlightCallOptions(headers=headers))
             options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer s3cret")])
-            assert plain.do_get(ticket, options).read_chunk().data.num_rows
+            assert plain.get_flight_info(train, options).total_records == len(manifest)
 
     @pytest.mark.parametrize("token", ["", "a b", "a\n", "ü"])
     def test_tokens_that_cannot_travel(self, manifest: Manifest, token: str) -> None:

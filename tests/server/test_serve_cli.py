@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import pytest
 from busy_support import HANG
 from full_run import full_only
 from interpreter_support import SERVES, Popen, run
+from server_support import Share, pages_of
 
-from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError, ServerUnavailableError
-from penstock.server import Client, Slice
+from penstock.errors import ConfigError, ServerAuthError, ServerError, ServerUnavailableError
+from penstock.server import Client
 from penstock.tools.cli.serve import named_files
 
 DEADLINE = 120
-MANY, FOREVER = 1_000_000, 3600  # seconds of grace that nobody waits for
+FOREVER = 3600  # seconds of grace that nobody waits for
 
 
 class Serve:
@@ -92,11 +94,21 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest of a million rows, which no buffer on the way holds."""
-    path = tmp_path_factory.mktemp("many") / "train.txt"
-    path.write_text("".join(f"class_{k // 10:06d}/img_{k:07d}.jpg {k // 10}\n" for k in range(MANY)))
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A manifest of a long row: a thousand of it are more than the buffers on the way hold."""
+    path = tmp_path_factory.mktemp("long") / "train.txt"
+    path.write_text(f"{'x' * 50_000}.jpg 1\n")
     return path
+
+
+@contextmanager
+def stalled(address: str) -> Iterator[None]:
+    """A client that does not read an answer."""
+    with Client(address, patience=1) as client:
+        stream = client.batches("train", client.info().fingerprint, [[0] * 1000] * 3)
+        next(stream)
+        yield
+        stream.close()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -112,13 +124,13 @@ def ask(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def request(client: Client, name: str = "train", **more: Any) -> Slice:
+def request(client: Client, name: str = "train", **more: Any) -> Share:
     info = client.info(name)
-    return Slice(name=name, fingerprint=info.fingerprint, samples=info.rows, shuffle="none", **more)
+    return Share(name=name, fingerprint=info.fingerprint, samples=info.rows, shuffle="none", **more)
 
 
 def rows_of(client: Client, name: str = "train") -> int:
-    return sum(batch.num_rows for batch in client.slice(request(client, name)))
+    return sum(batch.num_rows for batch in pages_of(client, request(client, name)))
 
 
 class TestServes:
@@ -249,36 +261,20 @@ class TestSignals:
         assert number.name in stopping
         assert stopped.endswith("stopped")
 
-    @full_only("waits for seconds; a stream that nobody reads ends, too")
-    def test_streams_finish(self, serve: Callable[..., Serve], many: Path) -> None:
-        """SIGTERM in the middle of a stream: its client still gets all of it, the next call is refused."""
-        server = serve(many, "--metrics-port", 0)
-        address = server.address()
-        url = server.said("status page")
-        client = Client(address, patience=2)
-        stream = client.slice(request(client))
-        got = next(stream).num_rows
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_for("stopping")
-        assert ask(url + "health")[0] == 503
-        got += sum(batch.num_rows for batch in stream)
-        assert got == MANY
-        assert server.process.wait(timeout=DEADLINE) == 0
-        with pytest.raises(PenstockError):
-            client.list()
-        client.close()
+    def test_health_while_it_stops(self, serve: Callable[..., Serve], long: Path) -> None:
+        server = serve(long, "--grace", FOREVER, "--metrics-port", 0)
+        with stalled(server.address()):
+            url = server.said("status page")
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("stopping")
+            assert ask(url + "health")[0] == 503
 
-    def test_a_stream_that_nobody_reads_ends_with_the_grace(self, serve: Callable[..., Serve], many: Path) -> None:
-        server = serve(many, "--grace", 1)
-        client = Client(server.address(), patience=1)
-        stream = client.slice(request(client))
-        next(stream)
-        server.wait_for("listening")
-        started = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - started > 0.9
-        stream.close()  # type: ignore[attr-defined]
-        client.close()
+    def test_an_answer_that_nobody_reads_ends_with_the_grace(self, serve: Callable[..., Serve], long: Path) -> None:
+        server = serve(long, "--grace", 1)
+        with stalled(server.address()):
+            started = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - started > 0.9
 
     def test_connections_that_wait_for_a_request_are_not_waited_for(
         self, serve: Callable[..., Serve], meta: Path
@@ -291,18 +287,13 @@ class TestSignals:
         assert server.stop() == 0
         client.close()
 
-    def test_a_second_signal_does_not_wait(self, serve: Callable[..., Serve], many: Path) -> None:
-        server = serve(many, "--grace", FOREVER)
-        client = Client(server.address(), patience=1)
-        stream = client.slice(request(client))
-        next(stream)
-        server.wait_for("listening")
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_for("stopping")
-        time.sleep(0.1)
-        assert server.stop() == -signal.SIGTERM
-        stream.close()  # type: ignore[attr-defined]
-        client.close()
+    def test_a_second_signal_does_not_wait(self, serve: Callable[..., Serve], long: Path) -> None:
+        server = serve(long, "--grace", FOREVER)
+        with stalled(server.address()):
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("stopping")
+            time.sleep(0.1)
+            assert server.stop() == -signal.SIGTERM
 
     def test_reload_keeps_the_old_version_for_those_who_use_it(
         self, serve: Callable[..., Serve], meta: Path, tmp_path: Path
@@ -322,7 +313,7 @@ class TestSignals:
         assert fresh.info("train").fingerprint != old.fingerprint
         assert line.endswith(f"reloaded: train is {fresh.info('train').fingerprint}")
         assert rows_of(fresh) == 300
-        assert sum(batch.num_rows for batch in client.slice(old)) == 200
+        assert sum(batch.num_rows for batch in pages_of(client, old)) == 200
         assert "300" in ask(status)[1]
         client.close()
         fresh.close()
@@ -354,7 +345,7 @@ class TestSignals:
         server.wait_for("listening")
         wanted = request(client)
         got: list[int] = []
-        thread = threading.Thread(target=lambda: got.append(sum(b.num_rows for b in client.slice(wanted))))
+        thread = threading.Thread(target=lambda: got.append(sum(b.num_rows for b in pages_of(client, wanted))))
         thread.start()
         for _ in range(5):
             server.process.send_signal(signal.SIGHUP)

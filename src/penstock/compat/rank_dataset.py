@@ -183,8 +183,8 @@ class RankServerDataset(_WithoutMetas, datasets.RankServerDataset):
     Args:
         meta_file, server_ip, server_port, timeout, token, token_file: as in `ServerDataset`.
         is_test: every rank reads all rows, in file order.
-        reload_cfg: as in `RankDataset`, but the default of ``group`` is 10; and ``cache_size`` (100000), the rows of a
-            page that is read ahead.
+        reload_cfg: as in `RankDataset`, but the default of ``group`` is 10; and ``cache_size`` (100000), the most rows
+            that are sent together when items are read one by one: at most 64 are.
 
     Raises:
         ConfigError: an unknown name in reload_cfg.
@@ -205,7 +205,7 @@ class RankServerDataset(_WithoutMetas, datasets.RankServerDataset):
     ) -> None:
         config = _config(reload_cfg, _SERVER_CONFIG)
         client = _client(server_ip, server_port, timeout, token, token_file)
-        options = {"page_rows": config["cache_size"], **_options(config, is_test)}
+        options = {"page_rows": min(config["cache_size"], 64), **_options(config, is_test)}
         super().__init__(client, _served_name(meta_file), **options)
         self.pure = True
         self.set_mini_epoch(0 if is_test else config["mini_epoch_idx"])

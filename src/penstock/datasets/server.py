@@ -3,8 +3,8 @@
     dataset = RankServerDataset(["grpc://a:8815", "grpc://b:8815"], "train", mini_epochs=4, seed=0)
     loader = DataLoader(dataset, batch_size=256, num_workers=8)      # everything else as with RankDataset
 
-The rows, their order and the states are the same as for the file; a state of one can be loaded into the other. Memory:
-``cache_bytes`` in each process that reads, for a manifest of any length.
+The rows, their order and the states are the same as for the file; a state of one can be loaded into the other. The
+order is computed here, and rows are requested by number. Memory: a batch, for a manifest of any length.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from penstock.datasets.server_reader import ServerReader
+import numpy as np
+import pyarrow as pa
+
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
-from penstock.order.permutation import normalise
+from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import EpochView, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.random import load_each
-from penstock.server.protocol import PAGE_ROWS
 from penstock.sources.batched import BatchedDataset
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankServerDataset", "ServerDataset"]
 
-_CACHE_BYTES = 16 << 20
+_PAGE_ROWS = 64
 
 
 class ServerDataset(BatchedDataset):
@@ -40,17 +41,15 @@ class ServerDataset(BatchedDataset):
             certificates and timeouts).
         name: the name of the served dataset; optional if the server has only one.
         load: ``load(record)`` converts the record to the item. By default the item is the tuple ``(path, label, row)``.
-        cache_bytes: memory for rows that are read ahead, in each process that reads.
-        page_rows: rows in a page of the read-ahead.
+        page_rows: rows that are sent together when items are read one by one.
 
     Raises:
         ServerError: no server answers, the token is wrong, the name is unknown, or the data has another version.
-        ConfigError: a size is not positive.
+        ConfigError: ``page_rows`` is not positive.
         ManifestError: (on access) a row cannot be parsed.
 
-    Cost: a batch (``__getitems__``) is one round trip; so is a single item. Rows that are requested in order are read
-    ahead in pages. If all rows fit into ``cache_bytes``, they are fetched at once and cached, as soon as single
-    requests have cost as much. Each process and thread opens its own connection at first use.
+    Cost: a batch (``__getitems__``) is one round trip. So is a single item; it comes with those that follow it, so the
+    next ``page_rows - 1`` items come from memory. Each process and thread opens its own connection at first use.
 
     The dataset keeps the version of the manifest that was current when you created it, even after the server loads a
     newer file.
@@ -65,12 +64,10 @@ class ServerDataset(BatchedDataset):
         name: str | None = None,
         *,
         load: Callable[[Record], Any] | None = None,
-        cache_bytes: int = _CACHE_BYTES,
-        page_rows: int = PAGE_ROWS,
+        page_rows: int = _PAGE_ROWS,
     ) -> None:
-        client, name, manifest = _connect(address, name)
-        self._plan = SharePlan(manifest, rank=0, world_size=1, shuffle="none", remainder="uneven")
-        self._server_reader = ServerReader(client, name, self._plan, cache_bytes=cache_bytes, page_rows=page_rows)
+        self._client, self._manifest = _connect(address, name)
+        self._page = _Page(self._manifest, page_rows)
         self.load = load
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
         """Whether items depend only on the manifest and `penstock.generator`, see `RankDataset`."""
@@ -81,15 +78,16 @@ class ServerDataset(BatchedDataset):
     @property
     def manifest(self) -> Manifest:
         """The served manifest."""
-        return cast(Manifest, self._plan.source)
+        return self._manifest
 
     def __len__(self) -> int:
-        return len(self._plan.source)
+        return len(self._manifest)
 
     def __getitem__(self, index: int) -> Any:
-        view = self._plan.view()
-        position, row = view.locate(operator.index(index))
-        record = self._server_reader.record(view, position, row)
+        row, size = operator.index(index), len(self)
+        if not -size <= row < size:
+            raise IndexError(f"index {index} is out of range for a dataset of {size} rows")
+        record = self._page.record(row % size, lambda count: np.arange(row % size, min(row % size + count, size)))
         return (record.path, record.label, record.row) if self.load is None else self.load(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -105,18 +103,18 @@ class ServerDataset(BatchedDataset):
 
     def records(self, indices: Sequence[int]) -> list[Record]:
         """Return the manifest's records at several indices, before ``load``."""
-        return self._server_reader.records(self._plan.view(), normalise(indices, len(self)))
+        return self._manifest.records(normalise(indices, len(self)))
 
     def close(self) -> None:
-        """Stop the read-ahead. Also runs when the dataset is deleted. Further use starts the read-ahead again."""
-        self._server_reader.close()
+        """Close the connections. Idempotent; further use opens them again."""
+        self._client.close()
 
 
 class RankServerDataset(SourceDataset):
     """A `RankDataset` over a served manifest: the same rows in the same order, with the same methods and states.
 
     Args:
-        address, name, cache_bytes, page_rows: see `ServerDataset`.
+        address, name, page_rows: see `ServerDataset`.
         load, rank, world_size, seed, shuffle, ...: see `RankDataset`.
 
     Raises:
@@ -127,9 +125,7 @@ class RankServerDataset(SourceDataset):
     The server stores nothing about a job. The rows of a rank follow from the arguments, so any of the servers can
     answer, even after a restart.
 
-    Cost: sequential access to a mini-epoch reads from memory; a thread fetches pages ahead, and at the end the first
-    pages of the next mini-epoch. Random access, by a sampler or by one of many workers, takes one round trip per batch.
-    A rank's rows that fit into ``cache_bytes`` are fetched as a whole as soon as this costs less.
+    Cost: a batch is one round trip for exactly its rows. Single items in order are sent ``page_rows`` at a time.
     """
 
     def __init__(
@@ -138,8 +134,7 @@ class RankServerDataset(SourceDataset):
         name: str | None = None,
         *,
         load: Callable[[Record], Any] | None = None,
-        cache_bytes: int = _CACHE_BYTES,
-        page_rows: int = PAGE_ROWS,
+        page_rows: int = _PAGE_ROWS,
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
@@ -148,10 +143,9 @@ class RankServerDataset(SourceDataset):
                 f"{type(self).__name__}: leave locality= out. It is for data that nodes read and cache themselves; "
                 "here the server sends the rows, and nodes cache nothing"
             )
-        client, name, manifest = _connect(address, name)
-        plan = SharePlan(manifest, **share)
-        self._server_reader = ServerReader(client, name, plan, cache_bytes=cache_bytes, page_rows=page_rows)
-        super().__init__(manifest, plan, load, reader=self._server_reader)
+        self._client, manifest = _connect(address, name)
+        self._page = _Page(manifest, page_rows)
+        super().__init__(manifest, SharePlan(manifest, **share), load)
 
     @property
     def manifest(self) -> Manifest:
@@ -159,20 +153,42 @@ class RankServerDataset(SourceDataset):
         return cast(Manifest, self.source)
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Record:
-        return self._server_reader.record(view, local, row)
+        return self._page.record(row, lambda count: view.rows(np.arange(local, min(local + count, len(view)))))
 
     def _items(self, records: list[Any]) -> list[Any]:
         return [(record.path, record.label, record.row) for record in records]
 
     def close(self) -> None:
-        """Stop the read-ahead. Also runs when the dataset is deleted. Further use starts the read-ahead again."""
-        self._server_reader.close()
+        """Close the connections. Idempotent; further use opens them again."""
+        self._client.close()
 
 
-def _connect(address: str | Sequence[str] | Client, name: str | None) -> tuple[Client, str, Manifest]:
-    """Return the client, the dataset's name, and the current version of its manifest."""
+class _Page:
+    """Records one by one, in few round trips: the last page of rows, in the order in which they will be read.
+
+    A row is parsed when it is read, so an invalid row does not affect its neighbours. Thread-safe.
+    """
+
+    def __init__(self, manifest: Manifest, page_rows: int) -> None:
+        if page_rows < 1:
+            raise ConfigError(f"page_rows= must be positive, got {page_rows}")
+        self._manifest, self._page_rows = manifest, page_rows
+        self._held: tuple[dict[int, int], pa.RecordBatch | None] = {}, None
+
+    def record(self, row: int, following: Callable[[int], Indices]) -> Record:
+        """Return the record of a row; ``following(count)`` returns the row and those after it, up to ``count``."""
+        places, batch = self._held
+        if batch is None or row not in places:
+            rows = following(self._page_rows)
+            batch = self._manifest.gather(rows)
+            places = {number: place for place, number in enumerate(rows.tolist())}
+            self._held = places, batch
+        return self._manifest.parse(batch.slice(places[row], 1), np.array([row]))[0]
+
+
+def _connect(address: str | Sequence[str] | Client, name: str | None) -> tuple[Client, Manifest]:
+    """Return the client, and the current version of the dataset's manifest."""
     from penstock.server import Client
 
     client = address if isinstance(address, Client) else Client(address)
-    name = client.info().name if name is None else name
-    return client, name, client.manifest(name)
+    return client, client.manifest(name)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = ["TLS", "CacheClient", "Client", "DataSetInfo", "Limits", "Observer", "RemoteManifest", "Server", "Slice"]
+__all__ = ["TLS", "CacheClient", "Client", "DataSetInfo", "Limits", "Observer", "RemoteManifest", "Server"]
 
 if TYPE_CHECKING:
     from penstock.server.auth import TLS
     from penstock.server.cache_client import CacheClient
     from penstock.server.client import Client, DataSetInfo
     from penstock.server.options import Limits, Observer
-    from penstock.server.protocol import Slice
     from penstock.server.remote_manifest import RemoteManifest
     from penstock.server.service import Server
 
@@ -27,7 +26,6 @@ __getattr__, __dir__ = lazy.names(
         "Observer": "options",
         "RemoteManifest": "remote_manifest",
         "Server": "service",
-        "Slice": "protocol",
         "TLS": "auth",
     },
 )

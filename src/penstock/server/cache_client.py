@@ -4,7 +4,7 @@
     ShardDataset("s3://bucket/train-{000..999}.tar", storage=storage)
 
 Promises: the bytes are of the requested version and complete. The other cache checks a copy against the hash of its
-download, and this one the bytes against the hash in the answer. A server that is gone, hangs, fails or sends wrong
+download, and this one each block against the hash in the answer. A server that is gone, hangs, fails or sends wrong
 bytes costs ``timeout`` seconds and a warning; the store provides the rest, from the last complete block on. No URL or
 secret of a store is sent.
 """
@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
@@ -26,7 +25,7 @@ import xxhash
 from penstock.errors import PenstockError, ServerError
 from penstock.server.access import Access
 from penstock.server.address import Address
-from penstock.server.cache_service import read_answer
+from penstock.server.cache_service import hash_of
 from penstock.server.connections import FAILURES, Call, Released
 from penstock.server.failures import explain
 from penstock.server.protocol import Block, encode_block
@@ -38,10 +37,7 @@ __all__ = ["CacheClient"]
 _log = logging.getLogger(__name__)
 _Path = str | PathLike[str]
 
-_FIRST_REST, _LONGEST_REST = 30.0, 600.0  # seconds for which a failed server is skipped
-_ABSENT = 10.0  # seconds for which a missing copy is not requested again
-_REMEMBERED = 4096  # missing copies to remember
-_MAX_IDLE = 16  # idle connections
+_REST = 60.0  # seconds for which a failed server is skipped
 
 
 class CacheClient:
@@ -55,8 +51,7 @@ class CacheClient:
     Raises:
         ConfigError: invalid arguments.
 
-    A failed server is skipped for 30 s, then for twice as long after each failure, up to 10 minutes. A missing copy
-    is not requested again for 10 s. Memory: a few KiB, and a connection for each concurrent request.
+    A failed server is skipped for a minute. Memory: a block and a connection for each concurrent request.
     """
 
     def __init__(
@@ -120,122 +115,91 @@ class _Node:
 
     def __init__(self, access: Access, address: Address) -> None:
         self._access, self._address = access, address
-        self._idle: deque[Call] = deque()
-        self._absent: dict[str, float] = {}
+        self._idle: list[Call] = []
         self._lock = threading.Lock()
-        self._failures = 0
         self._rests_until = 0.0
 
     def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
         """Fill a buffer block by block as far as this server can; return the number of bytes."""
         had = 0
-        while had < len(target) and not cancel.is_set() and self._may_have(key):
-            at = begin + had
-            end = min(begin + len(target), (at // PIECE + 1) * PIECE)
+        while had < len(target) and not cancel.is_set() and time.monotonic() >= self._rests_until:
+            number, skipped = divmod(begin + had, PIECE)
             try:
-                held = self._block(Block(copy=key, begin=at, end=end), target[had : end - begin], cancel)
+                block = self._block(Block(key, number), cancel)
             except (*FAILURES, PenstockError, ValueError) as error:
                 if not cancel.is_set():
                     self._failed(error)
                 break
-            if not held:
-                self._lacks(key)
+            part = block[skipped : skipped + len(target) - had]
+            if not part:  # the server has no such copy
                 break
-            had = end - begin
-            self._failures = 0
+            target[had : had + len(part)] = part
+            had += len(part)
         return had
 
-    def _may_have(self, key: str) -> bool:
-        now = time.monotonic()
-        return now >= self._rests_until and now >= self._absent.get(key, 0.0)
-
-    def _lacks(self, key: str) -> None:
-        with self._lock:
-            if len(self._absent) >= _REMEMBERED:
-                self._absent.clear()
-            self._absent[key] = time.monotonic() + _ABSENT
-
     def _failed(self, error: BaseException) -> None:
-        """Mark the server as failed for a while."""
+        """Skip the server for a while."""
         with self._lock:
             now = time.monotonic()
             if now < self._rests_until:
                 return  # a concurrent request has marked it
-            rest = min(_FIRST_REST * 2.0**self._failures, _LONGEST_REST)
-            self._rests_until, is_first = now + rest, not self._failures
-            self._failures += 1
+            self._rests_until = now + _REST
         self.close()
-        if is_first:
-            tls = self._access.context() if self._address.tls else None
-            reason = explain(error, self._address, tls) if isinstance(error, FAILURES) else error
-            _log.warning("the cache at %s is left alone for %g s, the store is read: %s", self._address, rest, reason)
+        tls = self._access.context() if self._address.tls else None
+        reason = explain(error, self._address, tls) if isinstance(error, FAILURES) else error
+        _log.warning("the cache at %s is left alone for %g s, the store is read: %s", self._address, _REST, reason)
 
-    def _block(self, block: Block, target: memoryview, cancel: Cancel) -> bool:
-        """Fill a buffer with a block; return False if the server has no such copy.
+    def _block(self, block: Block, cancel: Cancel) -> memoryview:
+        """Return the bytes of a block; none if the server has no such copy.
 
         Raises: FAILURES, PenstockError, ValueError.
         """
         while True:
-            call, is_new = self._take()
+            with self._lock:
+                idle = self._idle.pop() if self._idle else None
+            call = idle or self._access.open(self._address)
             key = cancel.add(lambda call=call: call.close(0))  # type: ignore[misc]
             try:
-                held = _receive(call, block, target)
+                data = _receive(call, block)
             except (*FAILURES, PenstockError, ValueError, Released) as error:
                 was_closed = call.is_closed
                 call.close()
                 if cancel.is_set():
                     raise ServerError("the read was cancelled") from None
                 # A fork closes calls, and the server may have restarted since the last call.
-                if not was_closed and (is_new or isinstance(error, flight.FlightTimedOutError)):
+                if not was_closed and (idle is None or isinstance(error, flight.FlightTimedOutError)):
                     raise
-                if not was_closed:
-                    self.close()
+                self.close()
             except BaseException:
                 call.close()
                 raise
             else:
-                if len(self._idle) < _MAX_IDLE:
+                with self._lock:
                     self._idle.append(call)
-                else:
-                    call.close()
-                return held
+                return data
             finally:
                 cancel.remove(key)
 
-    def _take(self) -> tuple[Call, bool]:
-        """Return an open call, and whether it is new."""
-        try:
-            return self._idle.popleft(), False
-        except IndexError:
-            return self._access.open(self._address), True
-
     def close(self) -> None:
-        while self._idle:
-            try:
-                self._idle.popleft().close(0)
-            except IndexError:  # another thread closes them, too
-                return
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for call in idle:
+            call.close(0)
 
 
-def _receive(call: Call, block: Block, target: memoryview) -> bool:
-    """Request a block and receive all of it; return False if the copy does not exist.
+def _receive(call: Call, block: Block) -> memoryview:
+    """Request a block and receive all of it; no bytes if the copy does not exist.
 
-    Raises: FAILURES, Released, ValueError; ServerError: the block has a wrong length or hash.
+    Raises: FAILURES, Released, ValueError; ServerError: the bytes have another hash.
     """
-    held, expected = read_answer(call.get(encode_block(block)))
-    at = 0
+    expected = hash_of(call.get(encode_block(block)))
+    data = memoryview(b"")
     while (batch := call.read()) is not None:
         for value in batch.column(0):
             data = memoryview(value.as_buffer()).cast("B")
-            if len(data) > len(target) - at:
-                raise ServerError(f"{call.address} sent more than the requested {len(target)} bytes")
-            target[at : at + len(data)] = data
-            at += len(data)
-    if held and at < len(target):
-        raise ServerError(f"{call.address} sent {at} of the requested {len(target)} bytes")
-    if held and xxhash.xxh3_64_hexdigest(target) != expected:
+    if expected is not None and xxhash.xxh3_64_hexdigest(data) != expected:
         raise ServerError(
-            f"{call.address} sent other bytes than it has (copy {block.copy}, from byte {block.begin} on): the network "
-            "is faulty"
+            f"{call.address} sent other bytes than their hash says (copy {block.copy}, block {block.number}): its "
+            "disk or the network is faulty; run penstock cache verify there"
         )
-    return held
+    return data

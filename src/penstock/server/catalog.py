@@ -64,12 +64,6 @@ class Version:
         """The same schema, with the layout in its metadata."""
         return self.stored.with_metadata({LAYOUT: self._layout.encode()})
 
-    @cached_property
-    def row_bytes(self) -> float:
-        """The approximate mean size of a row on the wire, in bytes."""
-        whole = sum(part.rows for part in self.manifest.parts)
-        return 8 + self.manifest.nbytes / max(whole, 1)
-
 
 class Catalog:
     """Datasets by name. Thread-safe.

@@ -2,25 +2,30 @@
 
     client = Client(["grpc://a:8815", "grpc://b:8815"], token="...")
     info = client.info("train")
-    part = Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, seed=0, world_size=8, rank=3)
-    for batch in client.slice(part): ...                     record batches of rows as they are stored
-    client.rows("train", info.fingerprint, [5, 3, 5])        one batch of three
+    client.rows("train", info.fingerprint, [5, 3, 5])        one record batch of three rows, as they are stored
     for batch in client.batches("train", info.fingerprint, [[5, 3, 5], [8, 2]]): ...
     client.manifest("train")[5]                              Record(path='a/5.jpg', label=7, row=5, extra={})
 
-Promises: a slice arrives complete and in order, each row once, even if servers die, hang or restart meanwhile, since
-each request names the rows that are still missing; no wait exceeds ``timeout``; servers whose data differs from that at
-the start of the job are not used. If no server answers for ``patience`` seconds, the error reports what each of them
-did.
+The next rows of a job are known from its plan, so `batches` requests them before the current ones have arrived:
+
+    order = make_order("global", info.rows, seed=0, epoch=2)
+    pages = (order[np.arange(begin, min(begin + 16384, info.rows))] for begin in range(0, info.rows, 16384))
+    for batch in client.batches("train", info.fingerprint, pages): ...
+
+Promises: rows arrive complete and in order, each once, even if servers die, hang or restart meanwhile, since unanswered
+requests are sent again; no wait exceeds ``timeout``; servers whose data differs from that at the start of the job are
+not used. If no server answers for ``patience`` seconds, the error reports what each of them did.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,8 +41,8 @@ from penstock.server.catalog import LAYOUT
 from penstock.server.connections import FAILURES, Call
 from penstock.server.failover import Servers
 from penstock.server.layout import Layout, restore
-from penstock.server.protocol import MAX_ROWS, Slice, as_numbers, encode_key, encode_prefix
-from penstock.server.reading import BatchReader, RowReader, SliceReader
+from penstock.server.protocol import as_numbers, encode_key, encode_prefix
+from penstock.server.reading import BatchReader
 
 if TYPE_CHECKING:
     from penstock.server.remote_manifest import RemoteManifest
@@ -62,6 +67,11 @@ class DataSetInfo:
     nbytes: int
 
 
+class _ThreadReaders(threading.local):
+    def __init__(self) -> None:
+        self.readers: dict[bytes, BatchReader] = {}
+
+
 class Client:
     """A client of metadata servers, see the module. Thread-safe; a pickled copy is a new client.
 
@@ -70,7 +80,7 @@ class Client:
             same files. An address without a scheme uses TLS only if ``tls_roots`` or ``tls_cert`` is given.
         token, token_file: the servers' token, or a file that holds it; the file is read for each connection.
         timeout: seconds after which a call without an answer is abandoned, and another server is tried.
-        patience: seconds for which `slice` and `rows` keep trying while no server answers; other calls use
+        patience: seconds for which `rows` and `batches` keep trying while no server answers; other calls use
             ``timeout``.
         tls_roots: PEM file of certificates to trust, instead of the system's.
         tls_cert, tls_key: PEM files of the client's own certificate, for servers that require one.
@@ -82,8 +92,8 @@ class Client:
     (other data), TicketError, ServerLimitError, ServerForkError or ManifestError (a file changed under the server), all
     after every server was tried.
 
-    Connections are opened at first use: one for each slice, and one for each thread that requests rows. Before a fork,
-    all connections of the process are closed; parent and child reopen theirs at the same row.
+    Connections are opened at first use: one for each thread that calls `rows`, and one for each call of `batches`.
+    Before a fork, all connections of the process are closed; parent and child open theirs again.
     """
 
     def __init__(
@@ -114,10 +124,12 @@ class Client:
 
     def _begin(self) -> None:
         self._servers = Servers(self.addresses, self._access.context)
-        self._rows = RowReader(self._access.open, self.timeout)
+        self._local = _ThreadReaders()
+        self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
+        self._lock = threading.Lock()  # a set must not grow while it is iterated
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_servers", "_rows")
+        own = ("_servers", "_local", "_readers", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,37 +196,20 @@ class Client:
 
     # ------------------------------------------------------------------ rows
 
-    def slice(self, request: Slice) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice, in order, as record batches.
-
-        The server sends batches as the consumer takes them. Memory: a few batches. To stop early, close the iterator or
-        drop it.
-        """
-        stream = SliceReader(request, self._access.open, self.timeout)
-        try:
-            while stream.at < stream.end:
-                batch = self._servers.insist(stream.read, self.patience, lambda: stream.address)
-                yield batch
-        finally:
-            stream.close()
-
     def rows(
         self, name: str, fingerprint: str, indices: Sequence[int] | npt.NDArray[np.integer[Any]]
     ) -> pa.RecordBatch:
-        """Return rows by number, in this order, repeats allowed: one round trip per 65,536 rows.
+        """Return rows by number, in this order, repeats allowed: one round trip, and a message for each 4,096 rows.
 
         Raises:
             TicketError: a row outside ``[0, rows)``.
         """
-        numbers = as_numbers(indices)
-        if not len(numbers):  # an empty request has no message
-            return _empty(self._flight_info(name, fingerprint).schema.remove_metadata())
-        read = partial(self._rows.read, encode_key(name, fingerprint))
-        batches: list[pa.RecordBatch] = []
-        while len(numbers):
-            batches += self._servers.insist(partial(read, numbers[:MAX_ROWS]), self.patience)
-            numbers = numbers[MAX_ROWS:]
-        return _joined(batches)
+        reader = self._reader(encode_key(name, fingerprint))
+        try:
+            return self._answer(reader, reader.add(as_numbers(indices)), name, fingerprint)
+        except BaseException:
+            reader.close()
+            raise
 
     def batches(
         self,
@@ -227,7 +222,7 @@ class Client:
         """Yield rows by number, as `rows` does: one batch for each of ``requests``, in this order.
 
         Up to ``ahead`` requests are sent in advance, so that the server works while the consumer does; they are taken
-        from the iterable that much earlier. Requests of 4,096 rows and more are sent one by one.
+        from the iterable that much earlier. Of requests of 4,096 rows and more, one more message is sent in advance.
 
         Raises:
             ConfigError: ``ahead`` is less than 1.
@@ -241,27 +236,42 @@ class Client:
 
     def _batches(self, name: str, fingerprint: str, requests: Iterable[Any], ahead: int) -> Iterator[pa.RecordBatch]:
         reader = BatchReader(encode_key(name, fingerprint), self._access.open, self.timeout)
-
-        def read() -> pa.RecordBatch:
-            return _joined(self._servers.insist(reader.read, self.patience, lambda: reader.address))
-
+        reads: deque[int] = deque()
         with closing(reader):
-            for numbers in map(as_numbers, requests):
-                alone = not 0 < len(numbers) <= MAX_ROWS
-                while len(reader) and (alone or not reader.has_room(len(numbers), ahead)):
-                    yield read()
-                if alone:
-                    yield self.rows(name, fingerprint, numbers)
-                else:
-                    reader.add(numbers)
-            while len(reader):
-                yield read()
+            for numbers in requests:
+                if len(reads) == ahead:
+                    yield self._answer(reader, reads.popleft(), name, fingerprint)
+                reads.append(reader.add(as_numbers(numbers)))
+            while reads:
+                yield self._answer(reader, reads.popleft(), name, fingerprint)
+
+    def _answer(self, reader: BatchReader, reads: int, name: str, fingerprint: str) -> pa.RecordBatch:
+        """Return the answer to a request as one batch."""
+        batches: list[pa.RecordBatch] = []
+        for _ in range(reads):
+            batches += self._servers.insist(reader.read, self.patience, lambda: reader.address)
+        if not batches:
+            return _empty(self._flight_info(name, fingerprint).schema.remove_metadata())
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    def _reader(self, command: bytes) -> BatchReader:
+        """Return this thread's reader of a dataset."""
+        readers = self._local.readers
+        reader = readers.get(command)
+        if reader is None:
+            reader = readers[command] = BatchReader(command, self._access.open, self.timeout)
+            with self._lock:
+                self._readers.add(reader)
+        return reader
 
     # ------------------------------------------------------------------ connections
 
     def close(self) -> None:
         """Close the connections of `rows`. Idempotent; a client that is used again reconnects."""
-        self._rows.close()
+        with self._lock:
+            readers = list(self._readers)
+        for reader in readers:
+            reader.close()
 
     def __enter__(self) -> Client:
         return self
@@ -275,10 +285,6 @@ def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, Layout]:
     name = found.descriptor.path[0].decode()
     schema = layout.schema(found.schema.remove_metadata())
     return DataSetInfo(name, found.total_records, layout.fingerprint, schema, layout.nbytes), layout
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import enum
 import os
 import sys
 import threading
@@ -167,9 +166,7 @@ class _Process:
 
     def _begin(self) -> None:
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
-        self._gate = threading.Condition()
-        self._opening = 0
-        self._forking = False
+        self._lock = threading.Lock()  # held while a call is opened, and during a fork
         self._used = False  # whether there were calls since the last fork
 
     @contextlib.contextmanager
@@ -181,44 +178,30 @@ class _Process:
                 "library that uses gRPC), and would hang: start workers with multiprocessing_context='forkserver' or "
                 "'spawn'"
             )
-        with self._gate:
-            self._gate.wait_for(lambda: not self._forking, 2 * _FORK_TIMEOUT_S)
-            self._opening += 1
+        with self._lock:
             self._calls.add(call)
             self._used = True
-        try:
             yield
-        finally:
-            with self._gate:
-                self._opening -= 1
-                self._gate.notify_all()
 
     def _close_all(self, patience: float) -> list[Call]:
         """Close all calls; return those that could not be closed within ``patience`` seconds."""
         until = time.monotonic() + patience
-        with self._gate:
-            self._gate.wait_for(lambda: self._opening == 0, patience)
-            calls = list(self._calls)
-        return [call for call in calls if not call.close(max(0.0, until - time.monotonic()))]
+        return [call for call in list(self._calls) if not call.close(max(0.0, until - time.monotonic()))]
 
     def _before(self) -> None:
         until = time.monotonic() + _FORK_TIMEOUT_S
-        with self._gate:
-            self._forking = True
-        left = self._close_all(_FORK_TIMEOUT_S)
-        hopeless = left or self.servers or not self._used
-        while (found := _look_for_grpc()) and not hopeless and time.monotonic() < until:
+        self._locked = self._lock.acquire(timeout=_FORK_TIMEOUT_S)
+        self._left = self._close_all(_FORK_TIMEOUT_S)
+        can_end = self._locked and self._used and not self._left and not self.servers
+        while (running := _is_grpc_running()) is not False and can_end and time.monotonic() < until:
             time.sleep(0.001)  # gRPC ends in its own thread, which cannot be joined
-        running = found is _Found.RUNNING
-        self._left = left
-        self._running = running
+        self._running = running is True
 
     def _after_in_parent(self) -> None:
         self._left = []
-        with self._gate:
-            self._forking = False
-            self._used = self._running
-            self._gate.notify_all()
+        self._used = self._running
+        if self._locked:
+            self._lock.release()
 
     def _after_in_child(self) -> None:
         self.forked_unsafely = self.forked_unsafely or self._running
@@ -230,25 +213,20 @@ class _Process:
 _leaked: list[Call] = []
 
 
-class _Found(enum.IntEnum):
-    """Whether threads of gRPC exist."""
+def _is_grpc_running(tasks: Path = Path("/proc/self/task")) -> bool | None:
+    """Return whether a thread of gRPC exists; None if a thread has not run yet, so that it has no name, or has ended.
 
-    NONE = 0
-    PERHAPS = 1  # a thread has not run yet, so it has no name yet; or one has ended, and may have started another
-    RUNNING = 2
-
-
-def _look_for_grpc(tasks: Path = Path("/proc/self/task")) -> _Found:
-    """Return whether a thread of gRPC exists. If the system cannot tell, assume that only our calls use gRPC."""
-    found = _Found.NONE
+    If the system cannot tell, assume that only our calls use gRPC.
+    """
+    found: bool | None = False
     for task in tasks.iterdir() if tasks.is_dir() else ():
         try:
             if (task / "comm").read_text().startswith(_THREADS):
-                return _Found.RUNNING
+                return True
             if _RUNS and (task / "schedstat").read_text().startswith("0 "):
-                found = _Found.PERHAPS
+                found = None
         except OSError:
-            found = _Found.PERHAPS
+            found = None
     return found
 
 

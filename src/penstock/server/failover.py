@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import secrets
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
-
-import tenacity
 
 from penstock.errors import ConfigError, PenstockError, ServerError, ServerForkError, ServerUnavailableError
 from penstock.server.address import Address
@@ -24,10 +23,6 @@ T = TypeVar("T")
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 1.0
 _chance = secrets.SystemRandom()  # does not change the state of the program's generators
-
-
-class _Again(Exception):
-    """The attempt should be repeated."""
 
 
 class Servers:
@@ -49,58 +44,40 @@ class Servers:
 
         Args:
             attempt: may raise `FAILURES`, `PenstockError`, or `Released` to be called again.
-            patience: seconds after which no more attempts are made.
+            patience: seconds after which no more attempts are made, except for a second one.
             asked: returns the server that the attempt will use regardless of its argument, if any.
 
         Raises:
             PenstockError: the errors of the servers.
         """
         failures: dict[Address, PenstockError] = {}
-
-        def once() -> T:
+        until, attempts = time.monotonic() + patience, 0
+        while True:
             at = self._at
             address = (asked and asked()) or self._addresses[at]
             try:
                 return attempt(address)
             except Released:
-                raise _Again from None
+                pass
             except (ServerForkError, ConfigError):
                 raise
             except (*FAILURES, PenstockError) as error:
                 failures[address] = self.explain(error, address)
                 if self._addresses[at] == address and self._at == at:
                     self._at = (at + 1) % len(self._addresses)
-            if len(failures) == len(self._addresses) and not any(map(_passes, failures.values())):
-                raise _together(list(failures.values()))
-            raise _Again
-
-        try:
-            return once()  # nearly always enough
-        except _Again:
-            pass
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Again),
-            wait=self._wait,
-            stop=tenacity.stop_after_delay(patience),
-            reraise=True,
-        )
-        try:
-            return retrying(once)
-        except _Again:
-            pass
-        raise _together(list(failures.values())) if failures else ServerUnavailableError("the connection was closed")
+                if len(failures) == len(self._addresses) and not any(map(_passes, failures.values())):
+                    raise _together(list(failures.values())) from None
+            attempts += 1
+            if attempts > 1 and time.monotonic() >= until:
+                raise _together(list(failures.values()) or [ServerUnavailableError("the connection was closed")])
+            if (rounds := attempts - len(self._addresses)) >= 0:  # every server is tried before waiting
+                time.sleep(_chance.uniform(0.0, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(rounds, 10))))
 
     def explain(self, error: BaseException, address: Address) -> PenstockError:
         """Return Penstock's error for a failure."""
         if isinstance(error, PenstockError):
             return error
         return explain(error, address, self._tls() if address.tls else None)
-
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        rounds = state.attempt_number - len(self._addresses)
-        if rounds < 0:
-            return 0.0  # try every server before waiting
-        return _chance.uniform(0.0, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(rounds, 10)))
 
 
 def _passes(error: PenstockError) -> bool:

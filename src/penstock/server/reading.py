@@ -1,166 +1,51 @@
-"""Read rows from one server: a slice as a stream, or rows by number, with one or several requests in flight.
+"""`BatchReader`: read rows by number from one server at a time, with several requests in flight.
 
-Any failure ends a read, but its exact progress is known, so the caller can continue with another server. Calls have a
-deadline: a call for a slice is reopened at the exact row when its time is over, a call for rows by number after half
-of its time. So neither side waits longer than ``timeout`` for a peer that is gone.
+Any failure ends a call, but the unanswered requests are known, so the next `read` sends them again, to any server. A
+call has a deadline, and is replaced after half of its time. So neither side waits longer than ``timeout`` for a peer
+that is gone.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ServerError, ServerUnavailableError
 from penstock.order.permutation import Indices
 from penstock.server.address import Address
-from penstock.server.connections import Call, Released
-from penstock.server.protocol import Slice, encode, encode_rows
+from penstock.server.connections import Call
+from penstock.server.protocol import encode_rows
 
-__all__ = ["BatchReader", "RowReader", "SliceReader"]
+__all__ = ["BatchReader"]
 
-Open = Callable[[Address], Call]
+_MESSAGE = 4096
+"""Rows of one message; longer requests are sent in parts."""
 
-_UNDER_WAY = 4096
-"""Maximum rows of all requests in flight: 32 KiB of row numbers.
+_WAITING = 4096
+"""Maximum rows of the messages behind the first unanswered one: 32 KiB of row numbers.
 
-They must fit gRPC's send window: while the server writes an answer that is not read yet, it reads no requests.
+They must fit gRPC's send window of 64 KiB: a server that writes an answer, which is not read yet, reads no messages.
 """
 
 
-class SliceReader:
-    """Reads a slice, from any server; ``at`` is the next row.
-
-    Args:
-        request: the slice.
-        open: opens a call.
-        timeout: the deadline of calls, in seconds.
-    """
-
-    def __init__(self, request: Slice, open: Open, timeout: float) -> None:
-        self._request, self._open, self._timeout = request, open, timeout
-        self.at, self.end = request.begin, request.stop
-        self._call: Call | None = None
-        self._received = False  # whether the call has returned rows
-
-    @property
-    def address(self) -> Address | None:
-        """The server that is being read from."""
-        return None if self._call is None else self._call.address
-
-    def read(self, address: Address) -> pa.RecordBatch:
-        """Return the next batch, from the open call, or else from this server."""
-        try:
-            if self._call is None:
-                self._call, self._received = self._open(address), False
-                self._call.get(encode(replace(self._request, begin=self.at, end=self.end)))
-            batch = self._next(self._call)
-            if batch is None:
-                raise ServerUnavailableError(f"{address} ended the stream {self.end - self.at} rows too early")
-            if batch.num_rows > self.end - self.at:
-                raise ServerError(f"{address} sent {batch.num_rows} rows, but only {self.end - self.at} were left")
-        except BaseException:
-            self.close()
-            raise
-        self.at += batch.num_rows
-        self._received = True
-        return batch
-
-    def _next(self, call: Call) -> pa.RecordBatch | None:
-        asked = monotonic()
-        try:
-            return call.read()
-        except flight.FlightTimedOutError:
-            # The deadline also runs while the consumer works, so this is not the server's fault.
-            if self._received and monotonic() - asked < self._timeout / 2:
-                raise Released from None
-            raise
-
-    def close(self) -> None:
-        """Close the call."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.close()
-
-
-class _ThreadCalls(threading.local):
-    def __init__(self) -> None:
-        self.calls: dict[bytes, Call] = {}
-
-
-class RowReader:
-    """Reads rows by number, over one persistent call for each thread and dataset.
-
-    Args:
-        open: opens a call.
-        timeout: the deadline of calls, in seconds.
-    """
-
-    def __init__(self, open: Open, timeout: float) -> None:
-        self._open, self._timeout = open, timeout
-        self._local = _ThreadCalls()
-        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
-        self._lock = threading.Lock()  # a set must not grow while it is iterated
-
-    def read(self, command: bytes, numbers: npt.NDArray[np.int64], address: Address) -> list[pa.RecordBatch]:
-        """Return the rows, in batches, from this server; ``command`` names the dataset."""
-        call = self._call(address, command)
-        try:
-            call.send(encode_rows(numbers))
-            return _answer(call, len(numbers))
-        except BaseException:
-            self._local.calls.pop(command).close()
-            raise
-
-    def _call(self, address: Address, command: bytes) -> Call:
-        calls = self._local.calls
-        call = calls.get(command)
-        if call is not None and call.address == address and monotonic() < call.deadline - self._timeout / 2:
-            return call
-        if call is not None:
-            del calls[command]
-            call.close()
-        call = self._open(address)
-        try:
-            call.exchange(command)
-        except BaseException:
-            call.close()
-            raise
-        calls[command] = call
-        with self._lock:
-            self._calls.add(call)
-        return call
-
-    def close(self) -> None:
-        """Close the calls of all threads."""
-        with self._lock:
-            calls = list(self._calls)
-        for call in calls:
-            call.close()
-
-
 class BatchReader:
-    """Reads rows by number, with several requests in flight. Answers arrive in order.
+    """Reads rows by number over one call. Answers arrive in the order of the requests.
 
     Args:
-        command: names the dataset.
+        command: names the dataset, see `penstock.server.protocol.encode_key`.
         open: opens a call.
         timeout: the deadline of calls, in seconds.
     """
 
-    def __init__(self, command: bytes, open: Open, timeout: float) -> None:
+    def __init__(self, command: bytes, open: Callable[[Address], Call], timeout: float) -> None:
         self._command, self._open, self._timeout = command, open, timeout
-        self._requests: deque[Indices] = deque()
-        self._sent = 0  # requests sent on the call
+        self._messages: deque[Indices] = deque()
+        self._sent = 0  # messages sent on the call
         self._call: Call | None = None
 
     @property
@@ -168,66 +53,69 @@ class BatchReader:
         """The server that is being read from."""
         return None if self._call is None else self._call.address
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def has_room(self, count: int, ahead: int) -> bool:
-        """Return whether a request for ``count`` rows may be added, with at most ``ahead`` requests in flight."""
-        rows = sum(map(len, self._requests)) + count
-        return not self._requests or (len(self._requests) < ahead and rows <= _UNDER_WAY)
-
-    def add(self, numbers: Indices) -> None:
-        """Add a request. The next `read` sends it, and sends it again after a failure.
+    def add(self, numbers: Indices) -> int:
+        """Add a request, which a later `read` sends; return the number of reads that answer it, 0 for no rows.
 
         The array is copied, since the caller may reuse it.
         """
-        self._requests.append(numbers.copy())
+        numbers, before = numbers.copy(), len(self._messages)
+        self._messages += [numbers[begin : begin + _MESSAGE] for begin in range(0, len(numbers), _MESSAGE)]
+        return len(self._messages) - before
 
     def read(self, address: Address) -> list[pa.RecordBatch]:
-        """Return the answer to the first request, from the open call, or else from this server."""
+        """Return the next batches that were requested, from the open call, or else from this server."""
         try:
-            return self._read(address, len(self._requests))
+            return self._read(address, len(self._messages))
         except flight.FlightServerError:
-            if len(self._requests) == 1:
+            if len(self._messages) == 1:
                 raise
-        return self._read(
-            address, 1
-        )  # a refusal ends the call and its unread answers; sending one request shows which it was
+        # A refusal ends the call and its unread answers. Sending one message shows which one was refused.
+        return self._read(address, 1)
 
-    def _read(self, address: Address, count: int) -> list[pa.RecordBatch]:
-        """Return the answer to the first request, with ``count`` requests in flight."""
+    def _read(self, address: Address, most: int) -> list[pa.RecordBatch]:
+        """Return the answer to the first message, with up to ``most`` messages in flight."""
         try:
-            call = self._call_for(address)
-            if not self._sent or monotonic() < call.deadline - self._timeout / 2:
-                for numbers in itertools.islice(self._requests, self._sent, count):
-                    call.send(encode_rows(numbers))
-                    self._sent += 1
-            batches = _answer(call, len(self._requests[0]))
+            call = self._call
+            is_late = call is not None and monotonic() >= call.deadline - self._timeout / 2
+            if call is not None and is_late and not self._sent:
+                self._hang_up()
+                call = None
+            if call is None:
+                is_late = False
+                call = self._call = self._open(address)
+                call.exchange(self._command)
+            if not is_late:
+                self._send(call, most)
+            batches = _answer(call, len(self._messages[0]))
         except BaseException:
-            self.close()
+            self._hang_up()
             raise
         self._sent -= 1
-        self._requests.popleft()
+        self._messages.popleft()
         return batches
 
-    def _call_for(self, address: Address) -> Call:
-        call = self._call
-        if call is not None and not self._sent and monotonic() >= call.deadline - self._timeout / 2:
-            self.close()
-        if self._call is None:
-            self._call = self._open(address)
-            self._call.exchange(self._command)
-        return self._call
+    def _send(self, call: Call, most: int) -> None:
+        """Send messages as far as they fit gRPC's window."""
+        waiting = sum(map(len, itertools.islice(self._messages, 1, self._sent)))
+        for numbers in itertools.islice(self._messages, self._sent, most):
+            if self._sent and (waiting := waiting + len(numbers)) > _WAITING:
+                break
+            call.send(encode_rows(numbers))
+            self._sent += 1
 
-    def close(self) -> None:
-        """Close the call. The next `read` sends unanswered requests again."""
+    def _hang_up(self) -> None:
         call, self._call, self._sent = self._call, None, 0
         if call is not None:
             call.close()
 
+    def close(self) -> None:
+        """Close the call and forget unanswered requests. A reader that is used again opens another call."""
+        self._hang_up()
+        self._messages.clear()
+
 
 def _answer(call: Call, count: int) -> list[pa.RecordBatch]:
-    """Return the batches that answer a request for ``count`` rows."""
+    """Return the batches that answer a message for ``count`` rows."""
     batches: list[pa.RecordBatch] = []
     missing = count
     while missing > 0:

@@ -7,16 +7,15 @@
 Its calls, for any Flight client:
 
 ==================  ==================================================================================================
-``do_get``          ticket `Slice`: streams its rows in order, in record batches, as fast as the client reads; ticket
-                    `Block`: bytes of a copy in the cache, see `Copies`
 ``do_exchange``     command: a dataset's name and version; each message holds row numbers, its answer the rows
+``do_get``          ticket: a block of a copy in the cache, see `Copies`
 ``list_flights``    the datasets; ``get_flight_info``, ``get_schema``: one of them, by name (path) or by command
 ``do_action``       ``health``, and ``prefix``: the dataset's fingerprints before rows were appended to it
 ==================  ==================================================================================================
 
 Promises: an answer depends only on the request and the file, so any number of jobs can share a server, and servers are
-interchangeable; memory is bounded by pages for any request; a request that cannot be answered is refused with a reason,
-without effect on other clients.
+interchangeable; memory is bounded by the limits for any request; a request that cannot be answered is refused with a
+reason, without effect on other clients.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,23 +39,11 @@ from penstock.manifest import Manifest
 from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
-from penstock.server.cache_service import ABSENT, CACHE, Copies, Held
+from penstock.server.cache_service import CACHE, Copies
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.options import Limits, Observer, Silent
-from penstock.server.protocol import (
-    Block,
-    Slice,
-    decode,
-    decode_block,
-    decode_key,
-    decode_prefix,
-    decode_rows,
-    encode,
-    encode_error,
-    is_block,
-)
-from penstock.server.record_batches import Pages, Sized, cut
+from penstock.server.options import Limits, Observer
+from penstock.server.protocol import decode_block, decode_key, decode_prefix, decode_rows, encode_error
 from penstock.server.streams import Streams, cut_connections
 from penstock.storage import Cache
 
@@ -83,7 +69,7 @@ class Server:
         ConfigError: invalid arguments, or an address that is in use or not of this machine.
         ManifestError: a file that cannot be opened.
 
-    Memory: up to three pages for each stream; files are mapped and shared with all processes of the machine.
+    Memory: one answer for each stream, see `Limits`; files are mapped and shared with all processes of the machine.
     """
 
     def __init__(
@@ -101,7 +87,7 @@ class Server:
     ) -> None:
         host = host.removeprefix("[").removesuffix("]")  # as in addresses, for IPv6
         check_exposure(host, token, tls, insecure)
-        self._observer: Observer = Silent() if observer is None else observer
+        self._observer = Observer() if observer is None else observer
         if not manifests and cache is None:
             raise ConfigError("nothing to serve: pass at least one manifest, or a cache")
         self._catalog = Catalog(manifests)
@@ -165,7 +151,7 @@ class Server:
             if server is None:
                 return
             self._streams.drain(grace)
-            stopper = threading.Thread(target=server.stop, name="penstock-server-stop", daemon=True)
+            stopper = threading.Thread(target=server.shutdown, name="penstock-server-stop", daemon=True)
             stopper.start()
             stopper.join(_STOP)
             if stopper.is_alive():
@@ -195,8 +181,6 @@ def _refusal(host: str, port: int) -> str | None:
 
 
 _SINGLES = 8  # up to this many rows are read with the GIL held
-_FEW = 1024  # up to this many rows, waking a thread would take longer
-_GATHERERS = 8  # threads; more than cores, since some wait for the disk
 _STOP = 0.2  # seconds for the last streams to end
 _CUT = 5.0  # seconds for calls whose connection was closed
 
@@ -219,13 +203,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
         # Threads that request the GIL repeatedly within a few rows' work wait longer than threads that take turns.
         self._turn = threading.Lock()
-        self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
         super().__init__(location, **options)
-
-    def stop(self) -> None:
-        """Wait for the calls, then stop."""
-        self.shutdown()
-        self._threads.shutdown()
 
     # ------------------------------------------------------------------ datasets
 
@@ -261,7 +239,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     def _prefix(self, body: bytes) -> list[str]:
         name, fingerprint, rows = decode_prefix(body)
-        with self._streams.one(), self._streams.busy:
+        with self._streams.one(), self._streams.busy():
             return self._catalog.find(name, fingerprint).manifest.prefix_fingerprints(rows)
 
     def _find(self, descriptor: flight.FlightDescriptor) -> Version:
@@ -274,55 +252,6 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ rows
 
-    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with self._refusing() as about:
-            if is_block(ticket.ticket):
-                about.name = CACHE
-                return self._block(decode_block(ticket.ticket), context.peer())
-            slice_ = decode(ticket.ticket)
-            version = self._catalog.find(slice_.name, slice_.fingerprint)
-            about.name = version.name
-            self._check(slice_, version)
-            stream = self._stream(version, context.peer(), slice_)
-            next(stream)  # run to the first yield, so that the generator is closed in any case
-            return flight.GeneratorStream(version.stored, stream)
-
-    def _block(self, block: Block, peer: str) -> flight.FlightDataStream:
-        held = None if self._copies is None else self._copies.find(block)
-        if held is None:
-            return flight.GeneratorStream(ABSENT, iter(()))
-        stream = self._bytes(held, peer)
-        next(stream)
-        return flight.GeneratorStream(held.schema, stream)
-
-    def _bytes(self, held: Held, peer: str) -> Iterator[pa.RecordBatch | None]:
-        with self._refusing(CACHE), self._counted(CACHE, peer), self._streams.busy:
-            yield None
-            for batch in held.batches():
-                self._streams.check()
-                self._observer.rows(CACHE, 0, batch.nbytes)
-                yield batch
-
-    def _check(self, slice_: Slice, version: Version) -> None:
-        if slice_.samples > version.rows:
-            raise TicketError(
-                f"an epoch of {slice_.samples} rows was requested, but {version.name!r} has {version.rows}"
-            )
-        if (count := slice_.stop - slice_.begin) > self._limits.slice_rows:
-            raise ServerLimitError(
-                f"{count} rows were requested at once, but this server allows {self._limits.slice_rows}: request parts"
-            )
-
-    def _stream(self, version: Version, peer: str, slice_: Slice) -> Iterator[pa.RecordBatch | None]:
-        with self._refusing(version.name), self._counted(version.name, peer), self._streams.busy:
-            yield None
-            page_rows = min(slice_.page_rows, self._limits.page_rows)
-            pages = Pages(version, slice_.rows, self._limits.message_bytes, self._threads)
-            for batch, nbytes in pages.between(slice_.begin, slice_.stop, page_rows):
-                self._streams.check()
-                self._observer.rows(version.name, batch.num_rows, nbytes)
-                yield batch
-
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
         with self._refusing() as about:
             version = self._find(descriptor)
@@ -334,32 +263,48 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                         request = reader.read_chunk().app_metadata
                     except (StopIteration, flight.FlightCancelledError, flight.FlightTimedOutError):
                         return
-                    with self._streams.busy:
-                        self._answer(version, decode_rows(request, version.rows), writer)
+                    with self._streams.busy():
+                        numbers = decode_rows(request, version.rows)
+                        if len(numbers) > self._limits.page_rows:
+                            raise ServerLimitError(
+                                f"{len(numbers)} rows were requested at once, but this server allows "
+                                f"{self._limits.page_rows}"
+                            )
+                        for batch in self._gather(version, numbers):
+                            writer.write_batch(batch)
 
-    def _answer(self, version: Version, numbers: Indices, writer: Any) -> None:
-        count = len(numbers)
-        if count > self._limits.page_rows:
-            raise ServerLimitError(
-                f"{count} rows were requested at once, but this server allows {self._limits.page_rows}"
-            )
-        limit = self._limits.message_bytes
-        batches = self._at_once(version, numbers, limit) if count <= _FEW else None
-        if batches is None:
-            batches = Pages(version, lambda a, b: numbers[a:b], limit, self._threads).between(0, count, count)
-        for batch, nbytes in batches:
-            self._observer.rows(version.name, batch.num_rows, nbytes)
-            writer.write_batch(batch)
-
-    def _at_once(self, version: Version, numbers: Indices, limit: int) -> Iterator[Sized] | None:
-        """Return a few rows; None if they are too long."""
+    def _gather(self, version: Version, numbers: Indices) -> Iterator[pa.RecordBatch]:
+        """Yield rows in batches of at most ``message_bytes`` bytes; a single row may exceed it."""
+        count, limit = len(numbers), self._limits.message_bytes
         try:
-            with self._turn if len(numbers) <= _SINGLES else nullcontext():
-                batch = version.manifest.gather(numbers, limit)
-        except TooMuch:
-            return None
-        nbytes = batch.get_total_buffer_size()  # the same as nbytes for a batch of its own, and quicker
-        return iter([(batch, nbytes)]) if nbytes <= limit else cut(batch, limit)
+            with self._turn if count <= _SINGLES else nullcontext():
+                batch = version.manifest.gather(numbers, limit if count > 1 else None)
+            nbytes = batch.get_total_buffer_size()  # the same as nbytes for a batch of its own, and quicker
+        except TooMuch:  # a request may repeat the longest row of a file many times
+            nbytes = limit + 1
+        if nbytes <= limit or count == 1:
+            self._observer.rows(version.name, count, nbytes)
+            yield batch
+            return
+        for half in (numbers[: count // 2], numbers[count // 2 :]):
+            yield from self._gather(version, half)
+
+    # ------------------------------------------------------------------ copies in a cache
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with self._refusing(CACHE):
+            block = decode_block(ticket.ticket)
+            if self._copies is None:
+                raise TicketError("this server has no cache; request rows by number, with do_exchange")
+            stream = self._block(self._copies.read(block), context.peer())
+            return flight.GeneratorStream(next(stream), stream)
+
+    def _block(self, answer: pa.RecordBatch, peer: str) -> Iterator[Any]:
+        """Yield the schema of an answer, then the answer. So the generator is closed in any case."""
+        with self._counted(CACHE, peer), self._streams.busy():
+            yield answer.schema
+            self._observer.rows(CACHE, 0, answer.nbytes)
+            yield answer
 
     # ------------------------------------------------------------------ errors and counts
 
@@ -412,11 +357,5 @@ def _as_flight_error(error: PenstockError) -> flight.FlightError:
 
 
 def _info(version: Version) -> flight.FlightInfo:
-    whole = Slice(name=version.name, fingerprint=version.fingerprint, samples=version.rows, shuffle="none")
-    return flight.FlightInfo(
-        version.schema,
-        flight.FlightDescriptor.for_path(version.name),
-        [flight.FlightEndpoint(encode(whole), [])],
-        version.rows,
-        version.manifest.nbytes,
-    )
+    descriptor = flight.FlightDescriptor.for_path(version.name)
+    return flight.FlightInfo(version.schema, descriptor, [], version.rows, version.manifest.nbytes)

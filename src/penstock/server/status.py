@@ -3,7 +3,7 @@
     metrics = Metrics()
     with Server({"train": "train.txt"}, observer=metrics) as server, status_server(server, metrics) as url: ...
 
-    /           a page with the datasets, and what was sent; the browser reloads it every five seconds
+    /           a page with the datasets, and what was sent; the browser reloads it every ten seconds
     /health     200 "ok" while it serves, 503 "stopping" while it finishes its streams
     /metrics    for Prometheus, with memory, CPU time and open files of the process:
 
@@ -40,7 +40,7 @@ from penstock.server.service import Server
 __all__ = ["Metrics", "status_server"]
 
 _log = logging.getLogger(__name__)
-_RELOAD = '<meta http-equiv="refresh" content="5">\n'
+_RELOAD = '<meta http-equiv="refresh" content="10">\n'
 _COLUMNS = ("dataset", "rows", "fingerprint", "rows sent", "bytes sent", "streams begun", "streams open")
 _COUNTED = ("rows_total", "bytes_total", "streams_total", "active_streams")
 

@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +23,7 @@ class Streams:
         self.count = 0
         """The number of open streams."""
         self._changed = threading.Condition()
-        self._end = float("inf")  # the time by which streams must end
         self._busy = 0
-        self.busy = _Busy(self)
-        """``with streams.busy`` marks work on a request, not waiting for the next one; draining waits for it."""
         self.draining = False
         """Whether new streams are refused."""
 
@@ -50,35 +46,24 @@ class Streams:
             with self._changed:
                 self.count -= 1
 
-    def check(self) -> None:
-        """Raise ServerUnavailableError if the time for draining is over; called between two batches."""
-        if time.monotonic() > self._end:
-            raise ServerUnavailableError("the server is stopping")
-
     def drain(self, grace: float) -> bool:
         """Refuse new streams and wait for busy ones; return whether all ended within ``grace`` seconds."""
         with self._changed:
             self.draining = True
-            self._end = time.monotonic() + grace
             return self._changed.wait_for(lambda: self._busy == 0, grace)
 
-    def add_busy(self, change: int) -> None:
-        """Change the number of busy streams."""
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Mark work on a request, not waiting for the next one; draining waits for it."""
         with self._changed:
-            self._busy += change
-            if self.draining:
-                self._changed.notify_all()
-
-
-class _Busy:
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-
-    def __enter__(self) -> None:
-        self._streams.add_busy(1)
-
-    def __exit__(self, *error: object) -> None:
-        self._streams.add_busy(-1)
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy -= 1
+                if self.draining:
+                    self._changed.notify_all()
 
 
 def cut_connections(port: int) -> None:
