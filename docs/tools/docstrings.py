@@ -52,11 +52,11 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = self.markdown(obj.docstring.value, obj.name)
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
-        """``map = RestCurried(_map)`` and ``shuffle = Shuffle``: with the arguments and the words of the right side."""
+        """``map = pipelinefilter(_map)`` and ``shuffle = Shuffle``: with the arguments and the words of the right side."""
         for name, member in list(mod.members.items()):
             if member.is_alias or not member.is_attribute or member.docstring is not None:
                 continue
-            called = re.fullmatch(r"(?:RestCurried\()?(\w+)\)?", str(member.value))
+            called = re.fullmatch(r"(?:pipelinefilter\()?(\w+)\)?", str(member.value))
             origin = mod.members.get(called[1]) if called else None
             if origin is not None and not origin.is_alias and (origin.is_function or origin.is_class):
                 mod.set_member(name, as_function(name, member, origin))
