@@ -25,7 +25,10 @@ from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-__all__ = ["UNWRITABLE", "cache_root", "file_lock", "is_writable", "put_file", "remove_abandoned", "write_atomically"]
+__all__ = [
+    *("UNWRITABLE", "cache_root", "file_lock", "is_writable", "put_file", "remove_abandoned", "sync_folder"),
+    "write_atomically",
+]
 
 UNWRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -112,7 +115,7 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
             os.unlink(temporary)
         raise
     if sync:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def put_file(path: str, data: bytes, if_absent: bool) -> bool:
@@ -138,7 +141,7 @@ def remove_abandoned(left: Path) -> None:
             left.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut. Some network file systems refuse this, and do not need it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -146,6 +146,7 @@ class Fetcher:
         with self._changed:
             self._waiting, self._ahead = [], {}
             self._urgent.clear()
+            self._changed.notify_all()
 
     # The threads. Whoever calls `_start` or `_next` holds the lock.
 

@@ -38,7 +38,7 @@ from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
-from penstock.storage.transfer import Patience, persist, transfer
+from penstock.storage.transfer import persist, transfer
 from penstock.storage.urls import scheme, shown
 
 __all__ = [
@@ -108,11 +108,6 @@ class Storage:
         if isinstance(self.peer, str):
             raise ConfigError(f"peer must be a client: pass penstock.server.CacheClient({self.peer!r})")
 
-    @property
-    def patience(self) -> Patience:
-        """The limits for waiting and retrying."""
-        return Patience(self.idle, self.deadline, self.attempts)
-
     def the_cache(self) -> Cache:
         """The cache of local copies."""
         return self.cache if isinstance(self.cache, Cache) else Cache(self.cache)
@@ -128,26 +123,25 @@ class Storage:
         if path is not None:
             source = SourceFile(path, STORED)
             return source.read_at(0, source.size)
-        text, data = os.fspath(url), bytearray()
-        backend = backend_for(text, self)
+        data = bytearray()
 
         def write(_: int, piece: bytes | memoryview) -> None:
             data.extend(piece)
 
-        transfer(backend, text, 0, None, known=None, write=write, patience=self.patience, cancel=cancel)
+        transfer(os.fspath(url), 0, None, self, known=None, write=write, cancel=cancel)
         return bytes(data)
 
     def read_begin(self, url: str, size: int) -> tuple[bytes, Stat]:
         """Return the first ``size`` bytes of a remote object (fewer if it is shorter), and its version; one request."""
-        backend, data = backend_for(url, self), bytearray()
+        data = bytearray()
 
         def write(_: int, piece: bytes | memoryview) -> None:
             data.extend(piece)
 
         try:
-            stat = transfer(backend, url, 0, size, known=None, write=write, patience=self.patience)
+            stat = transfer(url, 0, size, self, known=None, write=write)
         except StorageChangedError:  # an empty object has no first byte
-            stat = persist(url, "open", lambda: backend.stat(url), self.patience)
+            stat = RemoteSource(url, self).stat
         return bytes(data), stat
 
     def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead[str]:
@@ -171,7 +165,7 @@ class Storage:
         """
         backend = backend_for(url, self) if scheme(url) == "hf" else None
         pin = getattr(backend, "pin", None)
-        return url if pin is None else persist(url, "open", lambda: str(pin(url)), self.patience)
+        return url if pin is None else persist(url, "open", lambda: str(pin(url)), self)
 
     def glob(self, url: str) -> list[str]:
         """Return the URLs that match a pattern in a store, sorted: ``s3://bucket/train-*.tar``.
@@ -184,7 +178,7 @@ class Storage:
     def list_objects(self, url: str) -> list[tuple[str, Stat]]:
         """See the function `list_objects`."""
         backend = backend_for(url, self)
-        found = persist(url, "list", lambda: backend.find(url), self.patience)
+        found = persist(url, "list", lambda: backend.find(url), self)
         if not found:
             raise StorageNotFoundError(f"no object matches {shown(url)}")
         return found
@@ -210,7 +204,7 @@ class Storage:
             return put_file(path, data, if_absent)
         text = os.fspath(url)
         backend = backend_for(text, self)
-        return persist(text, "write", lambda: backend.put(text, data, if_absent=if_absent), self.patience)
+        return persist(text, "write", lambda: backend.put(text, data, if_absent=if_absent), self)
 
 
 class RemoteSource:
@@ -231,7 +225,7 @@ class RemoteSource:
         self.url, self.storage = url, storage if storage is not None else Storage()
         backend = backend_for(url, self.storage)
         if stat is None:
-            stat = persist(url, "open", lambda: backend.stat(url), self.storage.patience)
+            stat = persist(url, "open", lambda: backend.stat(url), self.storage)
         self.stat = stat
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
         self._local: SourceFile | None = None
@@ -300,13 +294,16 @@ class RemoteSource:
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
         """Return the bytes ``[begin, end)`` by one request, with retries that resume; into ``data`` if given."""
         data = data if data is not None else bytearray(end - begin)
-        backend, how, peer = backend_for(self.url, self.storage), self.storage.patience, self.storage.peer
-        target = memoryview(data)
+        how, peer = self.storage, self.storage.peer
+        target, start = memoryview(data), begin
+
+        def write(position: int, piece: bytes | memoryview) -> None:
+            target[position - start : position - start + len(piece)] = piece
+
         with self._joined(cancel) as both:
             if peer is not None:
-                had = peer.read(Cache.key(self), begin, target, both)
-                begin, target = begin + had, target[had:]
-            transfer(backend, self.url, begin, end, known=self.stat, target=target, patience=how, cancel=both)
+                begin += peer.read(Cache.key(self), begin, target, both)
+            transfer(self.url, begin, end, how, known=self.stat, write=write, cancel=both)
         return data
 
     def fetch_into(self, write: Callable[[int, bytes | memoryview], object], begin: int, end: int) -> None:
@@ -316,9 +313,8 @@ class RemoteSource:
         """
         self._begun()
         if not self.stat.ranged:
-            backend, how = backend_for(self.url, self.storage), self.storage.patience
             with self._joined(None) as both:
-                transfer(backend, self.url, begin, end, known=self.stat, write=write, patience=how, cancel=both)
+                transfer(self.url, begin, end, self.storage, known=self.stat, write=write, cancel=both)
         elif end - begin <= self.storage.block:
             write(begin, memoryview(self.fetch(begin, end)))
         else:

@@ -35,7 +35,7 @@ from filelock import FileLock, Timeout
 from penstock import errors
 from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
-from penstock.storage.cache import cache_root
+from penstock.storage.cache import cache_root, sync_folder
 from penstock.storage.cache_entry import Entry
 from penstock.storage.download import ENTRY, Download, fill, hash_file, new_entry, read_entry, write_entry
 from penstock.storage.eviction import FULL, POLL, Room
@@ -216,17 +216,17 @@ class Cache:
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
             return False
-        patience = source.storage.patience
+        patience = source.storage.idle + source.storage.deadline
         seen = self._traces(key)
         while True:
             with contextlib.suppress(Timeout):
-                lock.acquire(timeout=patience.idle + patience.deadline, poll_interval=POLL)
+                lock.acquire(timeout=patience, poll_interval=POLL)
                 return True
             now = self._traces(key)
             if now == seen:
                 raise StorageUnavailableError(
                     f"another process of this machine downloads {shown(source.url)}, but received nothing for "
-                    f"{patience.idle + patience.deadline:g} s: it hangs or is stopped; end it and try again "
+                    f"{patience:g} s: it hangs or is stopped; end it and try again "
                     f"(lock: {lock.lock_file})"
                 )
             seen = now
@@ -257,7 +257,7 @@ class Cache:
         made.path = str(final / basename(source.url))
         os.utime(partial, (0, 0))  # its path has not been returned yet
         os.rename(partial, final)
-        _sync(final.parent)
+        sync_folder(final.parent)
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
         with contextlib.suppress(StorageError):  # the copy is complete in any case
             self.make_room(0, but=key)  # concurrent downloads may have exceeded the limit
@@ -391,12 +391,3 @@ def _disk_error(folder: Path, url: str, error: OSError) -> StorageError:
     result = StorageError(f"cannot keep a copy of {shown(url)} in the cache {folder}: {advice}")
     result.errno = error.errno
     return result
-
-
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

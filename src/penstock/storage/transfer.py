@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import PenstockError, StorageChangedError, StorageError, StorageUnavailableError
-from penstock.storage.backend import Answer, Backend, Cancel, Stat, Transient, call_in_thread
+from penstock.storage.backend import Answer, Cancel, Stat, Transient, call_in_thread
+from penstock.storage.backends import backend_for
 from penstock.storage.urls import shown
 
-__all__ = ["Patience", "persist", "rank_note", "transfer"]
+if TYPE_CHECKING:
+    from penstock.storage.remote import Storage
+
+__all__ = ["persist", "rank_note", "transfer"]
 
 _ENOUGH = 1 << 16  # after this many bytes of progress, the count of failures starts again
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
@@ -28,23 +31,12 @@ T = TypeVar("T")
 Write = Callable[[int, bytes | memoryview], object]
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Limits of a transfer: seconds without a byte, seconds in total, consecutive failures."""
-
-    idle: float = 30.0
-    deadline: float = 300.0
-    attempts: int = 15
-
-
 class _Receiver:
     """Writes the bytes that arrive from `position` on, and refuses other versions."""
 
-    def __init__(
-        self, url: str, begin: int, end: int | None, known: Stat | None, write: Write | None, target: memoryview | None
-    ) -> None:
+    def __init__(self, url: str, begin: int, end: int | None, known: Stat | None, write: Write) -> None:
         self.url, self.position, self.end, self.known = url, begin, end, known
-        self._write, self._skip, self._begin, self._target = write, 0, begin, target
+        self._write, self._skip = write, 0
         self._lock, self._is_open = threading.Lock(), True
 
     def take(self, answer: Answer) -> None:
@@ -89,11 +81,7 @@ class _Receiver:
             view = view[skipped:]
         view = view[: self.end - self.position]
         if len(view):
-            if self._target is not None:
-                at = self.position - self._begin
-                self._target[at : at + len(view)] = view
-            elif self._write is not None:
-                self._write(self.position, view)
+            self._write(self.position, view)
             self.position += len(view)
         return self.position < self.end
 
@@ -102,7 +90,7 @@ def persist(
     url: str,
     what: str,
     once: Callable[[], T],
-    patience: Patience,
+    how: Storage,
     *,
     position: Callable[[], int] = lambda: 0,
     cancel: Cancel | None = None,
@@ -113,7 +101,7 @@ def persist(
         url: the object, for messages.
         what: the verb, for messages.
         once: makes one request; if it hangs, its thread is abandoned.
-        patience: the pauses grow with the number of failures in a row.
+        how: limits of time and of failures in a row. The pauses grow with these.
         position: the next byte; a failure after some progress counts as the first.
         cancel: ends it.
 
@@ -121,7 +109,7 @@ def persist(
         StorageUnavailableError: it keeps failing. Other errors are raised unchanged.
     """
     cancel = cancel or Cancel()
-    deadline, mark, in_a_row = time.monotonic() + patience.deadline, position(), 0
+    deadline, mark, in_a_row = time.monotonic() + how.deadline, position(), 0
     for attempt in itertools.count(1):
         try:
             return call_in_thread(once, deadline=deadline, cancel=cancel)
@@ -130,8 +118,8 @@ def persist(
             mark = position()
             pause = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (in_a_row - 1)) * random.uniform(0.5, 1.0)
             is_late = time.monotonic() + pause >= deadline
-            if cancel.is_set() or is_late or in_a_row >= patience.attempts:
-                late = ", and its time is up" if in_a_row < patience.attempts else ""
+            if cancel.is_set() or is_late or in_a_row >= how.attempts:
+                late = ", and its time is up" if in_a_row < how.attempts else ""
                 raise StorageUnavailableError(
                     f"cannot {what} {shown(url)}{rank_note()}: {error} (attempt {attempt}{late})"
                 ) from None
@@ -141,7 +129,7 @@ def persist(
             raise
         except TimeoutError:
             raise StorageUnavailableError(
-                f"cannot {what} {shown(url)}{rank_note()}: not done in {patience.deadline:g} s (attempt "
+                f"cannot {what} {shown(url)}{rank_note()}: not done in {how.deadline:g} s (attempt "
                 f"{attempt}); the server or the network is too slow, or hangs"
             ) from None
         cancel.sleep(pause)
@@ -149,23 +137,23 @@ def persist(
 
 
 def transfer(
-    backend: Backend,
     url: str,
     begin: int,
     end: int | None,
+    how: Storage,
     *,
     known: Stat | None,
-    write: Write | None = None,
-    target: memoryview | None = None,
-    patience: Patience,
+    write: Write,
     cancel: Cancel | None = None,
 ) -> Stat:
     """Fetch the bytes ``[begin, end)`` (or up to the object's end) and pass them to ``write``, in order.
 
     Args:
+        url: the object.
+        begin, end: the bytes.
+        how: access options, deadlines.
         known: the expected version; None for any version, which may end before ``end``.
         write: called with a position and bytes, in the thread where they arrive.
-        target: a buffer of exactly ``end - begin`` bytes to fill instead. Do not use it after an error.
 
     Returns:
         The version that was read.
@@ -175,7 +163,7 @@ def transfer(
         StorageUnavailableError: it keeps failing, or exceeds the deadline. Names object, attempt and rank.
         StorageNotFoundError, StorageAuthError, StorageError: failures that retries do not fix.
     """
-    receiver = _Receiver(url, begin, end, known, write, target)
+    receiver, backend = _Receiver(url, begin, end, known, write), backend_for(url, how)
 
     def once() -> None:
         is_ranged = receiver.known is None or receiver.known.ranged
@@ -188,7 +176,7 @@ def transfer(
     if end is None or begin < end:
         what = f"read bytes {begin:,} to {'the end' if end is None else f'{end:,}'} of"
         try:
-            persist(url, what, once, patience, position=lambda: receiver.position, cancel=cancel)
+            persist(url, what, once, how, position=lambda: receiver.position, cancel=cancel)
         finally:
             receiver.close()
     assert receiver.known is not None or end is not None
