@@ -133,7 +133,7 @@ def test_penstock_open_takes_it(generated: Manifest, used: list[bool]) -> None:
         images = ps.open(generated.sources[0], **options, index=index)
         assert torch.equal(images[0][0], ps.open(generated.sources[0], **options)[0][0])
     assert used.count(True) == 2
-    with pytest.raises(ConfigError, match="index= takes the path of an index .*, True, False or 'learn', got 3"):
+    with pytest.raises(ConfigError, match=r"index= takes the path of an index .*, True, False or 'learn', got 3"):
         ps.open(generated.sources[0], **options, index=3)  # type: ignore[arg-type]
 
 

@@ -20,9 +20,9 @@ from shard_support import FORMATS, make_tar, mutated, samples
 
 from penstock.shards.archive import Archive
 from penstock.shards.grouping import Handler, Sample, group
-from penstock.shards.members import Member, Members
 from penstock.shards.runs import scan_runs
-from penstock.shards.tar import member_at, walk, walk_stream
+from penstock.shards.tar import Member, member_at, walk, walk_stream
+from penstock.shards.window import Members, scan
 from penstock.storage.files import SHARD, SourceFile
 
 PARTS = st.text(st.sampled_from("ab_.é\n"), min_size=0, max_size=5)
@@ -44,13 +44,13 @@ def outcome(iterate: Any) -> tuple[list[Any], tuple[type, str] | None]:
     return got, None
 
 
-def slow(data: bytes, handler: Handler | None = None, local: str | None = None) -> Any:
+def slow(data: bytes, handler: Handler | None = None) -> Any:
     pairs = ((m, data[m.offset : m.offset + m.size]) for m in walk(data, "u"))
-    return outcome(group(pairs, "u", handler=handler, local_path=local))
+    return outcome(group(pairs, "u", handler=handler))
 
 
-def fast(data: bytes, handler: Handler | None = None, local: str | None = None) -> Any:
-    return outcome(s for run in scan_runs(data, "u", handler=handler) for s in run.samples(data, "u", local_path=local))
+def fast(data: bytes, handler: Handler | None = None) -> Any:
+    return outcome(s for run in scan_runs(data, "u", handler=handler) for s in run.samples(data, "u"))
 
 
 def stepwise(data: bytes) -> Iterator[Member]:
@@ -61,12 +61,27 @@ def stepwise(data: bytes) -> Iterator[Member]:
         position = member.end
 
 
+def members(found: Members) -> list[tuple[Any, ...]]:
+    """What arrays say of members; they know regular files, and others."""
+    numbers = (found.offset, found.size, found.header, found.end)
+    return list(
+        zip(
+            map(found.name, range(found.total)), (found.kind == 0).tolist(), *(a.tolist() for a in numbers), strict=True
+        )
+    )
+
+
 def check(data: bytes) -> None:
     one_by_one = outcome(stepwise(data))
     assert outcome(walk(data, "u")) == one_by_one
     assert outcome(m for m, _ in walk_stream(io.BytesIO(data), "u")) == one_by_one
-    for handler, local in ((None, None), (lambda e: True, None), (lambda e: False, None), (None, "/p")):
-        expected, got = slow(data, handler, local), fast(data, handler, local)
+    in_windows = outcome(row for found in scan(Archive(data), "u") for row in members(found))
+    assert in_windows == (
+        [(m.name.encode("utf-8", "surrogateescape"), m.kind == "file", *m[2:]) for m in one_by_one[0]],
+        one_by_one[1],
+    )
+    for handler in (None, lambda e: True, lambda e: False):
+        expected, got = slow(data, handler), fast(data, handler)
         assert got == expected
         assert [list(s) for s in got[0]] == [list(s) for s in expected[0]]
 
@@ -180,23 +195,20 @@ def test_a_file_equals_its_bytes(tmp_path: Path, size: int) -> None:
     data = make_tar(samples(500, ("jpg", "txt", "cls") if size == 600 else ("jpg", "cls"), size=size), mtime=1.5)
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    expected = slow(data)[0]
-    for local in (None, "/p"):
-        archive = Archive(SourceFile(str(path), SHARD))
-        got = [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u", local_path=local)]
-        assert got == [{**s, **({} if local is None else {"__local_path__": local})} for s in expected]
+    archive = Archive(SourceFile(str(path), SHARD))
+    assert [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u")] == slow(data)[0]
 
 
 def test_joining_names_of_several_widths() -> None:
-    def members(files: list[tuple[str, bytes]]) -> Members:
+    def members_of(files: list[tuple[str, bytes]]) -> Members:
         return Members.of(list(walk(make_tar(files), "u")))
 
-    whole = members(samples(3))
-    joined = Members.join([whole, members([("n" * 120 + ".x", b"")]), whole])
+    whole = members_of(samples(3))
+    joined = Members.join([whole, members_of([("n" * 120 + ".x", b"")]), whole])
     assert joined.total == 13
     assert joined.name(6) == b"n" * 120 + b".x"
     assert joined.name(12) == joined.name(5) == b"s00002.cls"
-    assert list(joined.one_by_one())[:6] == list(whole.one_by_one())
+    assert members(joined)[:6] == members(whole)
 
 
 def test_start_in_the_middle() -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from penstock import lazy
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.grouping import Sample, base_and_extension, group, split_name
-from penstock.shards.members import Member
 from penstock.shards.shardset import ShardSet
-from penstock.shards.tar import walk, walk_stream
+from penstock.shards.tar import Member, walk, walk_stream
 from penstock.shards.writer import ShardWriter, TarWriter
 from penstock.storage.names import expand
 

@@ -21,15 +21,18 @@ from __future__ import annotations
 import io
 import lzma
 import zlib
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
 from penstock.errors import PenstockError, ShardError, ShardIOError, TruncatedShardError
-from penstock.shards.header import BLOCK
 from penstock.storage.files import SourceFile
 
-__all__ = ["UNKNOWN", "Archive", "Buffer", "Source", "Stream"]
+__all__ = ["BLOCK", "UNKNOWN", "Archive", "Buffer", "Source", "Stream"]
+
+BLOCK = 512
+"""Bytes of a header; data is padded to a multiple of them."""
 
 UNKNOWN = 1 << 63
 """The size of a stream whose end was not reached: larger than any archive."""
@@ -61,7 +64,8 @@ class Archive:
             self._file = source if isinstance(source, SourceFile) else _Sliced(source)
             self.size = self._file.size
         self.begin, self.end = 0, len(self.data)
-        self._kept: dict[int, bytes] = {}
+        self.small: dict[int, bytes] = {}
+        """Data of small members that was read with their headers, by its offset."""
 
     @classmethod
     def of(cls, source: Archive | Buffer) -> Archive:
@@ -80,7 +84,6 @@ class Archive:
 
         Raises as `read` does.
         """
-        self._kept = {}
         end = max(begin, min(end, self.size))
         if self._file is None:
             return memoryview(self.data)[begin:end]
@@ -88,10 +91,6 @@ class Archive:
         self.data, self.begin, self.end = b"", begin, begin
         self.data, self.end = self._file.read_exact(end - begin, begin), end
         return memoryview(self.data)
-
-    def keep(self, found: dict[int, bytes]) -> None:
-        """Keep further bytes in memory, by their offsets, until the next chunk is read."""
-        self._kept = found
 
     def read(self, begin: int, end: int) -> bytes:
         """Return bytes of the archive, fewer at its end; from memory if possible.
@@ -102,14 +101,20 @@ class Archive:
         """
         if begin >= self.begin and end <= self.end:
             return self.data[begin - self.begin : end - self.begin]
-        kept = self._kept.get(begin)
-        if kept is not None and len(kept) == end - begin:
-            return kept
         if self._file is None:
             return self.data[begin:end]
-        if end > self.size:
-            end = max(begin, self.size)
+        if begin in self.small and len(self.small[begin]) == end - begin:
+            return self.small[begin]
+        end = max(begin, min(end, self.size))
         return self._file.read_exact(end - begin, begin)
+
+    def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield the bytes ``[begin, end)`` of a file in chunks, each valid until the next one. Raises as `read`."""
+        assert isinstance(self._file, SourceFile)
+        first, last = (min(max(begin, at), end) for at in (self.begin, self.end))
+        yield from self._file.pieces(begin, first)
+        yield memoryview(self.data)[first - self.begin : last - self.begin]
+        yield from self._file.pieces(last, end)
 
     def check(self) -> None:
         """Raise `ShardChangedError` if the file was changed. Costs one fstat."""

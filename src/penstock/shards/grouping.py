@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.errors import ShardError
-from penstock.shards.members import Member
+from penstock.shards.tar import Member
 from penstock.storage.urls import shown
 
 __all__ = ["KEY", "LOCAL_PATH", "URL", "Handler", "Sample", "base_and_extension", "duplicate", "group", "split_name"]

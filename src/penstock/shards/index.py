@@ -24,7 +24,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,8 +36,8 @@ from penstock.errors import ManifestIOError, ShardError, ShardIOError
 from penstock.manifest.sidecar import places
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
-from penstock.shards.header import decode_name, rounded
-from penstock.shards.runs import Extensions, Run, scan_runs
+from penstock.shards.runs import Extensions, scan_runs
+from penstock.shards.tar import decode_name, rounded
 from penstock.storage import io_error, load_or_write
 from penstock.storage.files import SHARD, SourceFile
 from penstock.storage.urls import shown
@@ -252,65 +252,34 @@ def _scan(file: SourceFile, url: str, progress: Progress) -> tuple[Header, list[
             f"{url}: compressed ({kind}), so its samples cannot be reached one by one: unpack it, or read it "
             "as a stream (StreamShards)"
         )
-    digest, extensions, builder = xxhash.xxh3_128(), Extensions(), _Builder()
-    done = 0
-    for run in scan_runs(Archive(file), url, extensions=extensions):
-        builder.add(run)
-        end = min(int(run.files.end[-1]), file.size) if run.files.total else done
-        for piece in file.pieces(done, end):  # bytes that were just parsed are still in the CPU cache
+    digest, extensions, done = xxhash.xxh3_128(), Extensions(), 0
+    keys: list[bytes] = []
+    columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0, np.int64)] for _ in range(6)]
+    archive = Archive(file)
+    for run in scan_runs(archive, url, extensions=extensions):
+        keys.append(run.keys[np.arange(run.keys.shape[1]) < run.key_lengths[:, None]].tobytes())
+        files = run.files
+        numbers = run.extensions.astype(np.int32)
+        added: list[Any] = [np.diff(run.first), run.key_lengths, files.header, files.offset, files.size, numbers]
+        for column, values in zip(columns, added, strict=True):
+            column.append(values)
+        end = min(int(files.end[-1]), file.size) if files.total else done
+        for piece in archive.pieces(done, end):
             digest.update(piece)
         progress(max(0, end - done))
         done = max(done, end)
     for piece in file.pieces(done, file.size):
         digest.update(piece)
     progress(file.size - done)
-    parts = builder.parts(extensions.names)
+    counts, lengths, *rest = map(np.concatenate, columns)
+    first, key_at = (np.concatenate([[0], np.cumsum(part)]) for part in (counts, lengths))
+    arrays = [part.astype("<i8") for part in (first, key_at, *rest[:3])] + [rest[3].astype("<i4")]
+    names = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in extensions.names)
+    parts = [*(array.data.cast("B") for array in arrays), memoryview(b"".join(keys)), memoryview(names)]
     body, at = xxhash.xxh3_64(), BODY
-    lengths = [len(part) for part in parts]
-    header = Header(
-        lengths[7], builder.samples, lengths[5] // 4, lengths[6], file.size, file.mtime_ns, digest.digest(), 0
-    )
+    header = Header(len(names), len(counts), len(rest[0]), len(parts[6]), file.size, file.mtime_ns, digest.digest(), 0)
     for (begin, length), part in zip(header.parts, parts, strict=True):
         body.update(bytes(begin - at))
         body.update(part)
         at = begin + length
-    return Header(**{**header.__dict__, "body": body.intdigest()}), parts
-
-
-class _Builder:
-    """Collects the sections of an index."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self._files = self._key_bytes = 0
-        self._arrays: list[list[npt.NDArray[Any]]] = [[np.zeros(1, np.int64)] for _ in range(2)]
-        self._arrays += [[] for _ in range(4)]
-        self._keys: list[bytes] = []
-
-    def add(self, run: Run) -> None:
-        """Add the samples of a run."""
-        keys = run.keys[np.arange(run.keys.shape[1]) < run.key_lengths[:, None]].tobytes()
-        self._keys.append(keys)
-        files = run.files
-        columns: tuple[npt.NDArray[Any], ...] = (
-            run.first[1:] + self._files,
-            np.cumsum(run.key_lengths) + self._key_bytes,
-            files.header,
-            files.offset,
-            files.size,
-            run.extensions.astype(np.int32),
-        )
-        for array, column in zip(self._arrays, columns, strict=True):
-            array.append(column)
-        self.samples += run.total
-        self._files += files.total
-        self._key_bytes += len(keys)
-
-    def parts(self, extensions: list[str]) -> list[memoryview]:
-        """Return all sections, as bytes."""
-        kinds = ["<i8"] * 5 + ["<i4"]
-        arrays = [
-            np.concatenate([np.zeros(0, np.int64), *a]).astype(k) for a, k in zip(self._arrays, kinds, strict=True)
-        ]
-        names = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in extensions)
-        return [*(array.data.cast("B") for array in arrays), memoryview(b"".join(self._keys)), memoryview(names)]
+    return replace(header, body=body.intdigest()), parts

@@ -36,8 +36,9 @@ from penstock.manifest import Manifest, Record
 from penstock.order import make_order
 from penstock.processes import map_in_processes
 from penstock.progress import progress_bar
-from penstock.shards.header import BLOCK, rounded
+from penstock.shards.archive import BLOCK
 from penstock.shards.index import index_path, load_or_build, read_header
+from penstock.shards.tar import rounded
 from penstock.shards.writer import TarWriter
 from penstock.sources.file_list import list_images
 from penstock.storage import file_lock, io_error, write_atomically

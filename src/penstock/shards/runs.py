@@ -9,23 +9,22 @@ meanwhile, samples of the old content precede the error, and none of the new con
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import ShardError
 from penstock.shards.archive import Archive, Buffer
-from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, duplicate, split_name
-from penstock.shards.header import decode_name
-from penstock.shards.members import Bytes, Ints, Members, texts
-from penstock.shards.tar import Parts, scan
+from penstock.shards.grouping import KEY, URL, Handler, Sample, duplicate, split_name
+from penstock.shards.tar import decode_name
+from penstock.shards.window import Bytes, Ints, Members, scan, texts
 
 __all__ = ["Extensions", "Run", "scan_runs"]
 
 _PIECE = 128 << 10  # bytes of samples read together before a check of the file
-_FEW = 12  # up to this many extensions, each is compared with all files at once
 _GATHERED = 24  # minimum number of files grouped together
 _SLASH, _DOT, _LINE, _UNDERSCORE = b"/.\n_"
 
@@ -70,22 +69,8 @@ class Run(NamedTuple):
         """Return the keys."""
         return texts(self.keys, self.key_lengths)
 
-    def columns(self) -> list[str] | None:
-        """Return the extensions of every sample, if all have the same in the same order; else None."""
-        if not self.total:
-            return None
-        width = int(self.first[1])
-        if len(self.extensions) != width * self.total or (np.diff(self.first) != width).any():
-            return None
-        table = self.extensions.reshape(-1, width)
-        if (table != table[0]).any():
-            return None
-        return [self.names[number] for number in table[0].tolist()]
-
-    def samples(
-        self, source: Archive | Buffer, url: str, *, local_path: str | None = None, start: int = 0
-    ) -> Iterator[Sample]:
-        """Yield the samples from ``start`` on, with their data as bytes.
+    def samples(self, source: Archive | Buffer, url: str) -> Iterator[Sample]:
+        """Yield the samples with their data as bytes.
 
         Raises:
             ShardChangedError: the file has changed.
@@ -94,16 +79,16 @@ class Run(NamedTuple):
         Data that the archive holds in memory has been checked. Other data is read from the file for several samples at
         a time, and checked after that.
         """
-        archive, keys = Archive.of(source), self.key_texts()
-        data, base, behind = archive.data, archive.begin, archive.end
-        columns = self.columns() if local_path is None else None
-        if columns is None or len(columns) > 2:
-            yield from self._any(archive, url, local_path, keys, start, self.total)
+        archive, keys, columns = Archive.of(source), self.key_texts(), self._columns()
+        data, base, limit = archive.data, archive.begin, archive.end
+        if len(columns) not in (1, 2):
+            yield from self._any(archive, url, keys, 0, self.total)
             return
+        # Most shards have one or two files in each sample; for these, this is twice as fast.
         width, begins, ends = len(columns), self.files.offset, self.files.offset + self.files.size
-        low = min(max(start, int(np.searchsorted(begins[::width], base))), self.total)
-        high = max(low, int(np.searchsorted(ends[width - 1 :: width], behind, "right")))
-        yield from self._any(archive, url, None, keys, start, low)
+        low = int(np.searchsorted(begins[::width], base))
+        high = max(low, int(np.searchsorted(ends[width - 1 :: width], limit, "right")))
+        yield from self._any(archive, url, keys, 0, low)
         places = (
             (array[low * width + k : high * width : width] - base).tolist()
             for k in range(width)
@@ -117,11 +102,17 @@ class Run(NamedTuple):
             one, two = columns
             for key, a, b, c, d in zip(keys[low:high], *places, strict=True):
                 yield {KEY: key, URL: url, one: data[a:b], two: data[c:d]}
-        yield from self._any(archive, url, None, keys, high, self.total)
+        yield from self._any(archive, url, keys, high, self.total)
 
-    def _any(
-        self, archive: Archive, url: str, local: str | None, keys: list[str], low: int, high: int
-    ) -> Iterator[Sample]:
+    def _columns(self) -> list[str]:
+        """Return the extensions of every sample, if all have the same in the same order; else nothing."""
+        width = int(self.first[1]) if self.total else 0
+        if len(self.extensions) != width * self.total or (np.diff(self.first) != width).any():
+            return []
+        table = self.extensions.reshape(self.total, width)
+        return [] if (table != table[:1]).any() else [self.names[number] for number in self.extensions[:width].tolist()]
+
+    def _any(self, archive: Archive, url: str, keys: list[str], low: int, high: int) -> Iterator[Sample]:
         """Yield samples of any files. Several are read together, and yielded after a check of the file."""
         if low >= high:
             return
@@ -136,8 +127,6 @@ class Run(NamedTuple):
             sample: Sample = {KEY: key, URL: url}
             for name, begin, end in islice(files, count):
                 sample[name] = read(begin, end)
-                if local is not None:
-                    sample.setdefault(LOCAL_PATH, local)
             waiting.append(sample)
             if end >= limit:
                 archive.check()
@@ -177,7 +166,7 @@ def scan_runs(
     ended, error = False, None
     while not ended:
         try:
-            waiting.append(_files(next(scanned)))
+            waiting.append(next(scanned).files())
         except StopIteration:
             ended = True
         except Exception as caught:
@@ -190,19 +179,15 @@ def scan_runs(
         whole = run.total if ended and error is None else max(0, run.total - 1)
         waiting = [run.files.take(slice(int(run.first[whole]), None))]
         held = waiting[0].total
-        go_on = yield from _distinct(_part(run, whole), url, handler)
-        if not go_on:
+        run, repeated = _without_repeated(_part(run, whole), url, handler)
+        if run.total:
+            yield run
+        if repeated is not None and handler is not None:
             return
+        if repeated is not None:
+            raise repeated
     if error is not None:
         raise error
-
-
-def _files(parts: Parts) -> Members:
-    """Return the regular files among members."""
-    return Members.join(
-        Members.of([member for member in part if member.kind == "file"]) if isinstance(part, list) else part.files()
-        for part in parts
-    )
 
 
 def _group(files: Members, known: Extensions) -> Run:
@@ -241,25 +226,12 @@ def _group(files: Members, known: Extensions) -> Run:
 
 def _numbers(names: Bytes, dot: Ints, lengths: Ints, known: Extensions) -> Ints:
     """Return the numbers of the extensions."""
-    longest = int((lengths - dot).max(initial=1)) - 1
-    if not len(names) or not longest:
-        return np.full(len(names), known[b""] if len(names) else 0, np.int64)
+    longest = max(1, int((lengths - dot).max(initial=1)) - 1)
     places = dot[:, None] + np.arange(1, longest + 1)
     # Rows are padded with zeros, and the last column is all zeros.
     raw = np.take_along_axis(names, np.minimum(places, names.shape[1] - 1), 1)
-    if longest <= 8:
-        packed = np.zeros((len(raw), 8), np.uint8)
-        packed[:, :longest] = raw
-        texts: npt.NDArray[Any] = packed.view(np.uint64).ravel()
-    else:
-        texts = raw.view(f"S{longest}").ravel()
-    result = np.full(len(raw), -1, np.int64)
-    for _ in range(_FEW):
-        row = int(result.argmin())
-        if result[row] >= 0:
-            return result
-        result[texts == texts[row]] = known[raw[row].tobytes().rstrip(b"\0")]
-    return np.fromiter((known[text] for text in raw.view(f"S{longest}").ravel().tolist()), np.int64, len(raw))
+    found = map(known.__getitem__, raw.view(f"S{longest}").ravel().tolist())
+    return np.fromiter(found, np.int64, len(raw))
 
 
 def _part(run: Run, count: int) -> Run:
@@ -274,48 +246,28 @@ def _part(run: Run, count: int) -> Run:
     )
 
 
-def _distinct(run: Run, url: str, handler: Handler | None) -> Generator[Run, None, bool]:
-    """Yield the run without files of repeated extensions; return whether to continue."""
-    if not run.total or _all_differ(run):
-        if run.total:
-            yield run
-        return True
+def _without_repeated(run: Run, url: str, handler: Handler | None) -> tuple[Run, ShardError | None]:
+    """Return the run without files of repeated extensions, and the error after it: where the handler ends the shard."""
+    number = np.sort(np.repeat(np.arange(run.total), np.diff(run.first)) * len(run.names) + run.extensions)
+    if KEY not in run.names and URL not in run.names and not (number[1:] == number[:-1]).any():
+        return run, None
     keep = np.ones(run.files.total, bool)
-    first = run.first.tolist()
-    for number in range(run.total):
+    for sample in range(run.total):
         seen = {KEY: 0, URL: 0}
-        for row in range(first[number], first[number + 1]):
+        for row in range(int(run.first[sample]), int(run.first[sample + 1])):
             extension = run.names[run.extensions[row]]
             if extension not in seen:
                 seen[extension] = 0
                 continue
-            name = decode_name(run.files.name(row))
-            error = duplicate(name, extension, seen, url, int(run.files.header[row]))
-            if handler is not None and handler(error):
-                keep[row] = False
-                continue
-            if number:
-                yield _without(_part(run, number), keep[: first[number]])
-            if handler is None:
-                raise error
-            return False
-    yield _without(run, keep)
-    return True
+            error = duplicate(decode_name(run.files.name(row)), extension, seen, url, int(run.files.header[row]))
+            if handler is None or not handler(error):
+                part = _part(run, sample)
+                return _with(part, keep[: part.files.total]), error
+            keep[row] = False
+    return _with(run, keep), None
 
 
-def _all_differ(run: Run) -> bool:
-    """Return whether no sample has a repeated extension, or one of our own names as an extension."""
-    if KEY in run.names or URL in run.names:
-        return False
-    columns = run.columns()
-    if columns is not None:
-        return len(set(columns)) == len(columns)
-    number = np.repeat(np.arange(run.total), np.diff(run.first)) * len(run.names) + run.extensions
-    number.sort()
-    return not (number[1:] == number[:-1]).any()
-
-
-def _without(run: Run, keep: npt.NDArray[np.bool_]) -> Run:
-    """Return the run without some of its files."""
+def _with(run: Run, keep: npt.NDArray[np.bool_]) -> Run:
+    """Return the run with some of its files."""
     before = np.concatenate([[0], np.cumsum(keep)])
     return run._replace(files=run.files.take(keep), first=before[run.first], extensions=run.extensions[keep])

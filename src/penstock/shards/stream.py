@@ -29,9 +29,8 @@ from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
 from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, group
 from penstock.shards.handles import file_of
-from penstock.shards.members import Member
 from penstock.shards.runs import scan_runs
-from penstock.shards.tar import walk_stream
+from penstock.shards.tar import Member, walk_stream
 from penstock.storage import Storage, is_remote, open_source
 from penstock.storage.files import SHARD, SourceFile
 from penstock.storage.names import Urls, expand, path_of

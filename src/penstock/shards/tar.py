@@ -5,12 +5,9 @@
     for member, data in walk_stream(file, "a.tar"):  # data: bytes, empty for folders and links
         ...
 
-The parser is `scan`. It takes a window of the archive at a time, parses its usual headers together
-(`penstock.shards.window`), and all other headers one by one (`member_at`). If headers are few or mostly unusual, a
-window costs more than it saves, so some members are parsed one by one before a window is tried again.
-
 It reads old v7, ustar, GNU and PAX archives: long names, names that are not UTF-8, sizes of any length (base 256, PAX).
-Sparse files are refused.
+Sparse files are refused. `penstock.shards.runs` reads the usual headers of many members together, and all others by
+`member_at`, too.
 
 Promises, for any source of the bytes and any split into chunks:
 
@@ -18,24 +15,24 @@ Promises, for any source of the bytes and any split into chunks:
 * An archive that is truncated anywhere, even between two members, raises `TruncatedShardError`, and damage raises
   `ShardError`; both name the shard and the byte, and follow all earlier members.
 * Reading ends at the end mark, and always terminates: each step advances at least 512 bytes.
-* Memory: a window (at most 4 MiB; 1 MiB for a stream), and the current member.
+* Memory: 32 KiB, and the current member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from itertools import chain
-from math import inf
-from typing import BinaryIO
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Literal, NamedTuple
 
 from penstock.errors import ShardError, TruncatedShardError
-from penstock.shards.archive import Archive, Buffer, Source, Stream
-from penstock.shards.header import BLOCK, MAX_EXTENDED, ZEROS, Header, decode_name, parse_header, pax_records, rounded
-from penstock.shards.members import Kind, Member, Members
-from penstock.shards.window import STRETCH, Window, sparse_window, whole_window
+from penstock.shards.archive import BLOCK, Archive, Buffer, Source, Stream
 from penstock.storage.urls import shown
 
-__all__ = ["Buffer", "Kind", "Member", "Parts", "member_at", "scan", "walk", "walk_stream"]
+__all__ = ["Kind", "Member", "decode_name", "each_member", "member_at", "rounded", "walk", "walk_stream"]
+
+Kind = Literal["file", "dir", "link", "special"]
 
 _KINDS: dict[bytes, Kind] = {
     b"0": "file",
@@ -48,18 +45,29 @@ _KINDS: dict[bytes, Kind] = {
 _WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _EXTENDED = frozenset((b"x", b"X", b"L", b"K", b"g"))
 
-_FIRST, _MOST = 16, 1024  # members parsed one by one before a window is tried (again)
-_ENOUGH = 1024  # headers in a window
-_FEW = 64  # desired headers in the first window
-# Blocks of the first window, and of the largest.
-_ARCHIVE_BLOCKS, _STREAM_BLOCKS = (512, 8192), (128, 2048)
-# Up to these mean distances (bytes between headers of an archive, or members of a stream), windows are read
-# completely, or sparsely.
-_ARCHIVE_NEAR, _STREAM_NEAR = 7 << 10, 20 << 10
-_ARCHIVE_FAR = 256 << 10
+_NO_HEADER = bytes(BLOCK)
+_MAX_EXTENDED = 8 << 20  # longer extended headers are refused: they are read into memory, and no valid archive has them
+_FIELDS = struct.Struct("<100s24x12s12x8sc100x8s80x155s12x")
+_LARGEST = 1 << 62
+_ADLER = 65521
+_SPARSE = "GNU.sparse."
+_TIME_ONLY = re.compile(rb"[1-9][0-9] mtime=[^\n]*\n")
 
-Parts = list[Members | list[Member]]
-"""Consecutive members: arrays of many, or lists of single ones."""
+_ARCHIVE_CHUNK, _STREAM_CHUNK = 2 << 10, 32 << 10  # bytes read with a header
+
+
+class Member(NamedTuple):
+    """One member: ``size`` bytes of data at ``offset``, its first header (extended ones included) at ``header``.
+
+    ``end`` is the first byte after its padding, where the next member begins.
+    """
+
+    name: str
+    kind: Kind
+    offset: int
+    size: int
+    header: int
+    end: int
 
 
 def walk(buffer: Archive | Buffer, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Member]:
@@ -74,11 +82,9 @@ def walk(buffer: Archive | Buffer, shard: str, *, start: int = 0, require_end: b
     Raises:
         TruncatedShardError, ShardError: see above.
 
-    Cost: 1 microsecond per small member; 3 for large members or unusual headers.
+    Cost: 3 microseconds a member.
     """
-    for parts in scan(Archive.of(buffer), shard, start=start, require_end=require_end):
-        for part in parts:
-            yield from part if isinstance(part, list) else part.one_by_one()
+    return each_member(Archive.of(buffer), shown(shard), start, require_end=require_end)
 
 
 def walk_stream(
@@ -104,8 +110,7 @@ def walk_stream(
     yielded before more is read.
     """
     stream = Stream(file, shown(shard))
-    parts = chain.from_iterable(scan(stream, shard, require_end=require_end))
-    for member in chain.from_iterable(part if isinstance(part, list) else part.one_by_one() for part in parts):
+    for member in each_member(stream, shown(shard), require_end=require_end):
         is_file, end = member.kind == "file", member.offset + member.size
         is_wanted = is_file and (select is None or select(member.name))
         data = stream.read(member.offset, end) if is_wanted else b""
@@ -119,136 +124,21 @@ def walk_stream(
         del data
 
 
-def scan(source: Source, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Parts]:
-    """Yield the members of an archive in order, some at a time.
+def each_member(source: Source, shard: str, position: int = 0, *, require_end: bool = True) -> Iterator[Member]:
+    """Yield the members of an archive from a position on, as `walk` does.
 
-    Args, raises: as `walk`. If a file changes meanwhile, the error is a `ShardChangedError`, and no new content is
-    yielded.
-
-    For a stream, only the last member of a group may extend beyond the chunk that the stream holds.
-
-    Cost: about a third of a microsecond per small member.
+    The data of a stream's member must be read, or skipped, before the next member is requested.
     """
-    shard, position, distance, count = shown(shard), start, inf, _FIRST
-    blocks, most = _STREAM_BLOCKS if isinstance(source, Stream) else _ARCHIVE_BLOCKS
-    following: int | None = start
-    while following is not None:
-        position = following
-        if distance < inf:
-            blocks = min(max(blocks, int(_FEW * distance) // BLOCK), most)
-        window = _window(source, position, distance, blocks)
-        if window is None:
-            # The more often windows have failed here, the more rarely one is tried.
-            if isinstance(source, Stream):
-                following, distance = yield from _step_stream(source, shard, position, count, require_end)
-            else:
-                following, distance = yield from _step_archive(source, shard, position, count, require_end)
-            count = min(4 * count, _MOST)
-            continue
-        if len(window.number) < _ENOUGH:
-            blocks = min(2 * blocks, most)
-        headers = len(window.number)
-        parts, following, error = _parts(source, shard, window, position, require_end)
-        del window  # frees its bytes before others are read
-        source.check()  # after the reads, so that no changed data is yielded
-        if parts:
-            yield parts
-        if error is not None:
-            raise error
-        if following is not None:
-            distance = (following - position) / headers
-        count = _FIRST
-
-
-def _window(source: Source, position: int, distance: float, blocks: int) -> Window | None:
-    """Return a window from a position on; None if parsing one by one is faster."""
-    window: Window | None = None
-    if isinstance(source, Stream):
-        if distance <= _STREAM_NEAR:
-            window = whole_window(source, position, blocks)
-    elif distance <= _ARCHIVE_NEAR:
-        window = whole_window(source, position, blocks)
-    elif distance <= _ARCHIVE_FAR:
-        window = sparse_window(source, position)
-    elif distance < inf:
-        source.fetch_ahead(position, position + 2 * STRETCH)
-    return window if window is not None and window.is_useful else None
-
-
-def _step_archive(
-    archive: Archive, shard: str, position: int, count: int, require_end: bool
-) -> Generator[Parts, None, tuple[int | None, float]]:
-    """Yield a group of members that were parsed one by one.
-
-    Returns the next position (None at the end), and the mean distance between headers.
-    """
-    members: list[Member] = []
-    following: int | None = position
-    error: Exception | None = None
-    try:
-        while following is not None and len(members) < count and following - position < STRETCH:
-            member = member_at(archive, shard, following, require_end=require_end)
-            if member is not None:
-                members.append(member)
-            following = None if member is None else member.end
-    except Exception as caught:
-        error = caught
-    archive.check()
-    if members:
-        yield [members]
-    if error is not None:
-        raise error
-    return following, (0 if following is None else _distance(members[:_FIRST]))
-
-
-def _distance(members: list[Member]) -> float:
-    """Return the mean distance between headers; extended headers rarely exceed two blocks."""
-    headers = sum(1 + (member.offset - member.header) // (2 * BLOCK) for member in members)
-    return (members[-1].end - members[0].header) / headers
-
-
-def _step_stream(
-    stream: Stream, shard: str, position: int, count: int, require_end: bool
-) -> Generator[Parts, None, tuple[int | None, float]]:
-    """Yield members one by one: each must be consumed before the next.
-
-    Returns the next position (None at the end), and the mean distance between members.
-    """
+    chunk = _STREAM_CHUNK if isinstance(source, Stream) else _ARCHIVE_CHUNK
     following = position
-    for _ in range(count):
-        member = member_at(stream, shard, following, require_end=require_end)
+    while True:
+        if not source.begin <= following <= source.end - BLOCK:
+            source.hold(following, following + chunk)
+        member = member_at(source, shard, following, require_end=require_end)
         if member is None:
-            return None, 0
-        yield [[member]]
+            return
+        yield member
         following = member.end
-    return following, (following - position) / count
-
-
-def _parts(
-    source: Source, shard: str, window: Window, position: int, require_end: bool
-) -> tuple[Parts, int | None, Exception | None]:
-    """Return the members from a position to the window's end, the next position, and the error after them.
-
-    The next position is None at the end of the archive.
-    """
-    parts: Parts = []
-    following: int | None = position
-    try:
-        while following is not None and (not parts or following + BLOCK <= window.stop):
-            first, stop = window.run(following)
-            if stop > first and window.end(stop - 1)[0] <= source.size:
-                parts.append(window.members(first, stop))
-                following = window.end(stop - 1)[1]
-                continue
-            member = member_at(source, shard, following, require_end=require_end)
-            if member is not None and parts and isinstance(parts[-1], list):
-                parts[-1].append(member)
-            elif member is not None:
-                parts.append([member])
-            following = None if member is None else member.end
-    except Exception as caught:
-        return parts, following, caught
-    return parts, following, None
 
 
 def member_at(source: Source, shard: str, position: int, *, require_end: bool = True) -> Member | None:
@@ -262,56 +152,46 @@ def member_at(source: Source, shard: str, position: int, *, require_end: bool = 
             if not block and at == first and source.size and not require_end:
                 return None
             raise _no_header(shard, source.size, is_within=bool(block) or at != first)
-        if block == ZEROS:
+        if block == _NO_HEADER:
             if at != first:
                 raise ShardError(f"{shard}: byte {first}: an extended header that belongs to no member")
             _check_end(source, shard, at)
             return None
-        header, begin = parse_header(block, shard, at), at + BLOCK
-        if header.type not in _EXTENDED:
-            return _member(source, shard, header, first, begin, records, long_name)
-        data = _extended(source, shard, header, at)
-        if header.type == b"L":
+        (raw, size, type), offset = _parse_header(block, shard, at), at + BLOCK
+        if type not in _EXTENDED:
+            break
+        data = _extended(source, shard, size, at)
+        if type == b"L":
             long_name = data.split(b"\0", 1)[0]
-        elif header.type != b"K":
-            records |= pax_records(data, shard, at, everywhere=header.type == b"g")
-        at = begin + rounded(header.size)
-
-
-def _member(
-    source: Source,
-    shard: str,
-    header: Header,
-    first: int,
-    offset: int,
-    records: dict[str, bytes],
-    long_name: bytes | None,
-) -> Member:
-    if header.type == b"S":
+        elif type != b"K":
+            records |= _pax_records(data, shard, at, everywhere=type == b"g")
+        at = offset + rounded(size)
+    if type == b"S":
         raise ShardError(f"{shard}: byte {first}: a sparse file; pack it again without --sparse")
-    raw = header.name if long_name is None else long_name
-    kind = _KINDS.get(header.type, "special")
-    if header.type == b"\0" and raw.endswith(b"/"):
+    raw = raw if long_name is None else long_name
+    kind = _KINDS.get(type, "special")
+    if type == b"\0" and raw.endswith(b"/"):
         kind = "dir"  # old v7 marks folders this way
-    name = decode_name(records["path"].rstrip(b"/") if "path" in records else raw)
-    size = int(records["size"]) if "size" in records else header.size
-    if header.type in _WITHOUT_DATA or kind == "dir":
+    if records:
+        raw = records["path"].rstrip(b"/") if "path" in records else raw
+        size = int(records.get("size", size))
+    if type in _WITHOUT_DATA or kind == "dir":
         size = 0
-    member = Member(name, kind, offset, size, first, offset + rounded(size))
+    member = Member(raw.decode("utf-8", "surrogateescape"), kind, offset, size, first, offset + rounded(size))
     if offset + size > source.size:
         raise _cut(source, shard, member)
     return member
 
 
-def _extended(source: Source, shard: str, header: Header, at: int) -> bytes:
+def _extended(source: Source, shard: str, size: int, at: int) -> bytes:
     """Return the data of the extended header at a byte."""
-    if header.size > MAX_EXTENDED:
-        raise ShardError(f"{shard}: byte {at}: an extended header of {header.size} bytes: damaged")
-    begin, size = at + BLOCK, rounded(header.size)
-    data = source.read(begin, begin + size)
-    if len(data) < size:
+    if size > _MAX_EXTENDED:
+        raise ShardError(f"{shard}: byte {at}: an extended header of {size} bytes: damaged")
+    begin = at + BLOCK
+    data = source.read(begin, begin + rounded(size))
+    if len(data) < rounded(size):
         raise TruncatedShardError(f"{shard}: ends at byte {source.size}, within the header at byte {at}")
-    return data[: header.size]
+    return data[:size]
 
 
 def _check_end(source: Source, shard: str, at: int) -> None:
@@ -336,3 +216,134 @@ def _cut(source: Source, shard: str, member: Member) -> TruncatedShardError:
         f"{shard}: ends at byte {source.size}, within {member.name!r}, whose {member.size} bytes begin at byte "
         f"{member.offset}: the archive has been cut"
     )
+
+
+# Headers: 512 bytes, and the extended ones of PAX and GNU before them.
+#
+#   ustar, GNU   name 0:100, size 124:136, checksum 148:156, type 156, magic 257:265, prefix 345:500 (ustar only)
+#   old v7       the same without magic
+#   PAX x, g     records "LENGTH KEY=VALUE\n" for the next member, or for all
+#   GNU L, K     a long name, or the long target of a link, for the next member
+
+
+def rounded(size: int) -> int:
+    """Return a size rounded up to whole blocks, in bytes."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def decode_name(name: bytes) -> str:
+    """Return a name as text; bytes that are not UTF-8 become lone surrogates, as in file names."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _parse_header(block: bytes, shard: str, at: int) -> tuple[bytes, int, bytes]:
+    """Return name, size and type of the header in a block of 512 bytes, from byte ``at`` of ``shard``.
+
+    Raises:
+        ShardError: the checksum is wrong, or the size is not a number.
+
+    Cost: about a microsecond.
+    """
+    name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
+    stored = _octal(checksum)
+    # Adler-32 includes the sum of the bytes, a hundred times faster than a sum in Python.
+    expected = ((zlib.adler32(block) & 0xFFFF) - (zlib.adler32(checksum) & 0xFFFF) + 256) % _ADLER
+    if stored is None or (stored % _ADLER != expected and stored not in _sums(block)):
+        raise ShardError(f"{shard}: byte {at}: {_what_is_wrong(block, at)}")
+    length = _octal(size)
+    if length is None:
+        length = _binary(size)
+        if length is None:
+            raise ShardError(f"{shard}: byte {at}: the header's size {size!r} is not a number: the archive is damaged")
+    name = name.split(b"\0", 1)[0]
+    if magic == b"ustar\x0000" and prefix[0]:
+        name = prefix.split(b"\0", 1)[0] + b"/" + name
+    return name, length, kind
+
+
+def _octal(field: bytes) -> int | None:
+    """Return an octal number that ends with NUL or space, 0 for an empty field; None for other data."""
+    digits = field.rstrip(b" \0")
+    if not digits.isdigit():
+        digits = field.split(b"\0", 1)[0].strip(b" ")
+        if not digits:
+            return 0
+        if not digits.isdigit():
+            return None
+    try:
+        return int(digits, 8)
+    except ValueError:
+        return None
+
+
+def _binary(field: bytes) -> int | None:
+    """Return a number in base 256, marked by the top bit; None if it is negative, too large or not marked."""
+    if not field[0] & 0x80 or field[0] & 0x40:
+        return None
+    value = int.from_bytes(field, "big") - (0x80 << 88)
+    return value if value < _LARGEST else None
+
+
+def _sums(block: bytes) -> tuple[int, int]:
+    """Return the possible checksums of a header: by unsigned bytes, and by signed ones (some old programs)."""
+    others = block[:148] + block[156:]
+    return sum(others) + 256, sum(struct.unpack("<504b", others)) + 256
+
+
+def _what_is_wrong(block: bytes, at: int) -> str:
+    if at == 0:
+        for magic, name in _OTHERS.items():
+            if block.startswith(magic):
+                return f"this is {name}, not a tar archive"
+        if block[257:262] != b"ustar":
+            return "this is no tar archive"
+    return "no tar header where one has to be (its checksum is wrong): the archive is damaged here, or just before"
+
+
+_OTHERS = {
+    b"\x1f\x8b": "a gzip file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ\0": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstandard file",
+    b"PK\x03\x04": "a zip file",
+    b"\x89HDF": "an HDF5 file",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"<": "HTML or XML (the answer of a web server?)",
+}
+
+
+def _pax_records(data: bytes, shard: str, at: int, *, everywhere: bool = False) -> dict[str, bytes]:
+    """Return the records of a PAX header that are used: ``path`` and ``size``.
+
+    Args:
+        data: the records.
+        shard, at: for messages; ``at`` is the byte of the PAX header.
+        everywhere: it is a global header (type g), which applies to all later members.
+
+    Raises:
+        ShardError: invalid records; a sparse file; a path or size for all members.
+    """
+    result: dict[str, bytes] = {}
+    begin = 0
+    if _TIME_ONLY.fullmatch(data) and int(data[:2]) == len(data):  # faster, and what Python's tarfile writes
+        return result
+    data = data.rstrip(b"\0")
+    while begin < len(data):
+        space = data.find(b" ", begin, begin + 20)
+        digits = data[begin:space] if space > 0 else b""
+        end = begin + int(digits) if digits.isdigit() else 0
+        equals = data.find(b"=", space + 1, end)
+        if not (space < end <= len(data) and equals > 0 and data[end - 1] == 10):
+            raise ShardError(f"{shard}: byte {at}: the PAX header is damaged at its byte {begin}")
+        key = data[space + 1 : equals].decode("utf-8", "replace")
+        if key.startswith(_SPARSE):
+            raise ShardError(f"{shard}: byte {at}: a sparse file; pack it again without --sparse")
+        if key in ("path", "size"):
+            if everywhere:
+                raise ShardError(f"{shard}: byte {at}: a global PAX header sets the {key} of all members")
+            result[key] = data[equals + 1 : end - 1]
+        begin = end
+    size = result.get("size", b"0")
+    if not size.isdigit() or len(size) > 19 or int(size) >= _LARGEST:
+        raise ShardError(f"{shard}: byte {at}: the PAX header's size {size!r} is not a number")
+    return result

@@ -1,36 +1,37 @@
-"""A window of a tar archive: parse many headers at once, in NumPy.
+"""Many members of a tar archive at a time, as arrays: `scan`.
 
-A window finds the blocks with the magic of a header, their sizes and checksums, and which of them form a chain, so that
-a tar archive inside a member is not mistaken for members. If headers are close together, the whole chunk is read
-(`whole_window`), and stays in memory for readers of the data. If they are far apart, only the headers are read, one
-after the other (`sparse_window`).
-
-It accepts usual headers only: files and folders with short names, and PAX headers that set nothing but the time, as
-WebDataset writes them. All others are left to `penstock.shards.tar.member_at`.
+A window holds a chunk of the archive in memory. In NumPy, it finds the blocks with the magic of a header, their sizes
+and checksums, and which of them form a chain, so that a tar archive inside a member is not mistaken for members. It
+accepts usual headers only: files and folders with short names, and PAX headers that set nothing but the time, as
+WebDataset writes them. All others, and those of large members, are parsed by `penstock.shards.tar.member_at`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.shards.archive import Archive, Source
-from penstock.shards.header import BLOCK
-from penstock.shards.members import DIR, FILE, Bytes, Ints, Members
+from penstock.shards.archive import BLOCK, Archive
+from penstock.shards.tar import Kind, Member, decode_name, member_at, rounded
+from penstock.storage.urls import shown
 
-__all__ = ["STRETCH", "Window", "sparse_window", "whole_window"]
+__all__ = ["Bytes", "Ints", "Members", "scan", "texts"]
 
-STRETCH = 16 << 20
-"""Bytes that a sparse window advances: a disk reads them ahead meanwhile."""
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
-_FEW = 48  # with fewer headers in a window, parsing one by one is faster
-_RUN = 8  # with fewer usual headers between unusual ones, on average, parsing one by one is faster
-_MOST = 640  # maximum headers of a sparse window
-_TINY = 256  # members of up to this many bytes are stored when a sparse window reads their header
-_HEAD = 2048  # bytes that it reads at once: a small member, and the next header
+_KINDS: tuple[Kind, ...] = ("file", "dir", "link", "special")
+_FILE, _DIR = 0, 1
+
+_FIRST, _MOST = 256, 8192  # blocks of the first window, and of the largest
+_ENOUGH = 512  # members in a window
+_NEAR = 8 << 10  # mean distance of members in bytes; if they are further apart, only headers are read
+_STRETCH = 16 << 20  # bytes that are then advanced at a time: a disk reads them ahead meanwhile
+
 _MAGIC = int.from_bytes(b"usta", "little")
 _REGULAR, _FOLDER, _PAX = b"05x"
 _OCTAL = 8.0 ** np.arange(10, -1, -1)
@@ -39,157 +40,254 @@ _OFFSET = 48 * _OCTAL[-6:].sum()
 _DIGITS, _ZEROS = 0xF8F8F8F8, 0x30303030  # "0" to "7" are 48 to 55
 _USTAR, _GNU = (int.from_bytes(rest, "little") for rest in (b"r\x0000", b"r  \0"))
 _NAME = 100
+_HEAD = 2048  # bytes that a sparse window reads at once: a small member, and the next header
 _fields = struct.Struct("124x11s21xB100x4s").unpack_from  # size, kind and magic of a header
 _MTIME = np.frombuffer(b" mtime=", np.uint8)
 
 
-class Window:
+class Members(NamedTuple):
+    """Members of an archive in order, as arrays.
+
+    ``names`` has a zero-padded row of bytes for each name; ``lengths`` are the lengths of the names; ``kind`` is 0 for
+    regular files. The other fields are as in `Member`.
+    """
+
+    names: Bytes
+    lengths: Ints
+    kind: Bytes
+    header: Ints
+    offset: Ints
+    size: Ints
+    end: Ints
+
+    @property
+    def total(self) -> int:
+        """The number of members."""
+        return len(self.header)
+
+    def name(self, index: int) -> bytes:
+        """Return one name."""
+        return self.names[index, : self.lengths[index]].tobytes()
+
+    def take(self, which: slice | npt.NDArray[np.bool_]) -> Members:
+        """Return a selection of the members."""
+        return Members(*(array[which] for array in self))  # type: ignore[arg-type]
+
+    def files(self) -> Members:
+        """Return the members that are regular files."""
+        return self.take(self.kind == _FILE) if self.kind.any() else self
+
+    @staticmethod
+    def join(parts: Iterable[Members]) -> Members:
+        """Return the concatenation of these members."""
+        parts = [part for part in parts if part.total]
+        if len(parts) < 2:
+            return parts[0] if parts else Members.of([])
+        width = max(part.names.shape[1] for part in parts)
+        names = np.concatenate([np.pad(part.names, ((0, 0), (0, width - part.names.shape[1]))) for part in parts])
+        return Members(names, *(np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:]))
+
+    @staticmethod
+    def of(members: list[Member]) -> Members:
+        """Return members as arrays."""
+        texts, kinds, offset, size, header, end = zip(*members, strict=True) if members else [()] * 6
+        raw = [name.encode("utf-8", "surrogateescape") for name in texts]
+        width = max(map(len, raw), default=0) + 1
+        names = np.frombuffer(b"".join(name.ljust(width, b"\0") for name in raw), np.uint8).reshape(len(raw), width)
+        lengths = np.fromiter(map(len, raw), np.int64, len(raw))
+        kind = np.fromiter(map(_KINDS.index, kinds), np.uint8, len(raw))
+        return Members(names, lengths, kind, *(np.array(part, np.int64) for part in (header, offset, size, end)))
+
+
+def texts(rows: Bytes, lengths: Ints) -> list[str]:
+    """Return names as text: the first ``lengths[i]`` bytes of each row."""
+    raw, width = rows.tobytes(), rows.shape[1]
+    spans = zip(range(0, len(raw), width), lengths.tolist(), strict=True)
+    if raw.isascii():
+        text = raw.decode("ascii")
+        return [text[start : start + length] for start, length in spans]
+    return [decode_name(raw[start : start + length]) for start, length in spans]
+
+
+def scan(archive: Archive, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Members]:
+    """Yield the members of an archive in order, some at a time.
+
+    Args, raises: as `penstock.shards.walk`. If a file changes meanwhile, the error is a `ShardChangedError`, and no new
+    content is yielded.
+
+    Cost: about a third of a microsecond per small member. Memory: a window of at most 4 MiB.
+    """
+    shard, blocks, distance = shown(shard), _FIRST, 0.0
+    position: int | None = start
+    while position is not None:
+        window = _whole_window(archive, position, blocks) if distance <= _NEAR else _sparse_window(archive, position)
+        members, following, error = _parse(archive, shard, window, position, require_end)
+        del window  # frees its bytes before others are read
+        archive.check()  # after the reads, so that no changed data is yielded
+        if members.total:
+            yield members
+        if error is not None:
+            raise error
+        if following is not None:
+            distance = (following - position) / members.total
+            blocks = min(2 * blocks, _MOST) if members.total < _ENOUGH else blocks
+        position = following
+
+
+def _parse(
+    archive: Archive, shard: str, window: _Window, position: int, require_end: bool
+) -> tuple[Members, int | None, Exception | None]:
+    """Return the members whose headers are in a window, and at least one; where the next is; and the error after them.
+
+    The next position is None at the end of the archive.
+    """
+    parts: list[Members] = []
+    odd: list[Member] = []
+    following: int | None = position
+    error: Exception | None = None
+    try:
+        while following is not None and (following == position or following + BLOCK <= window.stop):
+            first, stop = window.run(following)
+            if stop == first or window.end_of_data(stop - 1) > archive.size:
+                member = member_at(archive, shard, following, require_end=require_end)
+                odd += [] if member is None else [member]
+                following = None if member is None else member.end
+                continue
+            if odd:
+                parts.append(Members.of(odd))
+                odd = []
+            parts.append(window.members(first, stop))
+            following = int(parts[-1].end[-1])
+    except Exception as caught:
+        error = caught
+    if odd:
+        parts.append(Members.of(odd))
+    return Members.join(parts), following, error
+
+
+class _Window:
     """The parsed headers of a section of the archive.
 
     Args:
-        start, stop: the bytes of the archive that were searched.
+        start, stop: the bytes of the section.
         number: numbers of the blocks that look like headers, counted from ``start``, ascending.
         raw: their bytes, of shape (headers, 512).
         following: returns the first bytes of the blocks after some headers, given their rows.
-
-    ``is_useful`` tells whether it is faster than parsing one by one; `run` requires it.
     """
 
     def __init__(self, start: int, stop: int, number: Ints, raw: Bytes, following: Callable[[Ints], Bytes]) -> None:
-        self.start, self.stop, self.number, self.raw = start, stop, number, raw
-        self.is_useful = len(number) >= _FEW
-        if not self.is_useful:
-            return
-        self._read(raw, following)
-        linked = np.zeros(len(number), bool)
-        linked[:-1] = self.next[:-1] == number[1:]
-        self._stops = np.flatnonzero(~(linked & self.usual))
-        self.is_useful = len(number) >= _RUN * len(self._stops)
-
-    def _read(self, raw: Bytes, following: Callable[[Ints], Bytes]) -> None:
+        self._start, self.stop, self._number, self._raw = start, stop, number, raw
         kind = raw[:, 156]
-        self.size: Ints = ((raw[:, 124:135].astype(np.float64) - 48) @ _OCTAL).astype(np.int64)
+        self._size: Ints = ((raw[:, 124:135].astype(np.float64) - 48) @ _OCTAL).astype(np.int64)
         high, middle, low = (_words(raw, at) for at in (124, 128, 132))
         usual = ((high & _DIGITS) == _ZEROS) & ((middle & _DIGITS) == _ZEROS) & ((low & 0xDFF8F8F8) == 0x00303030)
         usual &= _checksums_hold(raw) & (raw[:, 0] != 0) & (raw[:, _NAME - 1] == 0)
         # ustar with an empty prefix, or GNU, which uses these bytes otherwise
         rest = _words(raw, 261)
         usual &= ((rest == _USTAR) & (raw[:, 345] == 0)) | (rest == _GNU)
-        is_dir, self.is_pax, self.is_file = kind == _FOLDER, kind == _PAX, kind == _REGULAR
-        self.next: Ints = self.number + 1 + np.where(is_dir, 0, (self.size + (BLOCK - 1)) // BLOCK)
-        if self.is_pax.any():
-            usual &= ~self.is_pax | self._sets_time_only(usual, following)
-        self.usual = usual & (self.is_file | is_dir | self.is_pax)
+        is_dir, self._is_pax, self._is_file = kind == _FOLDER, kind == _PAX, kind == _REGULAR
+        self._next: Ints = self._number + 1 + np.where(is_dir, 0, (self._size + (BLOCK - 1)) // BLOCK)
+        if self._is_pax.any():
+            usual &= ~self._is_pax | self._sets_time_only(usual, following)
+        self._usual = usual & (self._is_file | is_dir | self._is_pax)
+        linked = np.zeros(len(raw), bool)
+        linked[:-1] = self._next[:-1] == self._number[1:]
+        # The last rows of chains.
+        self._stops = np.flatnonzero(~(linked & self._usual))
 
     def _sets_time_only(
         self, usual: npt.NDArray[np.bool_], following: Callable[[Ints], Bytes]
     ) -> npt.NDArray[np.bool_]:
         """Return which PAX headers set only the time, and precede a usual member in this window."""
-        result = np.zeros(len(self.number), bool)
-        rows = np.flatnonzero(self.is_pax & usual)
-        rows = rows[rows + 1 < len(self.number)]
-        rows = rows[self.number[rows + 1] == self.next[rows]]
-        data, size = following(rows), self.size[rows]
+        result = np.zeros(len(self._number), bool)
+        rows = np.flatnonzero(self._is_pax & usual)
+        rows = rows[rows + 1 < len(self._number)]
+        rows = rows[self._number[rows + 1] == self._next[rows]]
+        data, size = following(rows), self._size[rows]
         tens, ones = data[:, 0] - np.uint8(48), data[:, 1] - np.uint8(48)
         good = (tens < 10) & (ones < 10) & (tens.astype(np.int64) * 10 + ones == size) & (size > 9)
         good &= (data[:, 2:9] == _MTIME).all(1)
         good &= data[np.arange(len(rows)), np.clip(size - 1, 0, _NAME - 1)] == 10
         behind = rows + 1
-        good &= usual[behind] & ~self.is_pax[behind] & (self.is_file | (self.raw[:, 156] == _FOLDER))[behind]
+        good &= usual[behind] & ~self._is_pax[behind] & (self._is_file | (self._raw[:, 156] == _FOLDER))[behind]
         result[rows[good]] = True
         return result
 
     def run(self, position: int) -> tuple[int, int]:
         """Return the range of rows of a chain of usual headers from a byte on; empty if there is none."""
-        block = (position - self.start) // BLOCK
-        row = int(np.searchsorted(self.number, block))
-        if row == len(self.number) or self.number[row] != block:
+        block = (position - self._start) // BLOCK
+        row = int(np.searchsorted(self._number, block))
+        if row == len(self._number) or self._number[row] != block:
             return 0, 0
         stop = int(self._stops[np.searchsorted(self._stops, row)])
-        return row, stop + bool(self.usual[stop])
+        return row, stop + bool(self._usual[stop])
+
+    def end_of_data(self, row: int) -> int:
+        """Return the byte at which the data of a row ends."""
+        size = int(self._size[row]) if self._next[row] > self._number[row] + 1 else 0
+        return self._start + (int(self._number[row]) + 1) * BLOCK + size
 
     def members(self, first: int, stop: int) -> Members:
         """Return the members among these rows."""
-        rows = first + np.flatnonzero(~self.is_pax[first:stop])
-        names = self.raw[rows, :_NAME]
+        rows = first + np.flatnonzero(~self._is_pax[first:stop])
+        names = self._raw[rows, :_NAME]
         used = np.flatnonzero(names.any(0))
-        names = names[:, : int(used[-1]) + 2 if len(used) else 1]  # keeps at least one column of zeros
+        names = names[:, : int(used[-1]) + 2]  # keeps a column of zeros
         ends = names == 0
         lengths = ends.argmax(1)
         if int(lengths.sum()) + int(ends.sum()) != names.size:  # non-zero bytes after a zero
             names = np.where(np.arange(names.shape[1]) < lengths[:, None], names, 0).astype(np.uint8)
         before = np.maximum(rows - 1, 0)
-        extended = (rows > first) & self.is_pax[before]
-        kind = np.where(self.is_file[rows], FILE, DIR).astype(np.uint8)
-        header = self.start + np.where(extended, self.number[before], self.number[rows]) * BLOCK
-        offset = self.start + (self.number[rows] + 1) * BLOCK
-        size = np.where(self.is_file[rows], self.size[rows], 0)
-        return Members(names, lengths, kind, header, offset, size, self.start + self.next[rows] * BLOCK)
-
-    def end(self, row: int) -> tuple[int, int]:
-        """Return the end of a row's data, and the position of the next header."""
-        data = self.start + (int(self.number[row]) + 1) * BLOCK
-        following = self.start + int(self.next[row]) * BLOCK
-        return data + (int(self.size[row]) if following > data else 0), following
+        extended = (rows > first) & self._is_pax[before]
+        kind = np.where(self._is_file[rows], _FILE, _DIR).astype(np.uint8)
+        header = self._start + np.where(extended, self._number[before], self._number[rows]) * BLOCK
+        offset = self._start + (self._number[rows] + 1) * BLOCK
+        size = np.where(self._is_file[rows], self._size[rows], 0)
+        return Members(names, lengths, kind, header, offset, size, self._start + self._next[rows] * BLOCK)
 
 
-def whole_window(source: Source, start: int, blocks: int) -> Window:
-    """Return a window of all blocks of a section with the magic of a header; the source then holds the section."""
-    data = np.frombuffer(source.hold(start, start + blocks * BLOCK), np.uint8)
+def _whole_window(archive: Archive, start: int, blocks: int) -> _Window:
+    """Return a window of all blocks of a section with the magic of a header; the archive then holds the section."""
+    data = np.frombuffer(archive.hold(start, start + blocks * BLOCK), np.uint8)
     count = len(data) // BLOCK
     rows = data[: count * BLOCK].reshape(count, BLOCK)
-    magic = np.ndarray((count,), "<u4", data, 257, (BLOCK,)) if count else np.zeros(0, np.uint32)
-    number = np.flatnonzero(magic == _MAGIC)
+    number = np.flatnonzero(_words(rows, 257) == _MAGIC)
     stop = start + count * BLOCK
-    return Window(start, stop, number, rows[number], lambda which: rows[:, :_NAME][number[which] + 1])
+    return _Window(start, stop, number, rows[number], lambda which: rows[:, :_NAME][number[which] + 1])
 
 
-def sparse_window(archive: Archive, start: int) -> Window:
-    """Return a window of the headers of a section, read one by one: each determines the next position."""
-    archive.fetch_ahead(start, start + 2 * STRETCH)
-    position, limit = start, min(start + STRETCH, len(archive))
+def _sparse_window(archive: Archive, start: int) -> _Window:
+    """Return a window of the usual headers of a section, read one by one: each determines the next position."""
+    archive.fetch_ahead(start, start + 2 * _STRETCH)
+    position = start
     numbers: list[int] = []
     found: list[bytes] = []
-    records: dict[int, bytes] = {}  # the first bytes of PAX headers' data, by row
+    behind: list[bytes] = []
     small: dict[int, bytes] = {}
-    data, begin, last = (
-        b"",
-        0,
-        -1,
-    )  # the last bytes read, where they begin, and the last possible position of a header in them
-    while position < limit and len(found) < _MOST:
-        at = position - begin
-        if not 0 <= at <= last:
-            # PAX headers double the headers between two large members.
-            head = 2 * _HEAD if records else _HEAD
-            data, begin, at = archive.read(position, position + head), position, 0
-            last = len(data) - BLOCK - _NAME
+    while position < start + _STRETCH:
+        at = position - archive.begin
+        if not 0 <= at <= len(archive.data) - 2 * BLOCK:
+            archive.hold(position, position + _HEAD)
+            at = 0
+        data = archive.data
         try:
             digits, kind, magic = _fields(data, at)
             length = int(digits, 8)
         except (ValueError, struct.error):
             break
-        if length < 0 or magic != b"usta" or kind not in b"0x":
+        if length < 0 or magic != b"usta" or kind not in b"0x" or len(data) < at + BLOCK:
             break
-        if kind == _PAX:
-            records[len(found)] = data[at + BLOCK : at + BLOCK + _NAME]
-        numbers.append(position)
+        numbers.append((position - start) // BLOCK)
         found.append(data[at : at + BLOCK])
         position, at = position + BLOCK, at + BLOCK
-        if length <= _TINY and at + length <= len(data):
+        behind.append(data[at : at + _NAME].ljust(_NAME, b"\0"))
+        if length <= BLOCK and at + length <= len(data):
             small[position] = data[at : at + length]
-        position += -(-length // BLOCK) * BLOCK
-    if found:
-        found[-1] = found[-1].ljust(BLOCK, b"\0")
-    archive.keep(small)
-    raw = np.frombuffer(b"".join(found), np.uint8).reshape(-1, BLOCK)
-    number = (np.array(numbers, np.int64) - start) // BLOCK
-
-    def following(rows: Ints) -> Bytes:
-        firsts = b"".join(records[row].ljust(_NAME, b"\0") for row in rows.tolist())
-        return np.frombuffer(firsts, np.uint8).reshape(-1, _NAME)
-
-    return Window(start, position, number, raw, following)
+        position += rounded(length)
+    archive.small = small
+    raw, first = (np.frombuffer(b"".join(parts), np.uint8) for parts in (found, behind))
+    number = np.array(numbers, np.int64)
+    return _Window(start, start + _STRETCH, number, raw.reshape(-1, BLOCK), first.reshape(-1, _NAME).__getitem__)
 
 
 def _words(raw: Bytes, at: int) -> npt.NDArray[np.uint32]:

@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
 from penstock.errors import ConfigError, ShardError, ShardIOError
+from penstock.shards.archive import BLOCK
 from penstock.shards.encode import Encoder, make_encoder
-from penstock.shards.header import BLOCK, build_header, rounded
+from penstock.shards.tar import rounded
 from penstock.storage import io_error
 
 __all__ = ["ShardWriter", "TarWriter"]
@@ -101,7 +102,7 @@ class TarWriter:
         try:
             for name, data in parts:
                 path = f"{sample['__key__']}.{name}".encode("utf-8", "surrogateescape")
-                head = build_header(path, len(data), mode=self._mode, mtime=mtime, user=self._user, group=self._group)
+                head = _header(path, len(data), mode=self._mode, mtime=mtime, user=self._user, group=self._group)
                 self._out.write(head)
                 self._out.write(data)
                 self._out.write(bytes(-len(data) % BLOCK))
@@ -342,3 +343,34 @@ def _compression(compress: bool | str | None, path: str | None) -> str:
     if compress not in _OPENERS:
         raise ConfigError(f"unknown compression {compress!r}: use one of {', '.join(_OPENERS)}")
     return compress
+
+
+def _header(
+    name: bytes, size: int, *, mode: int = 0o444, mtime: int = 0, user: bytes = b"", group: bytes = b""
+) -> bytes:
+    """Return all header blocks of a regular file.
+
+    The format is ustar, with a GNU long-name header before it for names over 100 bytes, and sizes in base 256 from 8
+    GiB on. Our parser, GNU tar and the standard library read it.
+    """
+    if len(name) <= 100:
+        return _block(name, size, b"0", mode, mtime, user, group)
+    text = name + b"\0"
+    head = _block(b"././@LongLink", len(text), b"L", 0o644, 0, b"", b"")
+    return head + text.ljust(rounded(len(text)), b"\0") + _block(name[:100], size, b"0", mode, mtime, user, group)
+
+
+def _block(name: bytes, size: int, kind: bytes, mode: int, mtime: int, user: bytes, group: bytes) -> bytes:
+    length = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
+    block = b"%s%07o\x000000000\x000000000\0%s%011o\0        %s%sustar\x0000%s%s0000000\x000000000\0" % (
+        name.ljust(100, b"\0"),
+        mode,
+        length,
+        min(max(mtime, 0), (1 << 33) - 1),
+        kind,
+        bytes(100),
+        user[:31].ljust(32, b"\0"),
+        group[:31].ljust(32, b"\0"),
+    )
+    block = block.ljust(BLOCK, b"\0")
+    return b"%s%06o\0 %s" % (block[:148], sum(block), block[156:])

@@ -21,12 +21,11 @@ from penstock.errors import PenstockError
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.grouping import Sample
-from penstock.shards.header import rounded
 from penstock.shards.index import SUFFIX, ShardIndex, index_path, load_or_build
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
 from penstock.shards.shardset import ShardSet
-from penstock.shards.tar import walk
+from penstock.shards.tar import rounded, walk
 from penstock.shards.writer import TarWriter
 from penstock.storage.files import PIECE, SHARD, SourceFile
 
