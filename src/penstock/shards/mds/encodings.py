@@ -89,7 +89,7 @@ def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = Fal
     """
     encoding_size(encoding)
     if encoding == "int":
-        return partial(_integer, 8)
+        return _integer
     if encoding in _SCALARS:
         return partial(_scalar, np.dtype(encoding).newbyteorder("<"))
     if encoding.partition(":")[0] == "ndarray":
@@ -106,9 +106,9 @@ def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = Fal
 # Scalars, text and arrays.
 
 
-def _integer(size: int, data: bytes) -> int:
-    if len(data) != size:
-        raise ValueError(f"an integer of {size} bytes cannot be {len(data)} bytes long")
+def _integer(data: bytes) -> int:
+    if len(data) != 8:
+        raise ValueError(f"an integer of 8 bytes cannot be {len(data)} bytes long")
     return int.from_bytes(data, "little", signed=True)
 
 
@@ -118,27 +118,15 @@ def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
     return np.frombuffer(data, dtype)[0]
 
 
-def _text(data: bytes) -> str:
-    return str(data, "utf-8")
+def _text(parse: Callable[[str], Any], data: bytes) -> Any:
+    return parse(str(data, "utf-8"))
 
 
-def _json(data: bytes) -> Any:
-    return json.loads(_text(data))
-
-
-def _str_int(data: bytes) -> int:
-    return int(_text(data))
-
-
-def _str_float(data: bytes) -> float:
-    return float(_text(data))
-
-
-def _str_decimal(data: bytes) -> Decimal:
+def _decimal(text: str) -> Decimal:
     try:
-        return Decimal(_text(data))
+        return Decimal(text)
     except ArithmeticError:
-        raise ValueError(f"{data[:40]!r} is not a decimal number") from None
+        raise ValueError(f"{text[:40]!r} is not a decimal number") from None
 
 
 def _array_spec(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
@@ -179,11 +167,11 @@ def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: byt
 
 _PLAIN: dict[str, Decoder] = {
     "bytes": bytes,
-    "str": _text,
-    "json": _json,
-    "str_int": _str_int,
-    "str_float": _str_float,
-    "str_decimal": _str_decimal,
+    "str": partial(_text, str),
+    "json": partial(_text, json.loads),
+    "str_int": partial(_text, int),
+    "str_float": partial(_text, float),
+    "str_decimal": partial(_text, _decimal),
 }
 
 

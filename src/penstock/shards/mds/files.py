@@ -14,7 +14,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import xxhash
@@ -81,7 +81,6 @@ class Files:
         self.storage = storage
         self.cache_dir = cache_dir
         self.validate_hash = validate_hash
-        self._copies: Cache | None = None
         self.versions: dict[str, Stat] = {}
         """The known versions of files by URL, for copies of this object in other processes."""
         self._listed: set[str] = set()
@@ -99,7 +98,7 @@ class Files:
             packed = self._source(info.packed)
             if packed is not None:
                 whole = _Unpacked(name, info.raw.size, packed, partial(self._unpack, packed, info))
-                file = self._cache().open(whole, progress=False).of(SHARD)
+                file = self._copies.open(whole, progress=False).of(SHARD)
         source = file or self._source(info.raw)
         if source is None:
             if info.packed is None:
@@ -114,13 +113,9 @@ class Files:
         how = self.storage
         if how is None:
             return []
-        plain = [(number, info.raw) for number, info in enumerate(shards) if info.packed is None]
-        in_threads(self._source, [part for _, part in plain if self._version(self._name(part)) is None])
-        return [
-            StoredShard(number, name, part.size, how, self.versions.get(name))
-            for number, part in plain
-            for name in [self._name(part)]
-        ]
+        plain = [(number, info.raw, self._name(info.raw)) for number, info in enumerate(shards) if info.packed is None]
+        in_threads(self._source, [part for _, part, name in plain if self._version(name) is None])
+        return [StoredShard(number, name, part.size, how, self.versions.get(name)) for number, part, name in plain]
 
     def _name(self, part: Part) -> str:
         return (
@@ -140,30 +135,24 @@ class Files:
         return found
 
     def _version(self, name: str) -> Stat | None:
-        """Return the version of a file from the listing of its folder; None if it must be looked up."""
+        """Return the version of a file, perhaps from a listing of its folder; None if it must be looked up."""
         pattern = f"{self.folder}/{'**' if '/' in name[len(self.folder) + 1 :] else '*'}"
-        if name not in self.versions and pattern not in self._listed:
+        if self.storage is not None and name not in self.versions and pattern not in self._listed:
             self._listed.add(pattern)
-            self.versions = self._list(pattern) | self.versions
+            try:
+                self.versions = dict(self.storage.list_objects(pattern)) | self.versions
+            except StorageUnavailableError:
+                raise
+            except StorageError:  # web servers cannot be listed, and some stores do not allow it
+                pass
         return self.versions.get(name)
 
-    def _list(self, pattern: str) -> dict[str, Stat]:
-        assert self.storage is not None
-        try:
-            return dict(self.storage.list_objects(pattern))
-        except StorageUnavailableError:
-            raise
-        except StorageError:  # web servers cannot be listed, and some stores do not allow it
-            return {}
-
-    def _cache(self) -> Cache:
-        """Return the cache of decompressed shards, which shares its limit with other copies."""
-        if self._copies is None:
-            if self.cache_dir is not None:
-                self._copies = self.cache_dir if isinstance(self.cache_dir, Cache) else Cache(self.cache_dir)
-            else:
-                self._copies = (self.storage or Storage()).the_cache()
-        return self._copies
+    @cached_property
+    def _copies(self) -> Cache:
+        """The cache of decompressed shards, which shares its limit with other copies."""
+        if self.cache_dir is None:
+            return (self.storage or Storage()).the_cache()
+        return self.cache_dir if isinstance(self.cache_dir, Cache) else Cache(self.cache_dir)
 
     def _unpack(self, source: SourceFile | RemoteSource, info: ShardInfo) -> bytes:
         packed, compression = info.packed, info.compression
