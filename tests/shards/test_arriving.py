@@ -7,9 +7,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -579,17 +576,3 @@ def test_a_sampler_needs_the_number_of_samples(shards: Shards, loader: dict[str,
 def test_how_many_shards_a_window_has(shards: Shards, value: Any) -> None:
     with pytest.raises(ConfigError, match="window_shards must be a positive number"):
         shards.dataset(window_shards=value)
-
-
-def test_what_a_killed_process_has_left_goes(shards: Shards, tmp_path: Path) -> None:
-    home = tmp_path / "home" / "penstock"
-    home.mkdir(parents=True)
-    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
-        ended.wait()
-    names = [f"shards-{ended.pid}-0.json", f"shards-{ended.pid}-1.json", f"shards-{os.getpid()}-0.json"]
-    for name, age in zip(names, (100_000, 10, 100_000), strict=True):
-        (home / name).write_text("[]")
-        os.utime(home / name, times=(time.time() - age,) * 2)
-    loader = shards.loader()
-    batches(loader)
-    assert [(home / name).exists() for name in names] == [False, True, True]

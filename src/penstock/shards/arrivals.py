@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from penstock.shards.exchange import Exchange
-from penstock.shards.facts import Facts
+from penstock.shards.exchange import Exchange, Facts
 from penstock.storage import Storage
 from penstock.storage.backend import Cancel
 from penstock.storage.fetcher import Fetcher

@@ -9,8 +9,7 @@ from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.shards.arriving_source import ArrivingSource
-from penstock.shards.exchange import agree_on
-from penstock.shards.facts import ToldFacts
+from penstock.shards.exchange import SharedFacts, agree_on
 from penstock.shards.find_handles import build, find_handles, has_index, open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import StoreShard
@@ -22,11 +21,11 @@ from penstock.storage.names import Urls, expand_versions, with_versions
 __all__ = ["ArrivingShards", "open_shards"]
 
 
-class ArrivingShards(ArrivingSource[StoreShard, ShardSet]):
+class ArrivingShards(ArrivingSource):
     """Shards in a store, which may not be indexed yet; once all are, `whole` is a `ShardSet`."""
 
-    def __init__(self, handles: list[StoreShard], told: ToldFacts | None = None) -> None:
-        super().__init__(handles, told)
+    def __init__(self, handles: list[StoreShard], shared: SharedFacts | None = None) -> None:
+        super().__init__(handles, shared)
         self._opened = OpenShards(handles)
 
     def _read(self, numbers: Indices, rows: Indices) -> list[Sample]:
@@ -42,7 +41,7 @@ class ArrivingShards(ArrivingSource[StoreShard, ShardSet]):
         return [SampleRecord(sample, None) for sample in samples]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrivingShards, (self._handles, self._told)
+        return ArrivingShards, (self._handles, self._shared)
 
 
 def open_shards(
@@ -87,8 +86,11 @@ def open_shards(
     handles = find() if all(has_index(found[number][0], storage) for number in (0, -1)) else []
     if not handles:
         found = with_versions(found, storage)
-    counted = bool(handles) and all(handle.facts is not None for handle in handles)
-    if _agree([url for url, _ in found], counted, write_index, world_size):
+    counted = agreed = bool(handles) and all(handle.facts is not None for handle in handles)
+    if world_size > 1:
+        said = agree_on([url for url, _ in found], "counted" if counted else "uncounted", world_size)
+        agreed = counted and not write_index if said is None else said == "counted"
+    if agreed:
         if not counted:
             build(handles := find(), progress=progress)
         return ShardSet.of_handles(handles)
@@ -97,11 +99,3 @@ def open_shards(
     for handle in handles:
         handle.write_index = write_index
     return ArrivingShards(handles)
-
-
-def _agree(urls: list[str], counted: bool, write_index: bool, world_size: int) -> bool:
-    """Return whether the shards count as counted; the same on all ranks."""
-    if world_size == 1:
-        return counted
-    said = agree_on(urls, "counted" if counted else "uncounted", world_size)
-    return counted and not write_index if said is None else said == "counted"

@@ -15,64 +15,40 @@ import abc
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
-from penstock.shards.arrivals import Arrivals, Arriver
-from penstock.shards.exchange import exchange_of
-from penstock.shards.facts import Facts, ToldFacts
+from penstock.shards.arrivals import Arrivals
+from penstock.shards.exchange import Facts, SharedFacts, exchange_of
 from penstock.shards.first_epoch import unknown_length
 from penstock.shards.opened import split_rows
 from penstock.shards.stored import StoredShard
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
-__all__ = ["ArrivingSource", "Whole"]
+__all__ = ["ArrivingSource"]
 
 _PEER_TIMEOUT_S = 10.0  # after which this rank counts the shards of another rank itself
 
 
-class Whole(Protocol):
-    """The same files, once all are counted."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: SupportsIndex) -> Any: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool: ...
-
-    @property
-    def starts(self) -> Any: ...
-
-    def records(self, indices: Any) -> list[Any]: ...
-
-    def stored(self) -> list[StoredShard]: ...
-
-
-H = TypeVar("H", bound=Arriver)
-W = TypeVar("W", bound=Whole)
-
-
-class ArrivingSource(abc.ABC, Generic[H, W]):
+class ArrivingSource(abc.ABC):
     """Files in a store, which may not be counted yet.
 
     Args:
-        handles: handles of all files.
-        told: shares the counts with other processes of the machine; by default with those that unpickle this object.
+        handles: handles of all files, see `penstock.shards.arrivals.Arriver`.
+        shared: shares the counts with other processes of the machine; by default with those that unpickle this object.
 
     Once `complete`, ``len``, rows and fingerprint are those of `whole`. Memory: some hundred bytes a file.
     """
 
-    def __init__(self, handles: list[H], told: ToldFacts | None = None) -> None:
-        self.urls, self._handles = [handle.url for handle in handles], handles
+    def __init__(self, handles: list[Any], shared: SharedFacts | None = None) -> None:
+        self.urls: list[str] = [handle.url for handle in handles]
+        self._handles = handles
         self._arrivals: Arrivals | None = None
-        self._told = told or ToldFacts()
+        self._shared = shared or SharedFacts()
         self._missing = {number for number, handle in enumerate(handles) if handle.facts is None}
 
     @abc.abstractmethod
@@ -80,7 +56,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         """Return rows of files whose facts are known, in this order."""
 
     @abc.abstractmethod
-    def _make_whole(self) -> W:
+    def _make_whole(self) -> Any:
         """Return all files as one counted source; all facts are known."""
 
     # For plans, in the main process.
@@ -91,12 +67,12 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         if self._missing:
             self._missing = {number for number in self._missing if self._handles[number].facts is None}
             if not self._missing:
-                self._told.write([handle.facts for handle in self._handles if handle.facts is not None])
+                self._shared.write([handle.facts for handle in self._handles])
         return not self._missing
 
     def facts(self, shards: Sequence[int]) -> list[Facts]:
         """Return the facts of shards, when all are counted."""
-        return [facts for number in shards if (facts := self._handles[number].facts) is not None]
+        return [self._handles[number].facts for number in shards]
 
     def arrivals(self, world_size: int) -> Arrivals:
         """Return what fetches the files in this process, for one of the ranks that share them."""
@@ -134,21 +110,21 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
             rows: int64 of shape (n,).
             facts: numbers and facts of their shards.
         """
-        for number, known in facts:
-            self._know(number, known)
+        self._know(facts)
         return self._read(*split_rows(np.asarray(rows, dtype=np.int64)))
 
-    def _know(self, number: int, facts: Facts) -> None:
-        self._handles[number].facts = self._handles[number].facts or facts
+    def _know(self, facts: Iterable[tuple[int, Facts]]) -> None:
+        for number, known in facts:
+            self._handles[number].facts = self._handles[number].facts or known
 
     # As a source, once all files are counted.
 
     @cached_property
-    def _all(self) -> W:
+    def _all(self) -> Any:
         return self._make_whole()
 
     @property
-    def whole(self) -> W:
+    def whole(self) -> Any:
         """The same files as one counted source.
 
         Raises:
@@ -164,11 +140,11 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
     @property
     def fingerprint(self) -> str:
         """The identity of the samples."""
-        return self.whole.fingerprint
+        return str(self.whole.fingerprint)
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return whether a set with this fingerprint and number of samples has since grown into this one."""
-        return self.whole.is_prefix_of_current(fingerprint, rows)
+        return bool(self.whole.is_prefix_of_current(fingerprint, rows))
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.whole[index]
@@ -180,7 +156,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
 
     def stored(self) -> list[StoredShard]:
         """The shards, for prefetching."""
-        return self.whole.stored()
+        return list(self.whole.stored())
 
     def records(self, indices: Indices) -> list[Any]:
         """Return the samples at rows of the whole set, in this order.
@@ -188,10 +164,9 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         All shards must be counted, though this process may have started before that.
         """
         if not self.complete:
-            for number, facts in enumerate(self._told.read() or []):
-                self._know(number, facts)
+            self._know(enumerate(self._shared.read()))
             self.finish(0, 1)
-        return self.whole.records(indices)
+        return list(self.whole.records(indices))
 
     def __repr__(self) -> str:
         if self.complete:

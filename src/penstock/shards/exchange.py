@@ -1,11 +1,13 @@
-"""`Exchange`: ranks share the facts of shards that only one of them has read, through torch.distributed's store.
+"""What is known of a shard that was counted, and how ranks and processes share it: `Facts`.
 
-    exchange = exchange_of(urls, world_size)   # None without a process group
+    exchange = exchange_of(urls, world_size)   # by torch.distributed's store; None without a process group
     exchange.tell(7, facts)                    # by the rank that has read shard 7
     exchange.wait([7, 8])                      # by the others
     agree_on(urls, "counted")                  # the value of the first rank
+    shared.write(facts)                        # by the main process, once all shards are counted
+    shared.read()                              # by workers that started earlier
 
-This is the store by which the ranks of the process group connected. It takes a few hundred bytes a shard and no
+The store is that by which the ranks of the process group connected. It takes a few hundred bytes a shard and no
 collective calls, so ranks may ask at any time. Without a process group, each rank reads by itself; ranks of one machine
 share a cache.
 
@@ -16,21 +18,24 @@ openings of others, since earlier ones may describe other content.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import astuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 import xxhash
 
 from penstock.errors import StorageUnavailableError
-from penstock.shards.facts import Facts
+from penstock.storage import UNWRITABLE, kept_path, write_kept
+from penstock.storage.backend import Stat
 from penstock.storage.transfer import rank_note
 from penstock.storage.urls import shown
 
-__all__ = ["Exchange", "agree_on", "exchange_of"]
+__all__ = ["Exchange", "Facts", "SharedFacts", "agree_on", "exchange_of"]
 
 _TIMEOUT_S = 1800.0  # for another rank to read one shard
 _WARN_AFTER_S = 60.0  # of waiting
@@ -38,6 +43,60 @@ _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between polls
 
 _opened: Counter[str] = Counter()
 """How often this process has opened shards, by their name among ranks."""
+
+
+class Facts(NamedTuple):
+    """Facts of a shard that was counted: enough for ranks and workers that have not read it.
+
+    Attributes:
+        version: the version of the object; None for shards that were counted before the job.
+        samples: the number of samples.
+        content: a text that identifies the content: xxh3_128 as hex; for JSON lines, the fingerprint of the version.
+    """
+
+    version: Stat | None
+    samples: int
+    content: str
+
+    @property
+    def identity(self) -> str:
+        """8 hex digits by which states name the content."""
+        return xxhash.xxh3_64_hexdigest(self.content.encode("utf-8", "surrogateescape"))[:8]
+
+    def to_json(self) -> list[Any]:
+        """Return the facts as JSON types."""
+        return [None if self.version is None else astuple(self.version), self.samples, self.content]
+
+    @classmethod
+    def of_json(cls, facts: Sequence[Any]) -> Facts:
+        """Return the facts of a `to_json` result."""
+        version, samples, content = facts
+        return cls(None if version is None else Stat(*version), samples, content)
+
+
+class SharedFacts:
+    """The facts of all shards in a derived file, shared by the processes of a machine that have this object."""
+
+    def __init__(self) -> None:
+        self._name = f"facts-{secrets.token_hex(8)}.json"
+
+    def write(self, facts: Sequence[Facts]) -> None:
+        """Write the facts of all shards. If the disk is full or read-only, other processes read the shards."""
+        path = kept_path("shards", self._name)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with write_kept(path) as file:
+                file.write(json.dumps([one.to_json() for one in facts]).encode())
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+
+    def read(self) -> list[Facts]:
+        """Return the facts; none if they were not written, or were written on another machine."""
+        try:
+            return [Facts.of_json(one) for one in json.loads(kept_path("shards", self._name).read_bytes())]
+        except OSError:
+            return []
 
 
 class Exchange:

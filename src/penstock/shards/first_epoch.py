@@ -33,7 +33,7 @@ from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, Sh
 from penstock.plan.share_options import ShareOptions
 from penstock.shards.arrivals import Arrivals, Need
 from penstock.shards.epoch_windows import WindowOrder, window_span
-from penstock.shards.facts import Facts
+from penstock.shards.exchange import Facts
 from penstock.shards.opened import pack_rows, split_rows
 from penstock.storage.urls import shown
 from penstock.wording import counted

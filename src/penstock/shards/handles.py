@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.sidecar import places
-from penstock.shards.facts import Facts
+from penstock.shards.exchange import Facts
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
@@ -190,7 +190,7 @@ class StoreShard:
     def header(self) -> Header | None:
         """The counts and the digest in the index's header; None while the shard is not counted."""
         facts = self.facts
-        return None if facts is None else Header(0, facts.samples, 0, 0, self.size, 0, bytes.fromhex(facts.digest), 0)
+        return None if facts is None else Header(0, facts.samples, 0, 0, self.size, 0, bytes.fromhex(facts.content), 0)
 
     def stored(self, number: int) -> StoredShard:
         """Return the facts for prefetching; ``number`` is the shard's number in its set."""
@@ -352,10 +352,10 @@ class StoreShard:
         index = ShardIndex.load(Path(source.local(keep=True).path))
         if index is None:
             raise _unsound(source.url)
-        if self.facts is not None and index.header.fingerprint != self.facts.digest:
+        if self.facts is not None and index.header.fingerprint != self.facts.content:
             raise ShardChangedError(
                 f"{shown(source.url)} is no longer the index that was opened: that one was of a shard with the "
-                f"fingerprint {self.facts.digest}, this one is of {index.header.fingerprint}. Open the shards again"
+                f"fingerprint {self.facts.content}, this one is of {index.header.fingerprint}. Open the shards again"
             )
         return index
 

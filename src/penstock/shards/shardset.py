@@ -22,7 +22,7 @@ import xxhash
 from penstock.images.sample_record import SampleRecord
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
-from penstock.shards.facts import CountedFacts
+from penstock.shards.exchange import Facts
 from penstock.shards.find_handles import open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import Handle, OpenShard, StoreShard
@@ -129,10 +129,10 @@ class ShardSet:
     def __repr__(self) -> str:
         return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
 
-    def facts(self, shards: Sequence[int]) -> list[CountedFacts]:
+    def facts(self, shards: Sequence[int]) -> list[Facts]:
         """Return facts of shards, to finish an epoch that began before they were counted."""
         headers = [self._headers[number] for number in shards]
-        return [CountedFacts.of(header.samples, header.digest.hex()) for header in headers]
+        return [Facts(None, header.samples, header.fingerprint) for header in headers]
 
     def stored(self) -> list[StoredShard]:
         """Return the shards in a store that are copied."""

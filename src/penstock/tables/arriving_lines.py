@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.order.permutation import Indices
 from penstock.shards.arriving_source import ArrivingSource
-from penstock.shards.facts import ToldFacts
+from penstock.shards.exchange import SharedFacts
 from penstock.storage import Storage
 from penstock.storage.mapped import MappedFile
 from penstock.storage.names import with_versions
@@ -20,17 +20,17 @@ from penstock.tables.ranged import TableParts
 __all__ = ["ArrivingLines"]
 
 
-class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
+class ArrivingLines(ArrivingSource):
     """JSON-lines files in a store, some of them not counted yet; when all are counted, `whole` is a `JsonFiles`.
 
     Args:
         handles: handles of all files.
-        told: see `ArrivingSource`.
+        shared: see `ArrivingSource`.
         lines: the same files; versions that are known are set.
     """
 
-    def __init__(self, handles: list[LineShard], told: ToldFacts | None, lines: LineFiles) -> None:
-        super().__init__(handles, told)
+    def __init__(self, handles: list[LineShard], shared: SharedFacts | None, lines: LineFiles) -> None:
+        super().__init__(handles, shared)
         self._lines = lines
 
     @classmethod
@@ -60,7 +60,7 @@ class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
         """The keys that are read: ``columns``, or the keys of the first rows; None while these are unknown."""
         if self._lines.wanted is not None:
             return self._lines.wanted
-        return self.whole.columns if self.complete else None
+        return list(self.whole.columns) if self.complete else None
 
     def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         for number in set(numbers.tolist()):
@@ -70,7 +70,7 @@ class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
     def _make_whole(self) -> JsonFiles:
         for number, handle in enumerate(self._handles):
             self._lines.maps.put(number, handle.source())
-        return JsonFiles.counted(self._lines, [handle.facts.samples for handle in self._handles if handle.facts])
+        return JsonFiles.counted(self._lines, [handle.facts.samples for handle in self._handles])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrivingLines, (self._handles, self._told, self._lines)
+        return ArrivingLines, (self._handles, self._shared, self._lines)

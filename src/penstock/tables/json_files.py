@@ -21,7 +21,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
-from penstock.shards.facts import CountedFacts
+from penstock.shards.exchange import Facts
 from penstock.shards.stored import StoredShard
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
@@ -177,13 +177,13 @@ class JsonFiles(FilesTable):
     def identity(self, files: int) -> list[str]:
         return ["json", *super().identity(files)]
 
-    def facts(self, shards: Sequence[int]) -> list[CountedFacts]:
+    def facts(self, shards: Sequence[int]) -> list[Facts]:
         """Return facts of files, to finish an epoch that began before they were counted."""
         found, counts = [], np.diff(self.starts).tolist()
         for number in shards:
             source = self.maps.source(number)
             version = self.maps.fingerprint(number) if source is None else source.fingerprint
-            found.append(CountedFacts.of(counts[number], version))
+            found.append(Facts(None, counts[number], version))
         return found
 
     def blocks(self) -> tuple[int, int] | None:

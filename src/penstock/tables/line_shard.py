@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from penstock.shards.facts import Facts
+from penstock.shards.exchange import Facts
 from penstock.storage import Cache, SourceFile, Storage
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.remote import RemoteSource
@@ -62,7 +62,7 @@ class LineShard:
         if self.facts is None:
             source = self.source()
             index = find_index_of(source) or make_index_of(source, self._copy(only_later, cancel))
-            self.facts = Facts(source.stat, len(index), "")
+            self.facts = Facts(source.stat, len(index), source.stat.fingerprint)
         return self.facts
 
     def fetch(self, cancel: Cancel) -> None:
