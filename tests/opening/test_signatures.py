@@ -80,8 +80,8 @@ def signatures() -> list[tuple[str, Options]]:
 def imports(text: str) -> list[str]:
     """Return the imports of the names in signatures, from the modules of the constructors."""
     lines = {"SourceDataset": "from penstock.datasets.source_dataset import SourceDataset"}
-    constructors = {each for kind in ORDER if kind != "images" for each in constructors_of(kind)} | {ps.ImageDataset}
-    for constructor in constructors:
+    constructors = [each for kind in ORDER if kind != "images" for each in constructors_of(kind)]
+    for constructor in [*constructors, ps.ImageDataset]:
         module = sys.modules[constructor.__module__]
         lines[constructor.__name__] = f"from {module.__name__} import {constructor.__name__}"
         for node in ast.walk(ast.parse(inspect.getsource(module) + inspect.getsource(share_options))):

@@ -14,6 +14,7 @@ Batches get no slower; a scrape costs as much as ``loader.stats()``. The loader 
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import weakref
@@ -57,7 +58,7 @@ class _Loader(Protocol):
 class Export:
     """The registration of a loader, returned by `export`. Active until `close`, or until the loader is collected."""
 
-    def __init__(self, collector: _Loaders, loader: _Loader, labels: dict[str, str]) -> None:
+    def __init__(self, loader: _Loader, labels: dict[str, str], collector: _Collector) -> None:
         self.labels = labels
         self._collector = collector
         self._loader = weakref.ref(loader)
@@ -74,35 +75,17 @@ class Export:
 
     def close(self) -> None:
         """Remove the loader from the registry. Idempotent."""
-        self._collector.remove(self)
+        with _exporting:
+            self._collector.exports = [other for other in self._collector.exports if other is not self]
 
 
-class _Loaders:
-    """Collector of all loaders in one registry, which accepts each metric name only once."""
+class _Collector:
+    """Collects all loaders in one registry, which accepts each metric name only once."""
 
     def __init__(self) -> None:
-        self._exports: tuple[Export, ...] = ()  # replaced as a whole: scrapes come from other threads
-        self._number = 0
-
-    def add(self, loader: _Loader, labels: Mapping[str, str] | None) -> Export:
-        """Add a loader to the scrapes."""
-        if labels is None:
-            labels = {"loader": str(self._number)}
-            self._number += 1
-        mine = _checked(labels)
-        living = tuple(other for other in self._exports if not other.gone)
-        if any(other.labels == mine for other in living):
-            raise ConfigError(
-                f"another loader is exported with the labels {mine}: use different labels, or close() that export"
-            )
-        added = Export(self, loader, mine)
-        self._exports = (*living, added)
-        return added
-
-    def remove(self, export: Export) -> None:
-        """Remove a loader from the scrapes."""
-        with _exporting:
-            self._exports = tuple(other for other in self._exports if other is not export)
+        self.exports: list[Export] = []
+        """Replaced as a whole: scrapes come from other threads."""
+        self.numbers = itertools.count()
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics' names, for the registry."""
@@ -111,14 +94,13 @@ class _Loaders:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics' values, for a scrape."""
         families = _families()
-        for one in self._exports:
-            stats = one.stats()
-            if stats is not None:
+        for one in self.exports:
+            if (stats := one.stats()) is not None:
                 _fill(families, stats, one.labels)
         return iter(families.values())
 
 
-_collectors: weakref.WeakKeyDictionary[Any, _Loaders] = weakref.WeakKeyDictionary()
+_collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
 
 _exporting = threading.RLock()
 """Lock for adding and removing loaders, since several threads may train at once."""
@@ -145,18 +127,24 @@ def export(
     with _exporting:
         collector = _collectors.get(where)
         if collector is None:
-            collector = _Loaders()
+            collector = _collectors[where] = _Collector()
             where.register(collector)
-            _collectors[where] = collector
-        return collector.add(loader, labels)
-
-
-def _checked(labels: Mapping[str, str]) -> dict[str, str]:
-    taken = {label for _, _, label in _LABELLED}
-    for name in labels:
-        if not _LABEL.fullmatch(name) or name in taken:
-            raise ConfigError(f"{name!r} cannot be the name of a label: use letters, digits and _, but none of {taken}")
-    return {name: str(value) for name, value in labels.items()}
+        given = {"loader": next(collector.numbers)} if labels is None else labels
+        taken = {label for _, _, label in _LABELLED}
+        for name in given:
+            if not _LABEL.fullmatch(name) or name in taken:
+                raise ConfigError(
+                    f"{name!r} cannot be the name of a label: use letters, digits and _, but none of {taken}"
+                )
+        added = Export(loader, {name: str(value) for name, value in given.items()}, collector)
+        living = [other for other in collector.exports if not other.gone]
+        if any(other.labels == added.labels for other in living):
+            raise ConfigError(
+                f"another loader is exported with the labels {added.labels}: use different labels, or close() that "
+                "export"
+            )
+        collector.exports = [*living, added]
+    return added
 
 
 def _families() -> dict[str, Metric]:

@@ -60,7 +60,7 @@ def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **op
     counts as a class, with a warning.
     """
     found = identify(expand(source, options.get("storage")), options)
-    check_options(found.kind, str(found), options)
+    check_options(found, options)
     return make_dataset(found, options)
 
 

@@ -18,11 +18,11 @@ from penstock.datasets.tokens import TokenDataset
 from penstock.datasets.video import VideoDataset
 from penstock.images.files import Form
 from penstock.images.transforms import Compose
+from penstock.manifest import Record
 from penstock.manifest.options import Blank
 from penstock.manifest.options import Columns
 from penstock.manifest.options import Format
 from penstock.manifest.options import Header
-from penstock.manifest.record import Record
 from penstock.shards.grouping import Handler
 from penstock.shards.grouping import Sample
 from penstock.shards.stream import StreamShards

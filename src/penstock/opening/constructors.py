@@ -60,22 +60,20 @@ _WANTED = {
     "label": "a type such as 'int' or 'float', or None",
     "comment": "the characters that start a comment, such as '#'",
     "validate_hash": "the name of a hash, such as 'xxh64'",
+    "classes": "a list of names",
     **dict.fromkeys(("root", "images_from"), "a folder or an address, as str or Path"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), "a number of bytes"),
 }
-_WANTED_BY_TYPE = {
-    frozenset(kinds): wanted
-    for kinds, wanted in (
-        ([bool], "True or False"),
-        ([int], "an integer"),
-        ([Callable], "a function"),
-        ([Sequence], "a list of names"),
-        ([Sequence, Mapping], "a list of names, or a mapping of them"),
-        ([str, os.PathLike, Iterable], "files, as str, Path or a list of these"),
-        ([str, os.PathLike], "a path, as str or Path"),
-        ([str, os.PathLike, Cache], "a folder, as str or Path"),
-        ([Storage], "a penstock.storage.Storage, such as Storage(options={'anon': True})"),
-    )
+_WANTED_BY_TYPE: dict[frozenset[Any], str] = {
+    frozenset({bool}): "True or False",
+    frozenset({int}): "an integer",
+    frozenset({Callable}): "a function",
+    frozenset({Sequence}): "a list",
+    frozenset({Sequence, Mapping}): "a list of names, or a mapping of them",
+    frozenset({str, os.PathLike, Iterable}): "files, as str, Path or a list of these",
+    frozenset({str, os.PathLike}): "a path, as str or Path",
+    frozenset({str, os.PathLike, Cache}): "a folder, as str or Path",
+    frozenset({Storage}): "a penstock.storage.Storage, such as Storage(options={'anon': True})",
 }
 """What options take, by name, or else by type. The constructors themselves check options of other types."""
 
@@ -115,60 +113,43 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def check_option(name: str, value: Any, hint: Any) -> None:
     """Raise ConfigError for a value of another type, before it causes a confusing error elsewhere.
 
-    None always means the default.
+    None always means the default. Constructors name the values of a Literal themselves.
     """
-    kinds = [get_origin(each) or each for each in _alternatives(hint)]
-    wanted = _WANTED.get(name) or _WANTED_BY_TYPE.get(frozenset(kinds))
-    if kinds == [Literal]:
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = frozenset(get_origin(each) or each for each in alternatives) - {NoneType}
+    wanted = _WANTED.get(name) or _WANTED_BY_TYPE.get(kinds)
+    if kinds == {Literal}:
         wanted = _listing(map(repr, get_args(hint)), "or")
-    if value is not None and wanted is not None and not _fits(value, hint):
+    if value is not None and wanted is not None and not any(_is_a(value, kind) for kind in kinds):
         raise ConfigError(f"{name}= takes {wanted}, got {reprlib.repr(value)}")
 
 
-def _alternatives(hint: Any) -> list[Any]:
-    found = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return [each for each in found if each is not NoneType]
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type; of a Literal, whether it has the type of its values: constructors name the
-    nearest one.
-    """
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
-    if kind is Literal:
-        return isinstance(value, tuple(map(type, inner)))
+def _is_a(value: Any, kind: Any) -> bool:
     if kind is int:
         # True is an int, and arrays of several integers have __index__, too.
         return isinstance(value, SupportsIndex) and not isinstance(value, bool) and not getattr(value, "ndim", 0)
-    if kind in (Sequence, Iterable):
-        items = value if isinstance(value, list | tuple) else ()
-        return (
-            hasattr(value, "__iter__") and not isinstance(value, str | bytes) and all(_fits(x, inner[0]) for x in items)
-        )
-    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+    if kind is Sequence:
+        return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    if kind is Iterable:
+        return isinstance(value, list | tuple) and all(isinstance(item, str | os.PathLike) for item in value)
+    return isinstance(value, str if kind is Literal else kind)
 
 
-def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that this kind of source does not take, or a value of another type.
-
-    Args:
-        kind: the kind of the source.
-        source: the name of the source in messages.
-        options: the options of `open`.
+def check_options(found: SourceKind, options: Mapping[str, Any]) -> None:
+    """Check the options of `open` for a source.
 
     Raises:
-        ConfigError: names the option, the kinds that take it, and the options of this kind.
+        ConfigError: this kind of source does not take an option, or not this value. The message names the option, the
+            kinds that take it, and the options of this kind.
     """
-    accepted = options_of(kind)
+    kind, accepted = found.kind, options_of(found.kind)
     if kind in OF_IMAGES:
         accepted = accepted | image_options()
         if decoding := sorted(options.keys() & image_options()):
             for name in ("load", "decode", "images"):
                 if options.get(name) is not None and name in accepted:
                     raise ConfigError(
-                        f"{source}: {name}= and {decoding[0]}= both define how images are decoded: give one of them"
+                        f"{found}: {name}= and {decoding[0]}= both define how images are decoded: give one of them"
                     )
     if "exclude" in accepted:
         shared = options.keys() & {*ShareOptions.__annotations__, "nodes"}
@@ -178,7 +159,7 @@ def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
         if name == "preload":
             raise ConfigError(f"{source}: {NO_PRELOAD}")
         if name not in accepted:
-            raise ConfigError(f"{source}: {_phrase(kind)} do not take {name}=: {_instead(kind, name, accepted)}")
+            raise ConfigError(f"{found}: {_phrase(kind)} do not take {name}=: {_instead(kind, name, accepted)}")
         check_option(name, value, accepted[name])
 
 

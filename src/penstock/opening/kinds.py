@@ -207,10 +207,10 @@ def _first_keys(names: list[str], storage: Storage | None) -> set[str]:
 
 
 def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
-    split = options.get("split")
-    if os.path.exists(os.path.join(path, split or "", "index.json")):
+    names = set(os.listdir(path))
+    if os.path.exists(os.path.join(path, options.get("split") or "", "index.json")):
         return SourceKind("MDS folders", [path])
-    if is_lerobot_folder(path):
+    if "meta" in names and is_lerobot_folder(path):
         return SourceKind("LeRobot folders", [path])
     shards, compressed = shards_in(path), shards_in(path, _COMPRESSED)
     if shards and compressed:
@@ -220,13 +220,12 @@ def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
         )
     if shards or compressed:
         return SourceKind("shards" if shards else "compressed shards", shards or compressed)
-    if os.path.exists(whole := os.path.join(path, NAME)):
+    if NAME in names:
         if "sequence_length" not in options:
             return SourceKind("documents", [path])
-        return SourceKind(
-            "tokens", [os.path.join(path, f"{each.name}.bin") for each in TokenFolder.whole(whole).shards]
-        )
-    check_listed(path)
+        whole = TokenFolder.whole(os.path.join(path, NAME))
+        return SourceKind("tokens", [os.path.join(path, f"{each.name}.bin") for each in whole.shards])
+    check_listed(path, names)
     if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
         return SourceKind("tokens", files)
     if is_table_folder(path):

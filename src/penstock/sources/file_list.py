@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from penstock.errors import DataFileIOError, ManifestError
-from penstock.images.files import is_image
+from penstock.images.files import EXTENSIONS
 from penstock.storage import io_error, kept_path, load_or_write
 
 __all__ = ["list_arrays", "list_images"]
@@ -68,7 +68,8 @@ def list_arrays(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 def _images(folder: str) -> Iterator[str]:
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(base, name) for name in sorted(names) if is_image(name) and not name.startswith("."))
+        found = sorted(name for name in names if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
+        yield from (os.path.join(base, name) for name in found)
 
 
 def _line(path: str, label: int | None = None) -> bytes:

@@ -31,14 +31,14 @@ INDEX = {"penstock": ".idx.npy", "megatron": ".idx"}
 _VERSION = 1
 
 
-def check_listed(folder: str) -> None:
-    """Check that a folder without ``tokens.json`` holds no indexes of documents, which would pass for arrays.
+def check_listed(folder: str, names: set[str]) -> None:
+    """Check that a folder without ``tokens.json``, with these names, holds no indexes of documents, which would pass
+    for arrays.
 
     Raises:
         DataFileError: it holds one.
     """
     ending = INDEX["penstock"]
-    names = set(os.listdir(folder))
     for name in sorted(name for name in names if name.endswith(ending)):
         stem = name.removesuffix(ending)
         if f"{stem}.bin" in names or re.fullmatch(r"tokens-\d{5,}", stem):
