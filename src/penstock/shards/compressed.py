@@ -22,9 +22,15 @@ from penstock.errors import ShardIOError
 from penstock.storage import io_error
 from penstock.storage.files import CheckedFile
 
-__all__ = ["compression_of", "decompress", "open_file", "open_stream"]
+__all__ = ["compression_of", "open_stream"]
 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_OPENERS: dict[str, Callable[[Any], Any]] = {
+    "gz": lambda file: gzip.GzipFile(fileobj=file),
+    "bz2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
+}
 _LONGEST = max(map(len, _MAGIC))
 _BUFFER = 1 << 20
 
@@ -44,37 +50,18 @@ def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
         ShardIOError: the file cannot be opened. `walk_stream` reports bad data, with the shard's name.
         ShardChangedError: (while reading) the file was modified.
     """
-    return decompress(open_file(source) if isinstance(source, str | os.PathLike) else source)
-
-
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file, buffered, for reading from start to end.
-
-    Raises:
-        ShardIOError: it cannot be opened.
-        ShardChangedError: (while reading) it was modified.
-    """
-    try:
-        return io.BufferedReader(CheckedFile(path), _BUFFER)
-    except OSError as error:
-        raise ShardIOError(str(io_error(path, error))) from error
-
-
-def decompress(file: BinaryIO) -> BinaryIO:
-    """Return the decompressed data of an open file, which need not be seekable."""
-    buffered = file if hasattr(file, "peek") else io.BufferedReader(_Raw(file.read, file), _BUFFER)
+    buffered: Any = source
+    if isinstance(source, str | os.PathLike):
+        try:
+            buffered = io.BufferedReader(CheckedFile(source), _BUFFER)
+        except OSError as error:
+            raise ShardIOError(str(io_error(source, error))) from error
+    elif not hasattr(source, "peek"):
+        buffered = io.BufferedReader(_Raw(source.read, source), _BUFFER)
     kind = compression_of(buffered.peek(_LONGEST)[:_LONGEST])
     if kind is None:
-        return buffered
-    opened: Any
-    if kind == "gz":
-        opened = gzip.GzipFile(fileobj=buffered)
-    elif kind == "bz2":
-        opened = bz2.BZ2File(buffered)
-    elif kind == "xz":
-        opened = lzma.LZMAFile(buffered)  # noqa: SIM115
-    else:
-        opened = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
+        return cast(BinaryIO, buffered)
+    opened = _OPENERS[kind](buffered)
     # read() would drop what it has decompressed before the end of truncated data.
     return cast(BinaryIO, io.BufferedReader(_Raw(opened.read1, opened, buffered), _BUFFER))
 

@@ -657,13 +657,7 @@ def _rsample(data: Samples, p: float = 0.5) -> Iterator[Any]:
     return rsample(p)(data)
 
 
-def _unbatched(data: Samples) -> Iterator[Any]:
-    return unbatched()(data)
-
-
-def _unlisted(data: Samples) -> Iterator[Any]:
-    return unlisted()(data)
-
+_unbatched, _unlisted = unbatched(), unlisted()
 
 map = pipelinefilter(_map)
 batched = pipelinefilter(_batched)
