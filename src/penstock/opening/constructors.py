@@ -23,8 +23,15 @@ if TYPE_CHECKING:
     from penstock.opening.kinds import SourceKind
 
 __all__ = [
-    *("DATASETS", "OF_IMAGES", "check_option", "check_options", "constructors_of", "image_options", "make_dataset"),
-    *("options_of", "parameters"),
+    "DATASETS",
+    "OF_IMAGES",
+    "check_option",
+    "check_options",
+    "constructors_of",
+    "image_options",
+    "make_dataset",
+    "options_of",
+    "parameters",
 ]
 
 DATASETS = {
@@ -143,7 +150,8 @@ def check_options(found: SourceKind, options: Mapping[str, Any]) -> None:
             kinds that take it, and the options of this kind.
     """
     kind, accepted = found.kind, options_of(found.kind)
-    if kind in OF_IMAGES:
+    # Few calls have options of images, whose modules take a while to import.
+    if kind in OF_IMAGES and options.keys() - accepted:
         accepted = accepted | image_options()
         if decoding := sorted(options.keys() & image_options()):
             for name in ("load", "decode", "images"):
@@ -157,7 +165,7 @@ def check_options(found: SourceKind, options: Mapping[str, Any]) -> None:
         check_share(getattr(penstock, DATASETS[kind]), given)
     for name, value in options.items():
         if name == "preload":
-            raise ConfigError(f"{source}: {NO_PRELOAD}")
+            raise ConfigError(f"{found}: {NO_PRELOAD}")
         if name not in accepted:
             raise ConfigError(f"{found}: {_phrase(kind)} do not take {name}=: {_instead(kind, name, accepted)}")
         check_option(name, value, accepted[name])
@@ -193,12 +201,12 @@ def _listing(names: Iterable[str], word: str = "and") -> str:
 
 
 def make_dataset(found: SourceKind, options: dict[str, Any]) -> Any:
-    """Return the dataset of a source, in an `ImageDataset` if any of `image_options` is given."""
+    """Return the dataset of a source, in an `ImageDataset` if any of `image_options` is given. The options are checked
+    already, see `check_options`.
+    """
     names = found.names
     source: Any = names[0] if len(names) == 1 else names
-    decoding = {}
-    if found.kind in OF_IMAGES:
-        decoding = {name: options.pop(name) for name in image_options().keys() & options.keys()}
+    decoding = {name: options.pop(name) for name in options.keys() - options_of(found.kind)}
     if found.kind == "MDS folders":
         if len(names) > 1:
             raise ConfigError(f"{found}: several MDS folders; open them one by one, and combine them in a Mixture")

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.images.files import is_image
 from penstock.manifest import Manifest
 from penstock.manifest.formats import EXTENSIONS, format_of
-from penstock.opening.constructors import check_option, image_options, options_of, parameters
+from penstock.opening.constructors import check_option, image_options, parameters
 from penstock.opening.contents import count_images, describe_folder
 from penstock.sources.file_list import list_arrays, list_images
 from penstock.storage import SourceFile, Storage, local_path
@@ -168,7 +168,7 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
     """
     name = names[0]
     kind = format_of(name.partition("?")[0])
-    of_manifests = parameters(Manifest.open).keys() - options_of("tables").keys()
+    of_manifests = parameters(Manifest.open).keys() - {"columns", "storage"}  # tables have these two, as well
     if kind == "text" or options.keys() & of_manifests:
         return False
     if scheme(name) == "hf":
