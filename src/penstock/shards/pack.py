@@ -158,6 +158,8 @@ def pack(
 
 
 def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | None) -> PackReport:
+    from penstock.shards.entries import has_entries  # imported late: it loads the image decoders
+
     _remove_unfinished(out, job.prefix)
     with progress_bar("packing", len(job.manifest), progress, in_bytes=False) as advance:
         todo, kept = [], 0
@@ -166,7 +168,7 @@ def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | 
             name = job.name(number)
             packed = _is_packed(name, stop - start)
             kept += packed
-            if packed and not (job.index_images and not _has_entries(name)):
+            if packed and not (job.index_images and not has_entries(name)):
                 advance(stop - start)
             else:
                 todo.append(_Task(number, start, stop, packed))
@@ -179,20 +181,14 @@ def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | 
     return PackReport(names, len(job.manifest), nbytes, kept, *images)
 
 
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _alone(out: Path) -> contextlib.AbstractContextManager[object]:
     """Lock the folder, so that no other process of this machine packs into it."""
     try:
-        lock = file_lock(out / PLAN)
-        lock.acquire(timeout=0)
+        return file_lock(out / PLAN).acquire(timeout=0)
     except Timeout:
         raise ConfigError(f"another process packs into {out}: wait for its end, or pack into another folder") from None
     except OSError as error:
         raise ShardIOError(str(io_error(out, error, "cannot lock"))) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _remove_unfinished(out: Path, prefix: str) -> None:
@@ -294,12 +290,6 @@ def _is_packed(name: str, samples: int) -> bool:
     where = index_path(name)
     header = None if where is None else read_header(where)
     return header is not None and header.samples == samples
-
-
-def _has_entries(name: str) -> bool:
-    from penstock.shards.entries import has_entries  # imported late: it loads the image decoders
-
-    return has_entries(name)
 
 
 def _pack_shard(job: _Job, task: _Task) -> Counter[str]:
