@@ -7,31 +7,20 @@ with the index: an index of another shard is an error, never a wrong sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from penstock.errors import ShardError
 from penstock.shards.grouping import KEY, URL, Sample, group
 from penstock.shards.index import ShardIndex
 from penstock.shards.tar import walk, walk_stream
 from penstock.storage import RemoteSource
-from penstock.storage.backend import Cancel
-from penstock.storage.parallel_requests import ObjectsAhead
+from penstock.storage.ranges import Range, read_ranges
 from penstock.storage.urls import shown
 
-__all__ = ["RangedShard", "SampleSource", "read_samples"]
+if TYPE_CHECKING:
+    from penstock.shards.handles import OpenShard
 
-
-class SampleSource(Protocol):
-    """An open shard of any kind."""
-
-    url: str
-    index: ShardIndex
-
-    def check(self) -> None:
-        """Raise ShardChangedError if it has changed."""
-
-    def sample(self, number: int) -> Sample:
-        """Return one sample, with its data as bytes."""
+__all__ = ["RangedShard", "read_samples"]
 
 
 class RangedShard:
@@ -65,6 +54,16 @@ class RangedShard:
         if number + 1 != len(self.index):
             raise self.differs(number + 1)
 
+    def parse(self, number: int, data: bytes) -> Sample:
+        """Return a sample, given its bytes in the archive. Raises ShardError if it does not match the index."""
+        members = ((m, data[m.offset : m.offset + m.size]) for m in walk(data, self.url, require_end=False))
+        try:
+            (sample,) = group(members, self.url)
+            self.compare(number, sample)
+        except ValueError as error:
+            raise self.differs(number) from error
+        return sample
+
     def compare(self, number: int, sample: Sample) -> None:
         """Raise ShardError unless a sample matches the index."""
         index, sizes = self.index, {}
@@ -82,37 +81,7 @@ class RangedShard:
         )
 
 
-class _Run(NamedTuple):
-    """The consecutive samples ``[first, stop)`` of a shard, as bytes."""
-
-    shard: RangedShard
-    first: int
-    stop: int
-    begin: int
-    end: int
-
-    def read(self, cancel: Cancel) -> bytes:
-        source, size = self.shard.source, self.end - self.begin
-        if size > source.storage.block or not source.stat.ranged:
-            return source.read_at(self.begin, size)
-        return bytes(source.fetch(self.begin, self.end, cancel))
-
-    def samples(self, data: bytes) -> Iterator[Sample]:
-        shard, number = self.shard, self.first
-        members = ((m, data[m.offset : m.offset + m.size]) for m in walk(data, shard.url, require_end=False))
-        try:
-            for sample in group(members, shard.url):
-                if number < self.stop:
-                    shard.compare(number, sample)
-                    yield sample
-                number += 1
-        except ShardError as error:
-            raise shard.differs(number) from error
-        if number != self.stop:
-            raise shard.differs(number)
-
-
-def read_samples(wanted: Sequence[tuple[SampleSource, int]]) -> Iterator[Sample]:
+def read_samples(wanted: Sequence[tuple[OpenShard | RangedShard, int]]) -> Iterator[Sample]:
     """Yield samples of shards, in the given order.
 
     Raises:
@@ -121,37 +90,8 @@ def read_samples(wanted: Sequence[tuple[SampleSource, int]]) -> Iterator[Sample]
 
     Memory: up to 16 requests of at most `Storage.block` bytes, or one sample.
     """
-    runs = list(_runs(wanted))
-    ranged = [run for run in runs if isinstance(run, _Run)]
-    deadline = max((run.shard.source.storage.deadline for run in ranged), default=0.0)
-    with ObjectsAhead(ranged, _Run.read, deadline=deadline) as ahead:
-        for run in runs:
-            if isinstance(run, _Run):
-                yield from run.samples(ahead.next())
-            else:
-                shard, number = run
-                yield shard.sample(number)
-
-
-def _runs(wanted: Sequence[tuple[SampleSource, int]]) -> Iterator[_Run | tuple[SampleSource, int]]:
-    run: _Run | None = None
-    for item in wanted:
-        shard, number = item
-        begin, end = shard.index.span(number)
-        if run is not None:
-            near = run.shard is shard and run.stop == number and end - run.begin <= run.shard.source.storage.block
-            if near:
-                run = run._replace(stop=number + 1, end=end)
-                continue
-            yield run
-            run = None
-        if _is_ranged(shard):
-            run = _Run(shard, number, number + 1, begin, end)
-        else:
-            yield item
-    if run is not None:
-        yield run
-
-
-def _is_ranged(shard: SampleSource) -> TypeGuard[RangedShard]:
-    return isinstance(shard, RangedShard)
+    ranged = [(shard, number) for shard, number in wanted if isinstance(shard, RangedShard)]
+    ranges = [Range(shard.source, *shard.index.span(number)) for shard, number in ranged]
+    data = read_ranges(ranges)
+    for shard, number in wanted:
+        yield shard.parse(number, next(data)) if isinstance(shard, RangedShard) else shard.sample(number)

@@ -58,9 +58,10 @@ class DocumentFiles(FilesTable):
     ) -> None:
         self.token_type = np.dtype(token_type)
         self.end_token = end_token
-        pairs = [pair for name in expand(files, storage) for pair in self._pairs(name, dtype, storage)]
+        names = expand(files, storage)
+        pairs = [pair for name in names for pair in self._pairs(name, dtype, storage)]
         if not pairs:
-            raise DataFileError(f"{expand(files, storage)[0]} holds no documents: its source had no rows")
+            raise DataFileError(f"{names[0]} holds no documents: its source had no rows")
         for pair in pairs:
             check_tokens(pair.tokens, self.token_type, self.end_token)
         indexes = [pair.at for pair in pairs if pair.at is not None]

@@ -13,15 +13,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import DataFileError
 from penstock.order.permutation import Indices
-from penstock.storage.backend import Cancel
-from penstock.storage.parallel_requests import ObjectsAhead
+from penstock.storage.ranges import Range, read_ranges
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import shown
 from penstock.tables.frames import decode_frame, stream
@@ -33,7 +32,6 @@ from penstock.tables.ranged import TableParts
 __all__ = ["LineFiles"]
 
 _SHOWN = 80
-_GAP = 4 << 10  # up to this many unneeded bytes between lines are read to save a request
 
 _decode = json.JSONDecoder().decode
 
@@ -109,7 +107,7 @@ class LineFiles:
 
     def _texts(self, numbers: Indices, rows: Indices) -> Iterator[tuple[int, bytes]]:
         """Yield the position in ``rows`` and the text of each line, file by file, and frame by frame if compressed."""
-        ranges: list[_Line] = []
+        ranges: list[tuple[int, Range]] = []
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
             index, local = self.index(number), rows[places]
@@ -119,12 +117,14 @@ class LineFiles:
                 continue
             data, spans = self.maps.array(number), zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True)
             if isinstance(data, RemoteSource):
-                ranges += (_Line(data, *span) for span in spans)
+                ranges += ((place, Range(data, begin, end)) for place, begin, end in spans)
                 continue
             view: Any = memoryview(data)
             for place, begin, end in spans:
                 yield place, bytes(view[begin:end])
-        yield from _fetched(ranges)
+        ranges.sort(key=lambda one: (one[1].source.url, one[1].begin))
+        texts = read_ranges([part for _, part in ranges])
+        yield from zip((place for place, _ in ranges), texts, strict=True)
 
     def _decoded(
         self, number: int, places: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
@@ -174,50 +174,6 @@ class LineFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["maps"], state["wanted"], state["cache_bytes"])  # type: ignore[misc]
-
-
-class _Line(NamedTuple):
-    """A line in a store, at a position of a batch."""
-
-    source: RemoteSource
-    place: int
-    begin: int
-    end: int
-
-
-class _Run(NamedTuple):
-    """Lines read by one request."""
-
-    lines: list[_Line]
-
-    def read(self, cancel: Cancel) -> bytes:
-        source, begin, end = self.lines[0].source, self.lines[0].begin, self.lines[-1].end
-        if end - begin > source.storage.block or not source.stat.ranged:
-            return source.read_at(begin, end - begin)
-        return bytes(source.fetch(begin, end, cancel))
-
-
-def _fetched(lines: list[_Line]) -> Iterator[tuple[int, bytes]]:
-    """Yield positions and texts of lines in a store. Memory: up to 16 requests."""
-    runs: list[_Run] = []
-    for line in sorted(lines, key=lambda line: (line.source.url, line.begin)):
-        near = runs[-1].lines if runs else []
-        is_near = (
-            near
-            and near[0].source is line.source
-            and line.begin - near[-1].end <= _GAP
-            and line.end - near[0].begin <= line.source.storage.block
-        )
-        if is_near:
-            near.append(line)
-        else:
-            runs.append(_Run([line]))
-    deadline = max((line.source.storage.deadline for line in lines), default=0.0)
-    with ObjectsAhead(runs, _Run.read, deadline=deadline) as ahead:
-        for run in runs:
-            data, first = ahead.next(), run.lines[0].begin
-            for line in run.lines:
-                yield line.place, data[line.begin - first : line.end - first]
 
 
 def _why(text: bytes, error: Exception) -> str:
