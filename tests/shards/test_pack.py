@@ -17,7 +17,7 @@ import pytest
 from busy_support import HANG
 from full_run import full_only
 from PIL import Image
-from shard_support import by_tarfile, make_tar, samples, write_shards
+from shard_support import make_tar, samples, write_shards
 from typer.testing import CliRunner
 
 from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError
@@ -25,7 +25,7 @@ from penstock.manifest import Manifest
 from penstock.shards import ShardSet
 from penstock.shards.pack import pack
 from penstock.storage import file_lock
-from penstock.tools.check_shards import rewrite, verify
+from penstock.tools.check_shards import verify
 from penstock.tools.cli.app import app
 
 
@@ -209,20 +209,6 @@ def test_verify_finds(tmp_path: Path) -> None:
     assert "no such file" in verify(str(tmp_path / "none.tar")).problems[0]
 
 
-def test_rewrite(tmp_path: Path) -> None:
-    paths = write_shards(tmp_path, [5, 0, 8], mtime=1.5)
-    shards = ShardSet(paths)
-    names = (str(tmp_path / f"n-{k}.tar") for k in range(99))
-    new = rewrite(shards, names, max_count=4)
-    assert [len(ShardSet(name)) for name in new] == [4, 4, 4, 1]
-    one = rewrite(ShardSet(new), iter([str(tmp_path / "one.tar")]))
-    expected = [file for path in paths for file in by_tarfile(Path(path).read_bytes())]
-    assert by_tarfile(Path(one[0]).read_bytes()) == expected
-    with pytest.raises(StopIteration):
-        rewrite(shards, iter([]))
-    assert [name for name in os.listdir(tmp_path) if name.endswith(".tmp")] == []
-
-
 def run(*arguments: object, code: int = 0) -> str:
     """What a command prints, in this process."""
     done = CliRunner().invoke(app, ["shards", *map(str, arguments)])
@@ -253,19 +239,9 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["shards", "cat", pattern, "000000011.jpg"]).stdout_bytes == paths[11].read_bytes()
     assert b"no file" in run_alone("cat", pattern, "nothing.jpg", code=1)[1]
     assert "no problems" in run("verify", pattern, "--decode", "--workers", 2)
-    run("merge", pattern, tmp_path / "all.tar")
-    assert len(ShardSet(tmp_path / "all.tar")) == 24
-    assert len(run("split", tmp_path / "all.tar", tmp_path / "part-%02d.tar", "--maxcount", 7).split()) == 4
     data = (out / "train-000001.tar").read_bytes()
     (out / "train-000001.tar").write_bytes(data[:2000])
     assert "train-000001.tar: ends at byte 2000" in run("verify", pattern, code=1)
-    before = (tmp_path / "part-03.tar").read_bytes()
-    for command in (["merge", str(tmp_path / "part-*.tar")], ["split", str(tmp_path / "all.tar")]):
-        target = {"merge": "part-03.tar", "split": "part-%02d.tar"}[command[0]]
-        refused = CliRunner().invoke(app, ["shards", *command, str(tmp_path / target)]).exception
-        assert "exists already" in str(refused)
-    assert (tmp_path / "part-03.tar").read_bytes() == before
-    assert "one field" in run("split", tmp_path / "all.tar", "same.tar", code=2)
     for wrong, why in {"big": "is not a size", "inf": "is not a size", "0": "too small"}.items():
         assert why in " ".join(run("pack", folder, out, "--maxsize", wrong, code=2).split())
 

@@ -138,7 +138,7 @@ class StreamShards(ResumableDataset):
         if count < world.world_size:
             raise PartitionError(
                 f"{count} shards cannot be split among {world.world_size} ranks as streams: use ShardDataset, which "
-                "splits samples, or make more shards (penstock shards split)"
+                "splits samples, or write more shards"
             )
         order = make_order("global" if self.shuffle == "shards" else "none", count, seed=self.seed, epoch=epoch)
         mine = order[np.arange(world.rank, count, world.world_size)].tolist()

@@ -113,16 +113,6 @@ class TarWriter:
         self.samples += 1
         return total
 
-    def copy(self, data: bytes | memoryview) -> None:
-        """Add whole members of another archive unchanged. Raises ShardIOError: the disk is full."""
-        assert self._out is not None
-        try:
-            self._out.write(data)
-        except OSError as error:
-            raise self._failed(error) from error
-        self.size += len(data)
-        self.samples += 1
-
     def _failed(self, error: OSError) -> ShardIOError:
         """Mark the archive as failed: part of a sample may be written, so it can neither continue nor be finished."""
         self._failure = str(io_error(self._path or "the archive", error, "cannot write"))

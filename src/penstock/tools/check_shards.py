@@ -1,4 +1,4 @@
-"""Check shards completely (`verify`), and split or merge them (`rewrite`).
+"""Check shards completely (`verify`).
 
 `verify` reads every byte: the structure of the archive, repeated keys, samples with missing parts, data after the end
 mark, the index, the index of entries, and the checksum written by `pack`.
@@ -7,9 +7,8 @@ mark, the index, the index of entries, and the checksum written by `pack`.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -24,12 +23,10 @@ from penstock.shards.grouping import Sample
 from penstock.shards.index import SUFFIX, ShardIndex, index_path, load_or_build
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
-from penstock.shards.shardset import ShardSet
-from penstock.shards.tar import rounded, walk
-from penstock.shards.writer import TarWriter
+from penstock.shards.tar import walk
 from penstock.storage.files import PIECE, SHARD, SourceFile
 
-__all__ = ["ShardReport", "count_samples", "rewrite", "verify"]
+__all__ = ["ShardReport", "count_samples", "verify"]
 
 _SHOWN = 5
 
@@ -173,59 +170,6 @@ def _verify_samples(path: str, report: ShardReport, decode: Callable[[Sample], S
     if bad > _SHOWN:
         report.problems.append(f"{bad - _SHOWN} more samples cannot be decoded")
     report.samples = count
-
-
-def rewrite(
-    shards: ShardSet,
-    names: Iterator[str],
-    *,
-    max_count: int | None = None,
-    max_bytes: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> list[str]:
-    """Copy samples, byte for byte with their headers, into other shards, and return their names.
-
-    Args:
-        shards: the samples to copy, in order.
-        names: names of the new shards; as many are taken as needed.
-        max_count, max_bytes: the limits of a new shard.
-        progress: called with the number of samples just copied.
-
-    Raises:
-        ShardIOError: a shard cannot be written. Finished shards stay, the current one is removed.
-    """
-    written: list[str] = []
-    writer: TarWriter | None = None
-    try:
-        for number, count in enumerate(shards.counts):
-            shard = shards.shard(number)
-            for local in range(count):
-                begin, end = shard.index.span(local)
-                size = rounded(end - begin)
-                full = writer is not None and (
-                    (max_count is not None and writer.samples >= max_count)
-                    or (max_bytes is not None and writer.size + size > max_bytes)
-                )
-                if writer is None or full:
-                    if writer is not None:
-                        writer.close()
-                    name = next(names)
-                    writer = TarWriter(name)
-                    written.append(name)
-                raw = shard.raw(local)
-                shard.check()
-                writer.copy(raw)
-                if progress is not None:
-                    progress(1)
-        if writer is None:
-            written.append(next(names))
-            writer = TarWriter(written[-1])
-        writer.close()
-    except BaseException:
-        if writer is not None:
-            writer.abandon()
-        raise
-    return [os.fspath(name) for name in written]
 
 
 def count_samples(path: str) -> int:

@@ -40,8 +40,6 @@ MISSING: dict[str, list[str]] = {
     "shards cat": [NOBODY, "0.jpg"],
     "shards verify": [NOBODY],
     "shards pack": [NOBODY, "out"],
-    "shards split": [NOBODY, "out-%d.tar"],
-    "shards merge": [NOBODY, "out.tar"],
     "tokenize": [NOBODY, "--tokenizer", NOBODY, "--out", "out"],
     "lengths": [NOBODY, "--out", "lengths.npy"],
     "cache info": ["--folder", NOBODY],
@@ -64,8 +62,6 @@ UNWRITABLE: dict[str, list[str]] = {
     "images index": ["train.txt", "--out", f"{NOBODY}/entries"],
     "shards index": ["a.tar", "--out", "file/folder"],
     "shards pack": ["train.txt", "file/folder"],
-    "shards split": ["a.tar", f"{NOBODY}/%d.tar"],
-    "shards merge": ["a.tar", f"{NOBODY}/b.tar"],
     "profile": ["train.txt", "--html", f"{NOBODY}/page.html"],
     "plan": ["--samples", "10", "--bytes", "10", "--plot", f"{NOBODY}/plan.png"],
     "bench readers": ["--plot", f"{NOBODY}/plot.png"],
@@ -299,5 +295,5 @@ class TestCompletion:
             _TYPER_COMPLETE_ARGS="penstock shards ",
             _TYPER_COMPLETE_FISH_ACTION="get-args",
         ).stdout
-        for name in ("index", "info", "ls", "cat", "verify", "pack", "split", "merge"):
+        for name in ("index", "info", "ls", "cat", "verify", "pack"):
             assert name in words

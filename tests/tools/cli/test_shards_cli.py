@@ -84,7 +84,7 @@ def test_verify(folder: Path) -> None:
     assert (report["ok"], report["bad_shards"]) == (False, 2)
 
 
-def test_pack_split_and_merge(folder: Path) -> None:
+def test_pack(folder: Path) -> None:
     for number in range(3):
         (folder / f"{number}.bin").write_bytes(b"%d" % number)
     (folder / "train.txt").write_text("".join(f"{number}.bin {number}\n" for number in range(3)))
@@ -93,7 +93,3 @@ def test_pack_split_and_merge(folder: Path) -> None:
     assert report["bytes"] == sum(path.stat().st_size for path in (folder / "packed").glob("*.tar"))
     (again,) = lines("pack", "train.txt", "packed", "--maxcount", "2")
     assert again["kept"] == 2
-    (joined,) = lines("merge", "a-{0..1}.tar", "all.tar")
-    assert joined == {"samples": 8, "shards": ["all.tar"]}
-    (cut,) = lines("split", "all.tar", "cut-%d.tar", "--maxcount", "3")
-    assert cut == {"samples": 8, "shards": ["cut-0.tar", "cut-1.tar", "cut-2.tar"]}

@@ -6,11 +6,9 @@ code 1 means problems in the data, or a `PenstockError`, which `penstock.tools.c
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -386,71 +384,6 @@ def pack(
     if index_images:
         rows.append(("entries", f"written for {counted(report.indexed, 'image')}"))
     console().print(pairs(shown(str(out)), rows))
-
-
-@app.command(epilog="Example:  penstock shards split big.tar 'small-%04d.tar' --maxcount 1000")
-def split(
-    urls: Urls,
-    pattern: Annotated[str, typer.Argument(help="Names of the new shards, with a field for the number.")],
-    *,
-    maxsize: MaxBytes = 1_000_000_000,
-    maxcount: MaxCount = None,
-    as_json: Json = False,
-) -> None:
-    """Copy samples into shards of another size. The files of a sample stay together, byte for byte."""
-    try:
-        distinct = pattern % 0 != pattern % 1
-    except (TypeError, ValueError):
-        distinct = False
-    if not distinct:
-        raise typer.BadParameter(f"{pattern!r} needs one field for the shard number, such as %04d")
-    _rewrite(urls, (pattern % number for number in itertools.count()), maxsize, maxcount, as_json=as_json)
-
-
-@app.command(epilog="Example:  penstock shards merge a.tar b.tar all.tar")
-def merge(
-    urls: Urls,
-    out: Annotated[str, typer.Argument(help="File of the new shard.", show_default=False)],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Copy the samples of several shards into one."""
-    _rewrite(urls, iter([out]), None, None, as_json=as_json)
-
-
-def _rewrite(
-    urls: list[str], names: Iterator[str], maxsize: int | None, maxcount: int | None, *, as_json: bool
-) -> None:
-    from penstock.shards.index import load_or_build
-    from penstock.tools.check_shards import rewrite
-
-    shards = _open(urls, bars=not as_json)
-    with bar("copying", show=not as_json) as show:
-        done = itertools.count(1)
-        written = rewrite(
-            shards,
-            map(_new, names),
-            max_count=maxcount,
-            max_bytes=maxsize,
-            progress=lambda _: show(next(done), len(shards)),
-        )
-        for name in written:
-            load_or_build(name)
-    if as_json:
-        print_json({"samples": len(shards), "shards": written})
-        return
-    out = console()
-    for name in written:
-        out.print(shown(name))
-
-
-def _new(name: str) -> str:
-    """Return the name of a new file. Raise `ConfigError` if it exists: it may be an input shard given by mistake."""
-    from penstock.errors import ConfigError
-
-    if Path(name).exists():
-        raise ConfigError(f"{name} exists already: choose another name, or remove it first")
-    return name
 
 
 def _title(urls: list[str]) -> str:
