@@ -246,14 +246,14 @@ def test_cached_in_memory(urls: str) -> None:
 
 
 def test_retired_names_say_what_to_use() -> None:
-    for name in ("ShardList", "Processor", "ddp_equalize", "ResizedDataset", "MultiDataset"):
+    for name in ("MultiShardSample", "LRUCleanup", "tenbin"):
         with pytest.raises(AttributeError, match="use "):
             getattr(wds, name)
         with pytest.raises(ValueError, match=name):
             getattr(wds, name)
-    assert not hasattr(wds, "ShardList")
-    with pytest.raises(ImportError, match=r"penstock\.wds has no ShardList; use SimpleShardList"):
-        exec("from penstock.wds import ShardList")
+    assert not hasattr(wds, "MultiShardSample")
+    with pytest.raises(ImportError, match=r"penstock\.wds has no MultiShardSample; use RandomMix"):
+        exec("from penstock.wds import MultiShardSample")
 
 
 def test_every_name_is_there() -> None:
