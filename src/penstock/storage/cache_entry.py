@@ -51,7 +51,7 @@ class Entry:
     def look(cls, folder: Path, *, complete: bool) -> Entry | None:
         """Return the entry of a folder; None if it is gone or invalid.
 
-        A download whose entry was lost in a power cut counts with its bytes on the disk.
+        A download without an entry, which waits for room or lost it in a power cut, counts with its bytes on the disk.
         """
         entry = read_entry(folder)
         if entry is None and complete:
@@ -69,6 +69,4 @@ class Entry:
         # Indexes may be beside it.
         size = entry["size"] + sum(status.st_size for name, status in found.items() if name != entry["name"])
         stored = size if complete else sum(status.st_size for status in found.values())
-        if not complete and not entry.get("has_room"):
-            size = stored
         return cls(folder, str(entry.get("url", "")), size, stored, used, leased, complete)

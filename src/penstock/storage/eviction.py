@@ -136,8 +136,8 @@ class Room:
                 if own:
                     self.discard(own.folder)
                 raise NotCachedError(
-                    f"a copy of {own.url if own else 'an object'} would evict copies in the cache {self.folder} "
-                    "that are needed sooner; read it without a copy"
+                    f"a copy would evict copies in the cache {self.folder} that are needed sooner; read the object "
+                    "without a copy"
                 )
             for entry in chosen:
                 self.discard(entry.folder)

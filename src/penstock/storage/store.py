@@ -269,9 +269,7 @@ class Cache:
         try:
             partial.mkdir(exist_ok=True)
             entry = read_entry(partial) or new_entry(source, shown(source.url), name)
-            write_entry(partial, entry | {"has_room": False}, sync=False)  # to resume from; the final one is synced
-            # From now on its size counts. Earlier, others would evict copies for a download that may never start.
-            entry["has_room"] = True
+            # From then on its size counts. Earlier, others would evict copies for a download that may never start.
             take = functools.partial(write_entry, partial, entry, sync=False)
             self._room.make(source.size, but=key, only_later=only_later, take=take)
             fill(source, partial, entry, advance)
