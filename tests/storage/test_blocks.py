@@ -10,7 +10,7 @@ import pytest
 from busy_support import HANG
 
 from penstock.storage.backend import Cancel
-from penstock.storage.blocks import BlockStream, read_parallel
+from penstock.storage.blocks import BlockStream
 
 BLOCK, SMALL = 1600, 100
 DATA = bytes(range(256)) * 100
@@ -71,7 +71,7 @@ def test_what_is_read_as_a_whole_is_asked_for_at_once(source: Source) -> None:
     result: list[bytes] = []
     reader = threading.Thread(
         target=lambda: result.append(
-            read_parallel(source.fetch, 7, 7 + 3 * BLOCK, block=BLOCK, parallel=4, deadline=10)
+            BlockStream(source.fetch, 7, 7 + 3 * BLOCK, block=BLOCK, parallel=4, deadline=10).read()
         )
     )
     reader.start()

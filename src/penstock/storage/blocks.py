@@ -1,4 +1,4 @@
-"""Read an object in parallel blocks: a file-like stream with read-ahead, and large parallel reads.
+"""Read an object in parallel blocks: a file-like stream with read-ahead.
 
 Promises: all bytes in order, or an error; at most ``parallel`` blocks of memory per stream; `close` leaves no thread.
 In a forked child, a stream restarts its transfers.
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from penstock.errors import StorageUnavailableError
 from penstock.storage.backend import Cancel, submit
 
-__all__ = ["BLOCK", "PARALLEL", "BlockStream", "Fetch", "Waiting", "read_parallel"]
+__all__ = ["BLOCK", "PARALLEL", "BlockStream", "Fetch", "Waiting"]
 
 BLOCK = 4 << 20  # bytes per request
 PARALLEL = 8
@@ -126,8 +126,10 @@ class BlockStream(io.RawIOBase):
             return done
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return ``size`` bytes, fewer only at the end; all remaining bytes for -1."""
+        """Return ``size`` bytes, fewer only at the end; all remaining bytes, requested at once, for -1."""
         left = max(0, self._end - self._position)
+        if size is None or size < 0:
+            self._ask_at_once()
         wanted = left if size is None or size < 0 else min(size, left)
         first = self._some(wanted)
         if len(first) == wanted:
@@ -208,14 +210,3 @@ class BlockStream(io.RawIOBase):
                 block.cancel()
         self._ahead.clear()
         self._data = memoryview(b"")
-
-
-def read_parallel(
-    fetch: Fetch, begin: int, end: int, *, block: int = BLOCK, parallel: int = PARALLEL, deadline: float
-) -> bytes:
-    """Return the bytes ``[begin, end)``: by one request up to a block, else by parallel requests."""
-    if end - begin <= block:
-        return bytes(fetch(begin, end, Cancel()))
-    with BlockStream(fetch, begin, end, block=block, parallel=parallel, deadline=deadline) as stream:
-        stream._ask_at_once()
-        return stream.read()

@@ -45,18 +45,15 @@ class HubBackend(GenericBackend):
         if _COMMIT.match(url):
             return url
         with self._translated(url):
-            return self._pinned(url)
-
-    def _pinned(self, url: str) -> str:
-        found = self._fs.resolve_path(self._path(url))
-        if not hasattr(found, "repo_id"):
-            # A bucket has no revisions.
-            return url
-        # An open dataset keeps its commit; the next one that is opened resolves the branch again.
-        api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
-        info = api.repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type)
-        kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
-        return f"hf://{kind}{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
+            found = self._fs.resolve_path(self._path(url))
+            if not hasattr(found, "repo_id"):
+                # A bucket has no revisions.
+                return url
+            # An open dataset keeps its commit; the next one that is opened resolves the branch again.
+            api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
+            info = api.repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type)
+            kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
+            return f"hf://{kind}{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
 
     def stat(self, url: str) -> Stat:
         return self._look(url)[1] if _COMMIT.match(url) else super().stat(url)

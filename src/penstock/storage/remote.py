@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
-from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, read_parallel
+from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch
 from penstock.storage.cache import put_file
 from penstock.storage.files import STORED, SourceFile
 from penstock.storage.futures import object_name
@@ -260,8 +260,10 @@ class RemoteSource:
             return b""
         if not self.stat.ranged:
             return self._whole().read_at(offset, stop - offset)
-        how = self.storage
-        return read_parallel(self.fetch, offset, stop, block=how.block, parallel=how.parallel, deadline=how.deadline)
+        if stop - offset <= self.storage.block:
+            return bytes(self.fetch(offset, stop))
+        with self.stream(offset, stop) as stream:
+            return stream.read()
 
     def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
         """Return the bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
