@@ -9,6 +9,7 @@ Pickles are never loaded: that would run code from the data.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, ImageError, ShardError
-from penstock.images.decode import decode as decode_image
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.stages import stage
 from penstock.storage.mapped import said
@@ -61,8 +61,10 @@ def _json(data: bytes) -> Any:
 
 
 def _image(data: bytes) -> torch.Tensor:
+    from penstock.images.decode import decode  # imported late: it loads the image decoders
+
     with stage("decode"):
-        return torch.from_numpy(decode_image(data)).permute(2, 0, 1)
+        return torch.from_numpy(decode(data)).permute(2, 0, 1)
 
 
 VALUES: dict[str, Decoder] = {
@@ -98,6 +100,7 @@ class Decode:
     pure = True
 
     def __init__(self, decoders: Mapping[str, Decoder | None] | None = None) -> None:
+        importlib.import_module("penstock.images.decode")  # before workers are forked
         self._own = dict(decoders or {})
         self.pure = all(getattr(decoder, "pure", False) for decoder in self._own.values() if decoder is not None)
 

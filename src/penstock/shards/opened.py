@@ -80,7 +80,8 @@ class OpenShards:
     def _read(self, shards: Indices, samples: Indices) -> list[Sample]:
         opened = {number: self.get(number) for number in set(shards.tolist())}
         wanted = [(opened[number], k) for number, k in zip(shards.tolist(), samples.tolist(), strict=True)]
-        found = list(read_samples(wanted)) if self._elsewhere else [shard.sample(k) for shard, k in wanted]
+        by_ranges = any(isinstance(shard, RangedShard) for shard in opened.values())
+        found = list(read_samples(wanted)) if by_ranges else [shard.sample(k) for shard, k in wanted]
         for shard in opened.values():
             shard.check()  # after the reads, so that no changed data is returned
         return found
