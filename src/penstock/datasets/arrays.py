@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from penstock.datasets.raw import item_of
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import Empty, SourceDataset
 from penstock.errors import DataFileError
 from penstock.manifest import Record
 from penstock.plan.share import MiniEpoch, SharePlan
@@ -31,8 +31,6 @@ from penstock.storage.urls import shown
 from penstock.storage.whole_file import read_file
 
 __all__ = ["ArrayDataset", "LoadArray"]
-
-Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class ArrayDataset(SourceDataset):

@@ -15,18 +15,15 @@ from penstock.clips.discovery import FileList, find_files
 from penstock.clips.indexing import open_index
 from penstock.clips.listed_clips import ClipTable, ListedClips
 from penstock.clips.packets import Ints
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import Empty, SourceDataset, load_into
 from penstock.errors import ConfigError
 from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
-from penstock.random import load_each
 from penstock.storage import Storage
 from penstock.storage.names import Urls
 
 __all__ = ["ClipDataset", "LoadClip", "check_pixels", "check_start", "clips_of"]
-
-Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class LoadClip(Protocol):
@@ -104,7 +101,7 @@ class ClipDataset(HasClasses, SourceDataset):
         keys: Sequence[int] | None,
         place: MiniEpoch | None = None,
         *,
-        into: Into | None = None,
+        into: Empty | None = None,
     ) -> list[Any]:
         """Return the items at several indices, each made in the scope of its key.
 
@@ -114,12 +111,8 @@ class ClipDataset(HasClasses, SourceDataset):
             place: the mini-epoch that the indices belong to; by default the current one.
             into: allocates the memory for the clips, if they all have one shape.
         """
-        records, load = self.records(indices, place), cast(LoadClip, self.load)
-        if into is None or not records or load.form is None:
-            return load_each(load, records, keys)
-        shape, dtype = load.form
-        places = iter(into((len(records), *shape), dtype).unbind())
-        return load_each(lambda record: load(record, next(places)), records, keys)
+        load = cast(LoadClip, self.load)
+        return load_into(load, load.form, self.records(indices, place), keys, into)
 
 
 def _check_labels(labels: Any, count: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.loading import Item, LoadImage
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import Empty, SourceDataset, load_into
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import MAX_PIXELS
@@ -34,9 +34,6 @@ from penstock.storage import Storage, is_remote
 from penstock.wording import kind_text
 
 __all__ = ["ImageDataset", "LoadImage"]
-
-Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""Allocates a tensor of this shape and dtype for the images of a batch; the first dimension is the batch."""
 
 
 class _Records(Protocol):
@@ -141,7 +138,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         keys: Sequence[int] | None,
         place: MiniEpoch | None = None,
         *,
-        into: Into | None = None,
+        into: Empty | None = None,
     ) -> list[Item]:
         """Return the items at several indices, each made in the scope of its key.
 
@@ -163,16 +160,15 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         # A subclass may not accept data= and out=.
         if type(self.load) is not LoadImage:
             return load_each(self.load, records, keys)
-        form = self.load.form if into is not None and records else None
-        images = into((len(records), *form[0]), form[1]) if into is not None and form is not None else None
+        form = self.load.form
         if len(records) < 2 or not all(is_remote(record.path) for record in records):
-            return _load_into(self.load, records, keys, images)
+            return load_into(self.load, form, records, keys, into)
         storage = self.load.storage or Storage()
         with storage.read_ahead([record.path for record in records]) as ahead:
-            return _load_into(self.load, records, keys, images, ahead.next)
+            return load_into(partial(self.load, data=ahead.next), form, records, keys, into)
 
     def fetch_batch(
-        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Into, place: MiniEpoch | None = None
+        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
     ) -> tuple[Any, ...]:
         """Return a whole batch ``(images, labels)``, equal to the default collate function's result for `load_samples`.
 
@@ -197,23 +193,6 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         channels_last = not items[0][0].is_contiguous()
         images = given[0].permute(0, 3, 1, 2) if channels_last else given[0]
         return images, *default_collate([item[1:] for item in items])
-
-
-def _load_into(
-    load: LoadImage,
-    records: Sequence[Any],
-    keys: Sequence[int] | None,
-    images: torch.Tensor | None,
-    data: Callable[[], bytes] | None = None,
-) -> list[Item]:
-    """Return the items of records, with their images in the rows of a tensor.
-
-    `data` returns the bytes of the next record at each call; by default each record's file is read.
-    """
-    if images is None:
-        return load_each(load if data is None else partial(load, data=data), records, keys)
-    rows = iter(images.unbind())
-    return load_each(lambda record: load(record, data, next(rows)), records, keys)
 
 
 class _ImageStream(HasClasses, MPDataset):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
+import torch
 
 from penstock.errors import ConfigError
 from penstock.hashing import sample_key
@@ -27,9 +28,22 @@ from penstock.plan.source import Source
 from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["EpochVaryingDataset", "RowCache", "SourceDataset", "ViewReader", "opened", "with_blocks"]
+__all__ = [
+    "Empty",
+    "EpochVaryingDataset",
+    "RowCache",
+    "SourceDataset",
+    "ViewReader",
+    "load_into",
+    "opened",
+    "with_blocks",
+]
 
 S = TypeVar("S")
+T = TypeVar("T")
+
+Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+"""Allocates a tensor of this shape and dtype, in the memory of a batch."""
 
 _BLOCK = 4096  # rows that are computed at once, 32 KiB
 
@@ -61,6 +75,22 @@ def with_blocks(share: ShareOptions, table: Any) -> None:
     chosen = any(share.get(name) is not None for name in ("group", "block_size", "window"))
     if share.get("shuffle") == "block" and not chosen and (blocks := table.blocks()) is not None:
         share["block_size"], share["window"] = blocks
+
+
+def load_into(
+    load: Callable[..., T],
+    form: tuple[tuple[int, ...], torch.dtype] | None,
+    records: Sequence[Any],
+    keys: Sequence[int] | None,
+    into: Empty | None,
+) -> list[T]:
+    """Return the items of records, each made in the scope of its key. With ``into``, and if the first parts of all
+    items have one form, ``load(record, out=)`` writes them to the rows of one tensor.
+    """
+    if into is None or form is None or not records:
+        return load_each(load, records, keys)
+    rows = iter(into((len(records), *form[0]), form[1]).unbind())
+    return load_each(lambda record: load(record, out=next(rows)), records, keys)
 
 
 class EpochVaryingDataset(abc.ABC):

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.datasets.shard_prefetch import ShardPrefetcher
-from penstock.datasets.source_dataset import SourceDataset, opened, with_blocks
+from penstock.datasets.source_dataset import Empty, SourceDataset, opened, with_blocks
 from penstock.errors import ConfigError
 from penstock.images.files import Form
 from penstock.images.sample_record import ColumnRecord
@@ -39,8 +39,6 @@ from penstock.tables.values import as_array, is_text, shaped
 __all__ = ["TableDataset"]
 
 _Table = TableFiles | JsonFiles | ArrivingLines
-
-Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class TableDataset(HasClasses, SourceDataset):

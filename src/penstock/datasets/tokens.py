@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import Empty, SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
@@ -24,8 +24,6 @@ from penstock.storage import Storage
 from penstock.storage.names import Urls
 
 __all__ = ["TokenDataset", "integers"]
-
-Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class TokenDataset(SourceDataset):

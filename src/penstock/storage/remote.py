@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
-from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch
+from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream
 from penstock.storage.cache import put_file
 from penstock.storage.files import STORED, SourceFile
 from penstock.storage.futures import object_name
