@@ -139,6 +139,7 @@ def test_images_of_shards(tmp_path: Path) -> None:
         ("tables", {"split": 0.1}, r"split= takes the name of a split, such as 'train', got 0\.1"),
         ("tables", {"split": ["train"]}, "split= takes the name of a split"),
         ("tables", {"columns": 3}, "columns= takes a list of names"),
+        ("tables", {"images": 3}, "images= takes 'rgb', 'pil' or 'bytes', got 3"),
         ("tables", {"cache_bytes": "1 GB"}, "cache_bytes= takes a number of bytes, got '1 GB'"),
         ("train.txt", {"root": 3}, "root= takes a folder or an address"),
         ("train.txt", {"label": 3}, "label= takes a type"),

@@ -126,7 +126,7 @@ def check_option(name: str, value: Any, hint: Any) -> None:
     kinds = frozenset(get_origin(each) or each for each in alternatives) - {NoneType}
     wanted = _WANTED.get(name) or _WANTED_BY_TYPE.get(kinds)
     if kinds == {Literal}:
-        wanted = _listing(map(repr, get_args(hint)), "or")
+        wanted = _listing([repr(one) for each in alternatives for one in get_args(each)], "or")
     if value is not None and wanted is not None and not any(_is_a(value, kind) for kind in kinds):
         raise ConfigError(f"{name}= takes {wanted}, got {reprlib.repr(value)}")
 
