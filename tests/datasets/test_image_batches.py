@@ -96,12 +96,12 @@ def test_the_same_pixels_whichever_executor_and_batch_size(manifest: Manifest, c
 def test_items_by_hand_are_those_of_the_batch(manifest: Manifest, chain: str) -> None:
     dataset = ImageDataset(manifest, transform=CHAINS[chain])
     keys = [11 * number for number in range(N)]
-    batch, labels = dataset.fetch_batch(range(N), keys, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    batch = dataset.load_samples(range(N), keys, into=lambda shape, dtype: torch.empty(shape, dtype=dtype))
     for number, key in enumerate(keys):
         with sample_scope(key):
             image, label = dataset[number]
-        assert torch.equal(image, batch[number])
-        assert label == labels[number]
+        assert torch.equal(image, batch[number][0])
+        assert label == batch[number][1]
 
 
 def test_decoding_the_crop_gives_what_cropping_the_image_gives(manifest: Manifest) -> None:

@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
-import torch
-from torch.utils.data import default_collate
 
 from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.loading import Item, LoadImage
@@ -166,33 +164,6 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         storage = self.load.storage or Storage()
         with storage.read_ahead([record.path for record in records]) as ahead:
             return load_into(partial(self.load, data=ahead.next), form, records, keys, into)
-
-    def fetch_batch(
-        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
-    ) -> tuple[Any, ...]:
-        """Return a whole batch ``(images, labels)``, equal to the default collate function's result for `load_samples`.
-
-        Args:
-            indices: of the items.
-            keys: of the items' generators (see `penstock.random`); None to use the caller's scope.
-            empty: ``empty(shape, dtype)`` allocates the memory for the images, if they all have one size: (n, height,
-                width, 3), or (n, 3, height, width) after ``ToTensor(channels_last=False)``.
-            place: the mini-epoch of the source that the indices belong to; by default the current one.
-
-        Loaders do not call this: there, several workers write the rows of one batch together.
-        """
-        given: list[torch.Tensor] = []
-
-        def into(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            given.append(empty(shape, dtype))
-            return given[0]
-
-        items = ImageDataset.load_samples(self, indices, keys, place, into=into)
-        if not given:
-            return tuple(default_collate(items))
-        channels_last = not items[0][0].is_contiguous()
-        images = given[0].permute(0, 3, 1, 2) if channels_last else given[0]
-        return images, *default_collate([item[1:] for item in items])
 
 
 class _ImageStream(HasClasses, MPDataset):
