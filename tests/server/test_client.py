@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from busy_support import HANG
-from dataset_support import write_kinds
+from dataset_support import Counting, write_kinds
 from full_run import full_only
 from interpreter_support import SERVES, run
 from server_support import Process, Share, expected, lines, pages_of, random_rows, served, whole, write_lines
@@ -284,6 +285,28 @@ class TestBatches:
         for number, _ in enumerate(stream):
             assert len(taken) <= number + 4
         assert len(taken) == 20
+
+    def test_long_requests_take_turns_on_two_calls(self, manifest: Manifest) -> None:
+        """So that one is answered while the answer to the other is read."""
+        seen, begun = Counting(), threading.Semaphore(0)
+        gather = Manifest.gather
+
+        def told(self: Manifest, rows: Any, *more: Any) -> pa.RecordBatch:
+            if len(rows):
+                begun.release()
+            return gather(self, rows, *more)
+
+        with Server({"train": manifest}, observer=seen) as server, Client(server.address) as client:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Manifest, "gather", told)
+                requests = [random_rows(100_000, 30_000, seed) for seed in range(6)]
+                stream = client.batches("train", manifest.fingerprint, requests)
+                found = [next(stream), next(stream)]
+                for _ in range(6):  # two messages each: of the first two requests, and one of each of the next two
+                    assert begun.acquire(timeout=HANG)
+                found += stream
+            assert [batch.column(0) for batch in found] == [manifest.raw(rows) for rows in requests]
+        assert seen.streams == 2
 
     def test_long_answers_and_nobody_who_reads(self, tmp_path: Path) -> None:
         """A server that waits for its answers to be read must not wait for a client that waits for it."""

@@ -307,7 +307,7 @@ class TestObserver:
                 stream.close()
             with flight.connect(server.address) as plain:
                 plain.do_exchange(flight.FlightDescriptor.for_path("train"))  # and away
-            eventually(lambda: (seen.streams, seen.open) == (3, 0), 15)
+            eventually(lambda: (seen.streams, seen.open) == (4, 0), 15)
             assert seen.errors == []
 
     def test_errors_inside_are_no_secret_to_the_operator(

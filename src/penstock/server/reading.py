@@ -18,19 +18,24 @@ import pyarrow.flight as flight
 from penstock.errors import ServerError, ServerUnavailableError
 from penstock.order.permutation import Indices
 from penstock.server.address import Address
-from penstock.server.connections import Call
+from penstock.server.connections import FAILURES, Call, Released
 from penstock.server.protocol import encode_rows
 
-__all__ = ["BatchReader"]
+__all__ = ["FEW", "BatchReader"]
 
-_MESSAGE = 4096
+FEW = 2048
+"""Requests of up to this many rows are light: several of them are sent before the first one is answered."""
+
+_MESSAGE = 1 << 14
 """Rows of one message; longer requests are sent in parts."""
 
-_WAITING = 4096
-"""Maximum rows of the messages behind the first unanswered one: 32 KiB of row numbers.
+_WAITING = 32_000
+"""Maximum bytes of the messages behind the first unanswered one.
 
 They must fit gRPC's send window of 64 KiB: a server that writes an answer, which is not read yet, reads no messages.
 """
+
+_FRAME = 64  # bytes of a message besides its row numbers, at most
 
 
 class BatchReader:
@@ -54,7 +59,7 @@ class BatchReader:
         return None if self._call is None else self._call.address
 
     def add(self, numbers: Indices) -> int:
-        """Add a request, which a later `read` sends; return the number of reads that answer it, 0 for no rows.
+        """Add a request, which a later `push` or `read` sends; return the number of reads that answer it.
 
         The array is copied, since the caller may reuse it.
         """
@@ -75,16 +80,12 @@ class BatchReader:
     def _read(self, address: Address, most: int) -> list[pa.RecordBatch]:
         """Return the answer to the first message, with up to ``most`` messages in flight."""
         try:
-            call = self._call
-            is_late = call is not None and monotonic() >= call.deadline - self._timeout / 2
-            if call is not None and is_late and not self._sent:
+            if self._call is not None and not self._sent and self._is_late(self._call):
                 self._hang_up()
-                call = None
-            if call is None:
-                is_late = False
+            if (call := self._call) is None:
                 call = self._call = self._open(address)
                 call.exchange(self._command)
-            if not is_late:
+            if not self._sent or not self._is_late(call):
                 self._send(call, most)
             batches = _answer(call, len(self._messages[0]))
         except BaseException:
@@ -94,14 +95,26 @@ class BatchReader:
         self._messages.popleft()
         return batches
 
+    def push(self) -> None:
+        """Send messages, if a call is open. A failure shows at the next `read`."""
+        if (call := self._call) is not None and not self._is_late(call):
+            try:
+                self._send(call, len(self._messages))
+            except (*FAILURES, Released):
+                self._hang_up()
+
     def _send(self, call: Call, most: int) -> None:
         """Send messages as far as they fit gRPC's window."""
-        waiting = sum(map(len, itertools.islice(self._messages, 1, self._sent)))
+        waiting = sum(numbers.nbytes + _FRAME for numbers in itertools.islice(self._messages, 1, self._sent))
         for numbers in itertools.islice(self._messages, self._sent, most):
-            if self._sent and (waiting := waiting + len(numbers)) > _WAITING:
+            waiting += numbers.nbytes + _FRAME
+            if self._sent and waiting > _WAITING:
                 break
             call.send(encode_rows(numbers))
             self._sent += 1
+
+    def _is_late(self, call: Call) -> bool:
+        return monotonic() >= call.deadline - self._timeout / 2
 
     def _hang_up(self) -> None:
         call, self._call, self._sent = self._call, None, 0
