@@ -81,7 +81,7 @@ def test_patterns_and_braces(shards: list[str], tmp_path: Path) -> None:
         ShardSet([])
     with pytest.raises(ShardIOError, match="neither a file"):
         ShardSet("pipe:cat a.tar")
-    with pytest.raises(ShardIOError, match=rf"a folder; name .* a pattern such as '{tmp_path}/\*\.tar'"):
+    with pytest.raises(ShardIOError, match="this is a folder; name a file in it, or a pattern"):
         ShardSet(str(tmp_path))
 
 
@@ -218,7 +218,7 @@ def test_many_shards_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_batch_out_of_more_shards_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = ShardSet(write_shards(tmp_path, [2] * 40))
-    monkeypatch.setattr(shards._opened, "_limit", 4)
+    monkeypatch.setattr("penstock.storage.open_files._limit", lambda: 16)
     rows = [*random.Random(1).sample(range(80), 80), 3, 3, -1]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = [os.dup(0) for _ in range(24)]

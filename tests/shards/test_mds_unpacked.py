@@ -108,7 +108,7 @@ class TestBound:
 
         def hasty(*arguments: Any, **options: Any) -> Any:
             copy = open_(*arguments, **options)
-            shutil.rmtree(copy.path.parent)  # as another process may at any time
+            shutil.rmtree(Path(copy.path).parent)  # as another process may at any time
             return copy
 
         monkeypatch.setattr(Cache, "open", hasty)

@@ -248,4 +248,4 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
 
 def test_cat_of_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ShardError):
-        ShardSet(write_shards(tmp_path, [1])).shard(0).file.read(10, 1 << 40)
+        ShardSet(write_shards(tmp_path, [1])).shard(0).file.read_exact(10, 1 << 40)

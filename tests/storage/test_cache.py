@@ -199,7 +199,7 @@ class TestBound:
         held = storage.open(server.put("a.bin", SMALL)).local()  # type: ignore[union-attr]
         view = memoryview(held.map)
         storage.open(server.put("b.bin", b"b" * 100_000)).local()  # type: ignore[union-attr]
-        assert not held.path.exists()
+        assert not os.path.exists(held.path)
         assert view == SMALL
         assert held.read_at(5, 10) == SMALL[5:15]
 

@@ -80,12 +80,13 @@ def test_files_opened_first_are_closed_first(tmp_path: Path, monkeypatch: pytest
     assert first.most == 3
     for number, path in enumerate(paths):
         some = first if number % 2 else second
-        assert some.add(number, SourceFile(str(path))) is some.find(number)
+        assert some.add(number, SourceFile(str(path), is_copy=number == 2)) is some.find(number)
     assert [file.path for file in first] == [str(paths[3])]
     assert [file.path for file in second] == [str(paths[2]), str(paths[4])]
     paths[2].unlink()
+    paths[4].unlink()  # not a copy in the cache, so it stays
     second.add(9, SourceFile(str(paths[0])))
-    assert second.find(2) is None
+    assert [file.path for file in second] == [str(paths[4]), str(paths[0])]
     assert [file.path for file in first] == [str(paths[3])]
 
 

@@ -215,7 +215,7 @@ def test_a_file_that_is_replaced_is_named(store: Store, tmp_path: Path) -> None:
         (tmp_path / "store" / "bucket" / "jsonl" / f"p-{number:03d}.jsonl").write_bytes(text_of(number + 1))
     for files in (100, 0.5):
         with pytest.raises(StorageChangedError, match=r"p-0\d\d\.jsonl changed"):
-            loader.dataset.table.whole.maps._taken.clear()
+            loader.dataset.table.whole.maps._open._open.clear()
             plenty.the_cache().max_bytes = int(files * len(text_of(0)))
             epoch(loader)
 

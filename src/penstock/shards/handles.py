@@ -46,9 +46,9 @@ class OpenShard:
         self.file.expect(index.header.size, index.header.mtime_ns)
 
     @property
-    def is_removed(self) -> bool:
-        """Whether the file was unlinked."""
-        return self.file.is_removed
+    def is_evicted(self) -> bool:
+        """See `SourceFile.is_evicted`."""
+        return self.file.is_evicted
 
     def check(self) -> None:
         """Raise ShardChangedError if the file has changed."""
@@ -258,8 +258,6 @@ class StoreShard:
         """
         if not self.is_known():
             self.build(lambda _: None, only_later=only_later, cancel=cancel)
-            if self.write_index:
-                self._put_index()
         assert self.facts is not None
         return self.facts
 
@@ -276,6 +274,8 @@ class StoreShard:
         file = self.fetch(cancel, only_later=only_later)
         with _indexing:
             index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, progress=progress)
+        if self.write_index:
+            self._put(index)
         self._know(index.header)
 
     def fetch(self, cancel: Cancel | None = None, *, only_later: bool = True) -> SourceFile:
@@ -322,7 +322,7 @@ class StoreShard:
         if not force and self.look_beside():
             return False
         self.build(lambda _: None, cancel=cancel)
-        self._put_index()
+        self._put(self.index())
         return True
 
     def _know(self, header: Header) -> None:
@@ -336,8 +336,8 @@ class StoreShard:
         path, mtime_ns = self._cache().place(self.source)
         return str(path), mtime_ns
 
-    def _put_index(self) -> None:
-        self.storage.put(index_url(self.url), self.index().path.read_bytes())
+    def _put(self, index: ShardIndex) -> None:
+        self.storage.put(index_url(self.url), index.path.read_bytes())
 
     def _load(self, file: SourceFile) -> ShardIndex:
         return self._checked_index(load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked))

@@ -48,7 +48,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0
 _INSTEAD = "choose another folder with cache_dir="
 _ADVICE = {
     errno.ENOENT: "there is no such file",
-    errno.EISDIR: "this is a folder; name a file in it, or a pattern like 'folder/*.txt'; penstock.open opens a folder",
+    errno.EISDIR: "this is a folder; name a file in it, or a pattern like 'folder/*'; penstock.open opens a folder",
     errno.EACCES: "no permission; check the rights of the file and of its folders",
     errno.EPERM: "no permission; check the rights of the file and of its folders",
     errno.EROFS: f"the file system is read-only; {_INSTEAD}",
@@ -114,7 +114,7 @@ class SourceFile:
     Args:
         path: the file. It must exist and be a regular file.
         family: the errors of its format.
-        descriptor: an open descriptor of the file, which this object takes over.
+        is_copy: whether it is a copy in the cache, which may evict it while it is open.
 
     Raises:
         PenstockError: (of the family) missing, a folder, a device or pipe, no permission, too many open files.
@@ -125,12 +125,11 @@ class SourceFile:
 
     etag = ""
 
-    def __init__(self, path: str, family: Family = MANIFEST, *, descriptor: int | None = None) -> None:
-        self.path, self.family = path, family
-        self._fd = -1 if descriptor is None else descriptor
+    def __init__(self, path: str, family: Family = MANIFEST, *, is_copy: bool = False) -> None:
+        self.path, self.family, self.is_copy = path, family, is_copy
+        self._fd = -1
         try:
-            if descriptor is None:
-                self._fd = os.open(path, _FLAGS)
+            self._fd = os.open(path, _FLAGS)
             status = os.fstat(self._fd)
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "folder", path)
@@ -259,9 +258,9 @@ class SourceFile:
         return os.fstat(self._fd).st_size
 
     @property
-    def is_removed(self) -> bool:
-        """Whether the file was unlinked: its bytes exist only while it is open."""
-        return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+    def is_evicted(self) -> bool:
+        """Whether this is a copy that the cache has removed: its bytes take space on the disk until it is closed."""
+        return self.is_copy and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
 
     def is_same(self, descriptor: int) -> bool:
         """Return whether another descriptor refers to this file, not to a later one of the same name."""

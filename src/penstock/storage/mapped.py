@@ -104,9 +104,9 @@ class Mapped(NamedTuple):
     array: npt.NDArray[Any]
 
     @property
-    def is_removed(self) -> bool:
-        """Whether the file was unlinked."""
-        return self.file.is_removed
+    def is_evicted(self) -> bool:
+        """See `SourceFile.is_evicted`."""
+        return self.file.is_evicted
 
 
 class MappedFiles:
@@ -118,7 +118,7 @@ class MappedFiles:
 
     def __init__(self, files: list[MappedFile]) -> None:
         self.files = files
-        self._open: OpenFiles[Mapped] = OpenFiles(copies=True)
+        self._open: OpenFiles[Mapped] = OpenFiles()
         self._fingerprints: dict[int, str] = {}
 
     def array(self, number: int) -> npt.NDArray[Any]:

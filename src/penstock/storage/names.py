@@ -123,14 +123,14 @@ def braces(text: str) -> list[str]:
     """
     if "{" not in text and "}" not in text:
         return [text]
-    from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
+    from braceexpand import braceexpand
 
     for first, last, step in _RANGE.findall(text):
         if abs(int(first) - int(last)) >= _LARGEST * max(int(step or 1), 1):
             raise ConfigError(f"{text!r} expands to more than {_LARGEST:,} names")
     try:
         found = list(islice(braceexpand(text), _LARGEST + 1))
-    except UnbalancedBracesError:
+    except ValueError:
         raise ConfigError(f"unbalanced braces in {text!r}") from None
     if len(found) > _LARGEST:
         raise ConfigError(f"{text!r} expands to more than {_LARGEST:,} names")

@@ -23,8 +23,8 @@ _FEWEST, _MOST = 128, 8192  # descriptors
 
 class _Open(Protocol):
     @property
-    def is_removed(self) -> bool:
-        """Whether the file was unlinked, so that its bytes take space on the disk until it is closed."""
+    def is_evicted(self) -> bool:
+        """Whether it is a copy that the cache has removed, see `SourceFile.is_evicted`."""
 
 
 T = TypeVar("T", bound=_Open)
@@ -58,7 +58,7 @@ class OpenFiles(Generic[T]):
         """Hold a file open, and close others as needed; return it. Two threads may add a file at once."""
         with _lock:
             if self._copies:
-                for other in [at for at, (one, _) in self._open.items() if one.is_removed]:
+                for other in [at for at, (one, _) in self._open.items() if one.is_evicted]:
                     del self._open[other]
             self._open.pop(number, None)
             self._open[number] = file, next(_ticks)

@@ -172,7 +172,7 @@ class Cache:
         if entry is None:
             return None
         try:
-            file = SourceFile(str(folder / entry["name"]), STORED)
+            file = SourceFile(str(folder / entry["name"]), STORED, is_copy=True)
             if file.size != entry["size"] or (
                 self.verify_on_open and hash_file(file.fileno(), entry["size"]).hexdigest() != entry["xxh3"]
             ):
@@ -253,7 +253,7 @@ class Cache:
                         raise
         if final.exists():
             self._room.discard(final)
-        made = SourceFile(str(partial / basename(source.url)), STORED)
+        made = SourceFile(str(partial / basename(source.url)), STORED, is_copy=True)
         made.path = str(final / basename(source.url))
         os.utime(partial, (0, 0))  # its path has not been returned yet
         os.rename(partial, final)

@@ -50,8 +50,9 @@ class TableParts(MappedFiles):
         delimiters: dict[int, str] | None = None,
     ) -> None:
         super().__init__(files)
+        self._open = OpenFiles(copies=True)
         self._sources, self._delimiters = sources or {}, delimiters or {}
-        self._conversions: OpenFiles[Mapped] = OpenFiles(copies=True)
+        self._conversions: OpenFiles[Mapped] = OpenFiles()
 
     def source(self, number: int) -> RemoteSource | None:
         """Return the remote source of a file; None for a local one."""

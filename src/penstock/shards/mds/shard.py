@@ -111,9 +111,9 @@ class Shard:
         self._check_header(info)
 
     @property
-    def is_removed(self) -> bool:
-        """Whether the file was unlinked."""
-        return self.file.is_removed
+    def is_evicted(self) -> bool:
+        """See `SourceFile.is_evicted`."""
+        return self.file.is_evicted
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
