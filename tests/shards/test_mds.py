@@ -404,3 +404,9 @@ def test_over_http(tmp_path: Path) -> None:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_folder_by_its_address(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "a b", SIMPLE, simple(9))
+    address = f"file://{folder}".replace(" ", "%20")
+    assert list(MDSFolder(address)) == list(MDSFolder(folder)) == simple(9)

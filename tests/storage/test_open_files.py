@@ -7,6 +7,7 @@ import pickle
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from busy_support import HANG
 from interpreter_support import run
@@ -19,6 +20,7 @@ from penstock.errors import (
     StorageNotFoundError,
 )
 from penstock.storage.files import DATA, MANIFEST, SHARD, STORED, Family, SourceFile
+from penstock.storage.mapped import Mapped
 from penstock.storage.open_files import OpenFiles
 
 PROGRAM = """
@@ -73,21 +75,25 @@ def test_all_sets_share_one_limit(tmp_path: Path) -> None:
 
 def test_files_opened_first_are_closed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.storage.open_files._limit", lambda: 6)
+
+    def opened(path: Path, *, is_copy: bool = False) -> Mapped:
+        return Mapped(SourceFile(str(path), is_copy=is_copy), np.empty(0))
+
     paths = [tmp_path / str(number) for number in range(5)]
     for path in paths:
         path.write_bytes(b"x")
-    first, second = OpenFiles[SourceFile](), OpenFiles[SourceFile](copies=True)
+    first, second = OpenFiles[Mapped](), OpenFiles[Mapped](copies=True)
     assert first.most == 3
     for number, path in enumerate(paths):
         some = first if number % 2 else second
-        assert some.add(number, SourceFile(str(path), is_copy=number == 2)) is some.find(number)
-    assert [file.path for file in first] == [str(paths[3])]
-    assert [file.path for file in second] == [str(paths[2]), str(paths[4])]
+        assert some.add(number, opened(path, is_copy=number == 2)) is some.find(number)
+    assert [one.file.path for one in first] == [str(paths[3])]
+    assert [one.file.path for one in second] == [str(paths[2]), str(paths[4])]
     paths[2].unlink()
     paths[4].unlink()  # not a copy in the cache, so it stays
-    second.add(9, SourceFile(str(paths[0])))
-    assert [file.path for file in second] == [str(paths[4]), str(paths[0])]
-    assert [file.path for file in first] == [str(paths[3])]
+    second.add(9, opened(paths[0]))
+    assert [one.file.path for one in second] == [str(paths[4]), str(paths[0])]
+    assert [one.file.path for one in first] == [str(paths[3])]
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,6 @@ class OpenShard:
         self._entries: ShardEntries | None = None  # opened at first use
         self.file.expect(index.header.size, index.header.mtime_ns)
 
-    @property
-    def is_evicted(self) -> bool:
-        """See `SourceFile.is_evicted`."""
-        return self.file.is_evicted
-
     def check(self) -> None:
         """Raise ShardChangedError if the file has changed."""
         self.file.check()
@@ -93,7 +88,7 @@ class LocalShard:
         self.url, self._cache_dir = url, cache_dir
         self._path = file_of(url)
         self.header = self._current()
-        self._checked = False
+        self.checked = False
 
     @property
     def size(self) -> int:
@@ -117,10 +112,7 @@ class LocalShard:
         return self._load(self._path)
 
     def _load(self, file: str | SourceFile) -> ShardIndex:
-        index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked)
-        _check_digest(self.url, self.header, index)
-        self._checked = True
-        return index
+        return _checked(self, load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self.checked))
 
     def open(self) -> OpenShard:
         """Open the shard. Raises as `index` does."""
@@ -167,7 +159,7 @@ class StoreShard:
         self.facts: Facts | None = None
         self._source: RemoteSource | None = None
         self._beside: RemoteSource | None = None
-        self._checked = False
+        self.checked = False
 
     @property
     def source(self) -> RemoteSource:
@@ -298,9 +290,9 @@ class StoreShard:
         """
         path, mtime_ns = self._place()
         if self.copy and _header_of(path, self._cache_dir, self.size, mtime_ns) is not None:
-            found = ShardIndex.load(places(path, SUFFIX, self._cache_dir)[0], checked=self._checked)
+            found = ShardIndex.load(places(path, SUFFIX, self._cache_dir)[0], checked=self.checked)
             if found is not None:
-                return self._checked_index(found)
+                return _checked(self, found)
         if self._beside is not None:
             return self._index_beside(self._beside)
         return self._load(self.source.local(progress=False).of(SHARD))
@@ -340,12 +332,7 @@ class StoreShard:
         self.storage.put(index_url(self.url), index.path.read_bytes())
 
     def _load(self, file: SourceFile) -> ShardIndex:
-        return self._checked_index(load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked))
-
-    def _checked_index(self, index: ShardIndex) -> ShardIndex:
-        _check_digest(self.url, self.header, index)
-        self._checked = True
-        return index
+        return _checked(self, load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self.checked))
 
     def _index_beside(self, source: RemoteSource) -> ShardIndex:
         """Return the index beside the shard, copied to the cache."""
@@ -370,13 +357,17 @@ def _unsound(url: str) -> ShardError:
     return ShardError(f"{shown(url)} is not a sound index: make it again (penstock shards index), and upload it")
 
 
-def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:
+def _checked(shard: Handle, index: ShardIndex) -> ShardIndex:
+    """Return the index of a shard, after a check that it is of the content that was opened."""
+    header = shard.header
     if header is not None and index.header.digest != header.digest:
         raise ShardChangedError(
-            f"{shown(url)} is no longer the shard that was opened: its content had the fingerprint "
+            f"{shown(shard.url)} is no longer the shard that was opened: its content had the fingerprint "
             f"{header.fingerprint}, now it is {index.header.fingerprint}. Open the shards again; if the index beside "
             "it is of an older version, build it again (penstock shards index), and upload both"
         )
+    shard.checked = True
+    return index
 
 
 def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> Header | None:

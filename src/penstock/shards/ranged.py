@@ -26,7 +26,7 @@ __all__ = ["RangedShard", "read_samples"]
 class RangedShard:
     """A shard that is read by ranges. Thread-safe."""
 
-    is_evicted = False
+    file = None
 
     def __init__(self, url: str, source: RemoteSource, index: ShardIndex) -> None:
         self.url, self.source, self.index = url, source, index

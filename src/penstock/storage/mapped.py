@@ -103,11 +103,6 @@ class Mapped(NamedTuple):
     file: SourceFile
     array: npt.NDArray[Any]
 
-    @property
-    def is_evicted(self) -> bool:
-        """See `SourceFile.is_evicted`."""
-        return self.file.is_evicted
-
 
 class MappedFiles:
     """Several files, mapped at first use, and held open within the limit of `OpenFiles`.

@@ -16,6 +16,8 @@ from itertools import count
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
+from penstock.storage.files import SourceFile
+
 __all__ = ["OpenFiles"]
 
 _FEWEST, _MOST = 128, 8192  # descriptors
@@ -23,8 +25,8 @@ _FEWEST, _MOST = 128, 8192  # descriptors
 
 class _Open(Protocol):
     @property
-    def is_evicted(self) -> bool:
-        """Whether it is a copy that the cache has removed, see `SourceFile.is_evicted`."""
+    def file(self) -> SourceFile | None:
+        """The open file; None for an object that is read by ranges."""
 
 
 T = TypeVar("T", bound=_Open)
@@ -58,8 +60,9 @@ class OpenFiles(Generic[T]):
         """Hold a file open, and close others as needed; return it. Two threads may add a file at once."""
         with _lock:
             if self._copies:
-                for other in [at for at, (one, _) in self._open.items() if one.is_evicted]:
-                    del self._open[other]
+                for other, (one, _) in [*self._open.items()]:
+                    if one.file is not None and one.file.is_evicted:
+                        del self._open[other]
             self._open.pop(number, None)
             self._open[number] = file, next(_ticks)
             taken = sum(len(some._open) * some._descriptors for some in _sets)

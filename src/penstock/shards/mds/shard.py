@@ -110,11 +110,6 @@ class Shard:
         self._offsets = np.frombuffer(self.file.map, "<u4", info.samples + 1, 4)
         self._check_header(info)
 
-    @property
-    def is_evicted(self) -> bool:
-        """See `SourceFile.is_evicted`."""
-        return self.file.is_evicted
-
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
