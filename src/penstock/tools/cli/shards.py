@@ -95,7 +95,7 @@ def index(
     --out. A stopped run continues when run again.
     """
     from penstock.shards.find_handles import build, write_beside, write_indexes
-    from penstock.shards.handles import Handle, LocalShard, StoreShard
+    from penstock.shards.handles import LocalShard, StoreShard
     from penstock.shards.index import index_path
     from penstock.storage.names import expand_versions, path_of
     from penstock.storage.urls import is_remote
