@@ -190,13 +190,13 @@ def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write
         OSError: the file cannot be written; ``filename`` is its path.
         DataFileIOError: it was written, but cannot be loaded.
     """
-    found = _first(paths, load)
-    if found is not None:
-        return found
-    with file_lock(paths[0]):
-        found = _first(paths, load)  # another process may have written it while this one waited
-        if found is not None:
+    for path in paths:
+        if (found := load(path)) is not None:
             return found
+    with file_lock(paths[0]):
+        for path in paths:
+            if (found := load(path)) is not None:
+                return found  # another process has written it while this one waited
         for path in paths:
             last = path is paths[-1]
             if not last and not is_writable(path.parent):
@@ -217,10 +217,6 @@ def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write
     if found is None:
         raise DataFileIOError(f"{path} was removed or replaced as soon as it was written, or the disk is damaged")
     return found
-
-
-def _first(paths: Sequence[Path], load: Callable[[Path], T | None]) -> T | None:
-    return next((found for path in paths if (found := load(path)) is not None), None)
 
 
 @contextlib.contextmanager
