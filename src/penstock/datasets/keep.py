@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,21 +25,15 @@ from penstock.plan.source import Source
 from penstock.progress import progress_bar
 from penstock.tables.table import TableFiles
 
-__all__ = ["Filterable", "HasColumns", "kept_rows"]
+__all__ = ["Filterable", "has_columns", "kept_rows"]
 
 _ROWS = 1 << 16  # rows whose columns are in memory at once
 
 
-@runtime_checkable
-class HasColumns(Protocol):
-    """A source with columns: a `penstock.Manifest`, `penstock.TableFiles`."""
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-
-    def take(self, indices: Any, /) -> Any:
-        """Return rows as an Arrow table."""
+def has_columns(source: Any) -> bool:
+    """Return whether a source has columns: a `penstock.Manifest`, `penstock.TableFiles`."""
+    # A user's dataset may use these attribute names for something else.
+    return isinstance(source, Source) and hasattr(source, "take") and hasattr(source, "columns")
 
 
 class Filterable(NamedTuple):
@@ -54,7 +48,7 @@ class Filterable(NamedTuple):
 
     fingerprint: str | None
     samples: int
-    source: HasColumns | None
+    source: Any
     row: Callable[[Indices], Indices]
 
     @classmethod
@@ -62,16 +56,14 @@ class Filterable(NamedTuple):
         cls, source: Any, fingerprint: str | None, samples: int, row: Callable[[Indices], Indices] = lambda rows: rows
     ) -> Filterable:
         """Return the rows of a source, with its columns if it has any."""
-        # A user's dataset may use these attribute names for something else.
-        ours = isinstance(source, Source) and isinstance(source, HasColumns)
-        return cls(fingerprint, samples, source if ours else None, row)
+        return cls(fingerprint, samples, source if has_columns(source) else None, row)
 
     def table(self, rows: Indices, names: list[str]) -> pa.Table:
         """Return some columns of rows as an Arrow table."""
-        assert self.source is not None
         if isinstance(self.source, TableFiles):
             return pa.Table.from_batches([self.source.take(self.row(rows), names)])
-        return self.source.take(self.row(rows)).select(names)
+        found: pa.Table = self.source.take(self.row(rows)).select(names)
+        return found
 
 
 def kept_rows(keep: Any, of: Filterable) -> KeptRows:
@@ -162,7 +154,6 @@ def _matching(keep: pc.Expression, of: Filterable, names: list[str], rows: Indic
     try:
         found = table.append_column(number, pa.array(rows)).filter(keep)[number]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:
-        assert of.source is not None
         raise ConfigError(
             f"keep={keep} cannot be evaluated: {str(error).partition(chr(10))[0]}. The columns are: "
             + ", ".join(

@@ -130,11 +130,12 @@ def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[
     Raises:
         ConfigError: there is no such column; (on access) it has another type, or nulls.
     """
-    from penstock.datasets.keep import Filterable, HasColumns
+    from penstock.datasets.keep import Filterable, has_columns
 
     source = getattr(dataset, "source", dataset)
-    if not isinstance(source, HasColumns) or name not in source.columns:
-        has = f"its columns are {', '.join(source.columns)}" if isinstance(source, HasColumns) else "it has no columns"
+    columns = source.columns if has_columns(source) else []
+    if name not in columns:
+        has = f"its columns are {', '.join(columns)}" if columns else "it has no columns"
         raise ConfigError(f"there is no column {name!r} in this {type(dataset).__name__}: {has}")
     table = Filterable.of(source, None, len(dataset))
 

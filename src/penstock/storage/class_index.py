@@ -112,7 +112,10 @@ class ClassIndex:
         if self._cache_dir is None and n < _SHARED_FROM:
             data = array_in_memory(np.uint8, self._write)
         else:
-            question, what = f"{self.digest} {n} {self.count}", f"the index of the classes, {_itemsize(n)} bytes a row,"
+            question, what = (
+                f"{self.digest} {n} {self.count}",
+                f"the index of the classes, {_dtype(n).itemsize} bytes a row,",
+            )
             try:
                 data = derived_array("classes", question, np.uint8, self._write, what, self._cache_dir)
             except OSError as error:
@@ -135,7 +138,7 @@ class ClassIndex:
             out.write(rows.tobytes())
             return
         out.flush()
-        begin, size = out.tell(), n * _itemsize(n)
+        begin, size = out.tell(), n * _dtype(n).itemsize
         # A full disk raises here; at a write to the map it would kill the process.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(out.fileno(), begin, size)
@@ -192,7 +195,3 @@ def _place(keys: ClassIndex, starts: Indices, out: npt.NDArray[Any]) -> None:
 
 def _dtype(n: int) -> np.dtype[Any]:
     return np.dtype(np.uint32 if n <= 1 << 32 else np.int64)
-
-
-def _itemsize(n: int) -> int:
-    return _dtype(n).itemsize
