@@ -70,16 +70,13 @@ class TokenFiles(FilesTable):
             raise DataFileError(f"{self.maps.files[0].path}: too few tokens for one sequence of {self.length}")
 
     def _set_up(self, maps: MappedFiles) -> None:
-        self.maps = maps
-        self._indexes: dict[int, npt.NDArray[np.int64]] = {}
-        counts = [self._count(number) for number in range(len(maps.files))]
+        self.maps, files = maps, maps.files
+        if self.end_token is None:
+            counts = [max(0, (file.shape[0] - self.length) // self.stride + 1) for file in files]
+        else:
+            self._indexes = [self._index(number) for number in range(len(files))]
+            counts = list(map(len, self._indexes))
         self.starts = np.cumsum([0, *counts], dtype=np.int64)
-
-    def _count(self, number: int) -> int:
-        if self.end_token is not None:
-            return len(self._index(number))
-        tokens = self.maps.files[number].shape[0]
-        return 0 if tokens < self.length else (tokens - self.length) // self.stride + 1
 
     def __repr__(self) -> str:
         return f"<TokenFiles of {counted(len(self), 'sequence')} of {self.length}: {self.maps.in_words()}>"
@@ -137,7 +134,7 @@ class TokenFiles(FilesTable):
     def _write_documents(
         self, out: npt.NDArray[Any], places: npt.NDArray[np.int64], number: int, local: npt.NDArray[np.int64]
     ) -> None:
-        tokens, index = self.maps.array(number), self._index(number)
+        tokens, index = self.maps.array(number), self._indexes[number]
         for place, (begin, end) in zip(places.tolist(), index[local].tolist(), strict=True):
             row, size = out[place], end - begin
             row[:size] = tokens[begin:end]
@@ -146,14 +143,10 @@ class TokenFiles(FilesTable):
     # Documents.
 
     def _index(self, number: int) -> npt.NDArray[np.int64]:
-        """Return first and end token of each sequence of a file, of shape (sequences, 2): a derived file."""
-        found = self._indexes.get(number)
-        if found is None:
-            question = f"sequences {self.maps.version(number)} {self.length} {self.end_token}"
-            write, what = partial(self._write_index, number), f"the index of {self.maps.files[number].path}"
-            found = derived_array("tokens", question, np.int64, write, what).reshape(-1, 2)
-            self._indexes[number] = found
-        return found
+        """Return first and end token of each sequence of a file, of shape (sequences, 2): a derived array."""
+        question = f"sequences {self.maps.version(number)} {self.length} {self.end_token}"
+        write, what = partial(self._write_index, number), f"the index of {self.maps.files[number].path}"
+        return derived_array("tokens", question, np.int64, write, what).reshape(-1, 2)
 
     def _write_index(self, number: int, out: BinaryIO) -> None:
         total, open_at = self.maps.files[number].shape[0], 0
