@@ -56,6 +56,8 @@ class Behaviour:
     rate: float = 0.0
     """Bytes a second on one connection; 0 is without limit."""
     seed: int = 0
+    etags: bool = True
+    """Whether answers have an ETag, or only the second of the modification."""
     unavailable: float = 0.0
     """The share that is answered with 503."""
     cut: float = 0.0
@@ -232,7 +234,8 @@ class _Server:
             if request.headers.get("if-match", tag) not in (tag, "*"):
                 send(writer, 412, b"")
                 return True
-            headers = {"ETag": tag, "Last-Modified": email.utils.formatdate(stat.st_mtime, usegmt=True)}
+            headers = {"ETag": tag} if self.behaviour.etags else {}
+            headers |= {"Last-Modified": email.utils.formatdate(stat.st_mtime, usegmt=True)}
             headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
             wanted = request.headers.get("range")
             begin, end = span(wanted, size) if wanted else (0, size)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from busy_support import HANG
@@ -179,3 +180,18 @@ def test_arrow_files_are_copied_when_they_are_opened(store: Store, tmp_path: Pat
     before = requests(store)
     assert [row["x"] for row in table.records(range(6))] == list(range(6))
     assert requests(store) == before
+
+
+def test_filters_of_objects_of_one_size_and_second_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "store" / "bucket").mkdir(parents=True)
+    for name, values in (("a", range(1000)), ("b", range(999, -1, -1))):
+        path = tmp_path / "store" / "bucket" / f"{name}.parquet"
+        pq.write_table(pa.table({"x": values}), path, compression="none", use_dictionary=False)
+        os.utime(path, (1e9, 1e9))
+    with Store(tmp_path / "store", etags=False) as store:
+        for name in "ab":
+            table = ps.TableDataset(f"{store.url}/bucket/{name}.parquet", rank=0, world_size=1, shuffle="none")
+            assert [row["x"] for row in ps.Subset(table, pc.field("x") < 3)] == (
+                [0, 1, 2] if name == "a" else [2, 1, 0]
+            )

@@ -24,7 +24,7 @@ from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
 from penstock.storage.open_files import OpenFiles
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
-from penstock.storage.urls import scheme
+from penstock.storage.urls import scheme, unsigned
 from penstock.tables.files import delimiter_of
 
 __all__ = ["RangeFile", "TableParts", "footer", "is_stored_parquet", "mapped_copy", "open_parts"]
@@ -117,9 +117,9 @@ class TableParts(MappedFiles):
         return xxhash.xxh3_128_hexdigest(f"ranged {source.fingerprint}".encode())
 
     def version(self, number: int) -> str:
-        """Return what changes when a file is written again; for a remote file, its size and ETag."""
+        """Return what identifies a file until it is written again; for a remote file, address, size and ETag."""
         source = self._sources.get(number)
-        return super().version(number) if source is None else source.fingerprint
+        return super().version(number) if source is None else f"{unsigned(source.url)} {source.fingerprint}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "sources": self._sources, "delimiters": self._delimiters}
