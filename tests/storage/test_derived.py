@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import DataFileIOError
-from penstock.storage import cache_root, derived_array, load_or_write
+from penstock.storage import cache_root
+from penstock.storage.derived import derived_array, load_or_write
 
 NUMBERS = np.arange(1000)
 
@@ -99,7 +100,7 @@ def test_processes_write_one_file(cache: Path) -> None:
     program = """
 import sys, time
 import numpy as np
-from penstock.storage import derived_array
+from penstock.storage.derived import derived_array
 def write(out):
     time.sleep(0.3)
     print("written", flush=True)

@@ -14,7 +14,7 @@ from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths, lengths_of
-from penstock.storage import derived_array
+from penstock.storage.derived import derived_array
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:

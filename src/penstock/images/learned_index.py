@@ -42,7 +42,8 @@ from penstock.images.entries import (
     whole_rows,
 )
 from penstock.manifest import Manifest
-from penstock.storage import grown, io_error, is_remote, kept_path, load_or_write
+from penstock.storage import grown, io_error, is_remote, kept_path
+from penstock.storage.derived import load_or_write
 
 __all__ = ["LearnedIndex", "find_index", "learned_path"]
 

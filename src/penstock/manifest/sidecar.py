@@ -23,7 +23,8 @@ from typing import BinaryIO
 import xxhash
 
 from penstock.errors import ManifestError
-from penstock.storage import SourceFile, cache_root, io_error, load_or_write
+from penstock.storage import SourceFile, cache_root, io_error
+from penstock.storage.derived import load_or_write
 
 __all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 

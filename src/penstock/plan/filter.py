@@ -7,10 +7,10 @@ file in the user's cache, which all processes of a machine map: private memory d
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ import xxhash
 
 from penstock.errors import DataFileError
 from penstock.order.permutation import Indices, normalise
-from penstock.storage import derived_array
+from penstock.storage.derived import array_in_memory, derived_array
 
 __all__ = ["CHUNK", "KeptRows"]
 
@@ -130,15 +130,14 @@ class KeptRows:
             name: identity of the rows, if they are expensive to compute: they are always stored, and a file of this
                 name in the cache is used instead.
         """
+        write = partial(_write, chunks, of)
         if name is None:
             with open(os.devnull, "wb") as nowhere:
-                *_, count, digest = _HEADER.unpack(_write(nowhere, chunks(), of))
+                *_, count, digest = _HEADER.unpack(write(nowhere))
             name = digest.hex()
             if count * _row_type(of).itemsize <= _IN_MEMORY:
-                _write(out := io.BytesIO(), chunks(), of)
-                return cls(np.frombuffer(out.getvalue(), np.uint8))
-        data = derived_array("filters", name, np.uint8, lambda out: _write(out, chunks(), of), "the rows of a filter")
-        return cls(data, name)
+                return cls(array_in_memory(np.uint8, write))
+        return cls(derived_array("filters", name, np.uint8, write, "the rows of a filter"), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptRows:
         return self
@@ -173,12 +172,12 @@ def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (array[at : at + CHUNK] for at in range(0, len(array), CHUNK))
 
 
-def _write(out: BinaryIO, chunks: Iterable[npt.NDArray[np.integer]], of: int) -> bytes:
+def _write(chunks: Callable[[], Iterable[npt.NDArray[np.integer]]], of: int, out: BinaryIO) -> bytes:
     """Write the stored form into a file; return the header."""
     begin = out.tell()
     digest, count, ascending, last = xxhash.xxh3_128(struct.pack("<q", of)), 0, True, -1
     out.write(bytes(_HEADER.size))
-    for chunk in chunks:
+    for chunk in chunks():
         rows = chunk.astype(_row_type(of))
         out.write(rows.data)
         digest.update(rows.data)

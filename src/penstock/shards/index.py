@@ -38,7 +38,8 @@ from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.runs import Extensions, scan_runs
 from penstock.shards.tar import decode_name, rounded
-from penstock.storage import io_error, load_or_write
+from penstock.storage import io_error
+from penstock.storage.derived import load_or_write
 from penstock.storage.files import SHARD, SourceFile
 from penstock.storage.urls import shown
 

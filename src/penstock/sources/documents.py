@@ -24,7 +24,8 @@ from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.sources.tokens import check_tokens
 from penstock.stages import stage
-from penstock.storage import Storage, derived_array
+from penstock.storage import Storage
+from penstock.storage.derived import derived_array
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
 from penstock.tokens.folder import INDEX, NAME, TokenFolder

@@ -12,7 +12,7 @@ import xxhash
 
 from penstock.errors import DataFileIOError, ManifestError
 from penstock.images.files import EXTENSIONS
-from penstock.storage import io_error, kept_path, load_or_write
+from penstock.storage import io_error, kept_path, write_kept
 
 __all__ = ["list_arrays", "list_images"]
 
@@ -97,8 +97,8 @@ def _write(lines: list[bytes], folder: str | os.PathLike[str], path: Path | None
     content = b"".join(lines)
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)) + b"\0" + content)
     where = kept_path("folders", f"{key}.txt") if path is None else path
-    return load_or_write(
-        [where],
-        lambda path: path if path.exists() and path.read_bytes() == content else None,
-        lambda out: out.write(content),
-    )
+    if not where.exists() or where.read_bytes() != content:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with write_kept(where) as file:
+            file.write(content)
+    return where

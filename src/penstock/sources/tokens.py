@@ -23,7 +23,8 @@ import torch
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.stages import stage
-from penstock.storage import Storage, derived_array
+from penstock.storage import Storage
+from penstock.storage.derived import derived_array
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
 from penstock.tokens.offsets import document_ends

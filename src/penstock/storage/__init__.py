@@ -20,7 +20,6 @@ __all__ = [
     "SourceFile",
     "Storage",
     "cache_root",
-    "derived_array",
     "file_lock",
     "grown",
     "io_error",
@@ -28,7 +27,6 @@ __all__ = [
     "is_writable",
     "kept_path",
     "list_objects",
-    "load_or_write",
     "local_path",
     "open_source",
     "read_object",
@@ -38,7 +36,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
-    from penstock.storage.derived import derived_array, grown, kept_path, load_or_write, write_kept
+    from penstock.storage.derived import grown, kept_path, write_kept
     from penstock.storage.files import SourceFile, io_error
     from penstock.storage.remote import (
         RemoteSource,
@@ -62,7 +60,6 @@ __getattr__, __dir__ = lazy.names(
         "SourceFile": "files",
         "Storage": "remote",
         "cache_root": "cache",
-        "derived_array": "derived",
         "file_lock": "cache",
         "grown": "derived",
         "io_error": "files",
@@ -70,7 +67,6 @@ __getattr__, __dir__ = lazy.names(
         "is_writable": "cache",
         "kept_path": "derived",
         "list_objects": "remote",
-        "load_or_write": "derived",
         "local_path": "remote",
         "open_source": "remote",
         "read_object": "remote",
