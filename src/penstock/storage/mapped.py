@@ -25,11 +25,8 @@ from penstock.storage.urls import listed
 __all__ = ["FilesTable", "Mapped", "MappedFile", "MappedFiles", "look_at", "said"]
 
 _WHOLE = 1 << 18  # files up to this many bytes are hashed completely
-_ENDS, _BLOCK, _BLOCKS = (
-    1 << 16,
-    1 << 12,
-    32,
-)  # of larger files: bytes at both ends, and bytes and number of blocks between
+# Of larger files: bytes at both ends, and bytes and number of blocks between.
+_ENDS, _BLOCK, _BLOCKS = 1 << 16, 1 << 12, 32
 
 
 class MappedFile(NamedTuple):
