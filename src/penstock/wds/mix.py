@@ -23,7 +23,7 @@ class _Mix(StreamMix):
     its beginning, whatever was iterated before.
     """
 
-    def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool) -> None:
+    def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
         super().__init__()
         if not datasets:
             raise ConfigError("a mix needs at least one dataset")
@@ -73,9 +73,6 @@ def _open_pass(datasets: list[Any], context: Context, number: int, turns: int, a
 
 class RoundRobin(_Mix):
     """One item of each dataset in turn; ends when the first dataset ends, or with ``longest`` when the last does."""
-
-    def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
-        super().__init__(datasets, longest)
 
     def choice(self, epoch: int) -> Choose:
         """Return the function that chooses the sources of an epoch."""
