@@ -74,27 +74,14 @@ class WindowCursor(ShareCursor):
     """A cursor in an epoch in windows; ``consumed`` counts samples of the whole job.
 
     Attributes:
-        world_size: number of ranks that read the windows.
         window: number of the window.
         begin: number of samples of the epoch before the window.
         contents: 8 characters for each shard of the window; empty at its start.
     """
 
-    world_size: int
     window: int
     begin: int
     contents: str = ""
-
-    def state(self) -> State:
-        """Return the cursor as a JSON-serialisable dict, which `WindowPlan.read` accepts."""
-        return {
-            **self.plan,
-            "epoch": self.epoch,
-            "consumed": self.consumed,
-            "world_size": self.world_size,
-            "window": [self.window, self.begin],
-            "contents": self.contents,
-        }
 
 
 class _BatchView(EpochView):
@@ -141,14 +128,6 @@ class WindowEpoch(ForwardEpoch):
         self._known = start.begin
         # The order of the last window that has samples.
         self._last: WindowOrder | None = None
-        self._place: ShardSamples | None = None
-
-    @property
-    def place(self) -> ShardSamples:
-        """The position of the dataset for the samples that `read` yielded last."""
-        if self._place is None:
-            raise unknown_length()
-        return self._place
 
     @property
     def start(self) -> Cursor:
@@ -310,9 +289,9 @@ class WindowEpoch(ForwardEpoch):
         """Return the indices of rows of `pack_rows`, and set the place that workers need to read them."""
         shards, samples = split_rows(rows)
         if self._arrivals is None:
-            self._place = ShardSamples(self.epoch, None)
+            self.place = ShardSamples(self.epoch, None)
             return np.asarray(self._plan.source.starts)[shards] + samples
-        self._place = ShardSamples(self.epoch, tuple((n, self._facts[n]) for n in np.unique(shards).tolist()))
+        self.place = ShardSamples(self.epoch, tuple((n, self._facts[n]) for n in np.unique(shards).tolist()))
         return rows
 
 
@@ -367,13 +346,20 @@ class WindowPlan(SharePlan):
 
     def cursor_at(self, epoch: int, consumed: int, window: int, begin: int, contents: str = "") -> WindowCursor:
         """Return a cursor in an epoch in windows."""
+        entries = {
+            **self._windows_identity(),
+            "epoch": epoch,
+            "consumed": consumed,
+            "world_size": self.world.world_size,
+            "window": [window, begin],
+            "contents": contents,
+        }
         return WindowCursor(
             epoch=epoch,
             mini_epoch=0,
             consumed=consumed,
-            plan=self._windows_identity(),
             place=MiniEpoch(epoch, 0, _UNKNOWN),
-            world_size=self.world.world_size,
+            entries=entries,
             window=window,
             begin=begin,
             contents=contents,
@@ -402,11 +388,10 @@ class WindowPlan(SharePlan):
         place = self._shown_to_caller() if place is None else place
         if isinstance(place, ShardSamples):
             return _BatchView(self.seed, place)
-        if place.samples != _UNKNOWN:
-            return super().view(place)
-        if not self.source.complete:
+        place = self._known(place)
+        if place.samples == _UNKNOWN:
             raise unknown_length()
-        return super().view(MiniEpoch(place.epoch, 0, self.samples))
+        return super().view(place)
 
     def prepare(self) -> None:
         """Fetch shards ahead. An epoch in windows does so itself as it is read."""
@@ -441,9 +426,12 @@ class WindowPlan(SharePlan):
 
     def _place(self, cursor: Cursor) -> MiniEpoch:
         place = super()._place(cursor)
-        if place.samples == _UNKNOWN and self.source.complete and not isinstance(cursor, WindowCursor):
-            return MiniEpoch(place.epoch, 0, self.samples)
-        return place
+        return place if isinstance(cursor, WindowCursor) else self._known(place)
+
+    def _known(self, place: MiniEpoch) -> MiniEpoch:
+        """Return a place with the number of samples, if that is known by now."""
+        grows = place.samples == _UNKNOWN and self.source.complete
+        return MiniEpoch(place.epoch, 0, self.samples) if grows else place
 
     # States.
 

@@ -30,7 +30,7 @@ from penstock.errors import ShardError, TruncatedShardError
 from penstock.shards.archive import BLOCK, Archive, Buffer, Source, Stream
 from penstock.storage.urls import shown
 
-__all__ = ["Kind", "Member", "decode_name", "each_member", "member_at", "rounded", "walk", "walk_stream"]
+__all__ = ["Kind", "Member", "decode_name", "member_at", "rounded", "walk", "walk_stream"]
 
 Kind = Literal["file", "dir", "link", "special"]
 
@@ -84,7 +84,7 @@ def walk(buffer: Archive | Buffer, shard: str, *, start: int = 0, require_end: b
 
     Cost: 3 microseconds a member.
     """
-    return each_member(Archive.of(buffer), shown(shard), start, require_end=require_end)
+    return _each_member(Archive.of(buffer), shown(shard), start, require_end=require_end)
 
 
 def walk_stream(
@@ -110,7 +110,7 @@ def walk_stream(
     yielded before more is read.
     """
     stream = Stream(file, shown(shard))
-    for member in each_member(stream, shown(shard), require_end=require_end):
+    for member in _each_member(stream, shown(shard), require_end=require_end):
         is_file, end = member.kind == "file", member.offset + member.size
         is_wanted = is_file and (select is None or select(member.name))
         data = stream.read(member.offset, end) if is_wanted else b""
@@ -124,7 +124,7 @@ def walk_stream(
         del data
 
 
-def each_member(source: Source, shard: str, position: int = 0, *, require_end: bool = True) -> Iterator[Member]:
+def _each_member(source: Source, shard: str, position: int = 0, *, require_end: bool = True) -> Iterator[Member]:
     """Yield the members of an archive from a position on, as `walk` does.
 
     The data of a stream's member must be read, or skipped, before the next member is requested.

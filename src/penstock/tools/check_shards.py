@@ -23,7 +23,7 @@ from penstock.shards.grouping import Sample
 from penstock.shards.index import SUFFIX, ShardIndex, index_path, load_or_build
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
-from penstock.shards.tar import walk
+from penstock.shards.window import scan
 from penstock.storage.files import PIECE, SHARD, SourceFile
 
 __all__ = ["ShardReport", "count_samples", "verify"]
@@ -83,7 +83,7 @@ def _verify_archive(file: SourceFile, report: ShardReport) -> None:
         first = run.first.tolist()
         parts.update(tuple(names[a:b]) for a, b in itertools.pairwise(first))
         end = min(int(run.files.end[-1]), file.size)
-        for piece in file.pieces(done, end):
+        for piece in archive.pieces(done, end):
             digest.update(piece)
         done = end
     report.samples = keys.total()
@@ -107,8 +107,8 @@ def _verify_archive(file: SourceFile, report: ShardReport) -> None:
 def _ends_behind(archive: Archive, path: str, last: int) -> bool:
     """Return whether a byte belongs to a member, and not to data after the end mark."""
     end = 0
-    for member in walk(archive, path):
-        end = member.end
+    for members in scan(archive, path):
+        end = int(members.end[-1])
     return last < end
 
 
