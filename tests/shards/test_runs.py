@@ -190,6 +190,14 @@ def test_members_that_are_far_apart(tmp_path: Path, format: str, mtime: float) -
         check(mutated(data, rng, lambda r: r.choice(headers[9:]) + r.randrange(512), seal=rng.random() < 0.5))
 
 
+def test_a_header_in_the_last_block() -> None:
+    large = [(f"a{i}.jpg", b"x" * 300_000) for i in range(3)]
+    data = make_tar([("first.cls", b""), *large, ("last.cls", b"")], format=tarfile.USTAR_FORMAT, end=False)
+    found = [row[0] for part in scan(Archive(data), "u", require_end=False) for row in members(part)]
+    assert found == [b"first.cls", b"a0.jpg", b"a1.jpg", b"a2.jpg", b"last.cls"]
+    check(data)
+
+
 @pytest.mark.parametrize("size", [600, 12_000])
 def test_a_file_equals_its_bytes(tmp_path: Path, size: int) -> None:
     data = make_tar(samples(500, ("jpg", "txt", "cls") if size == 600 else ("jpg", "cls"), size=size), mtime=1.5)

@@ -268,7 +268,7 @@ def _sparse_window(archive: Archive, start: int) -> _Window:
         at = position - archive.begin
         if not 0 <= at <= len(archive.data) - 2 * BLOCK:
             archive.hold(position, position + _HEAD)
-            at = 0
+            at = position - archive.begin
         data = archive.data
         try:
             digits, kind, magic = _fields(data, at)
