@@ -97,7 +97,8 @@ class BatchReader:
 
     def push(self) -> None:
         """Send messages, if a call is open. A failure shows at the next `read`."""
-        if (call := self._call) is not None and not self._is_late(call):
+        call = self._call
+        if call is not None and self._sent < len(self._messages) and not self._is_late(call):
             try:
                 self._send(call, len(self._messages))
             except (*FAILURES, Released):
