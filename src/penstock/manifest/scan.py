@@ -38,6 +38,7 @@ __all__ = [
     "hash_file",
     "json_array",
     "line_number",
+    "not_text",
     "read_pieces",
     "shorten",
 ]
@@ -101,21 +102,24 @@ def json_array(head: bytes) -> str:
     return "a JSON array is not JSON lines: write one object a line, as `jq -c .[]` does"
 
 
+def not_text(head: bytes) -> str:
+    """Return why a file that begins with these bytes is no text; empty for text."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8"
+    return f"is a binary file (NUL at byte {head.index(0)})" if b"\0" in head else ""
+
+
 def check_is_text(source: SourceFile) -> None:
     """Raise ManifestError, with the likely reason, for a file that is not text."""
     head = source.read(64 << 10, 0)
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             raise ManifestError(f"{source.path} is compressed ({name}); decompress it first: rows are read in place")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ManifestError(f"{source.path} is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8")
     if head.startswith((b"PAR1", b"ARROW1")):
         kind = "parquet" if head.startswith(b"PAR1") else "arrow"
         raise ManifestError(f"{source.path} is not text but {kind}; pass format={kind!r}")
-    if b"\0" in head:
-        raise ManifestError(
-            f"{source.path} is a binary file (NUL at byte {head.index(0)}); a manifest is text, one sample per line"
-        )
+    if wrong := not_text(head):
+        raise ManifestError(f"{source.path} {wrong}; a manifest is text, one sample per line")
 
 
 def read_pieces(

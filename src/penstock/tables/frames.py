@@ -8,7 +8,6 @@ The headers tell where frames begin and end, so finding them needs no decoding.
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,13 +18,24 @@ import zstandard
 
 from penstock.errors import DataFileError
 
-__all__ = ["GZIP", "ZSTD", "decode_frame", "find_frames", "stream"]
+__all__ = ["decode_frame", "find_frames", "is_gzip", "is_zstd", "stream"]
 
-ZSTD, GZIP = b"(\xb5/\xfd", b"\x1f\x8b"
+_ZSTD = b"(\xb5/\xfd"
 _CHUNK = 1 << 20  # bytes decoded at a time
 _SKIPPABLE = 0x184D2A50
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def is_gzip(data: Bytes) -> bool:
+    """Return whether the bytes of a file are compressed by gzip."""
+    return data[:2].tobytes() == b"\x1f\x8b"
+
+
+def is_zstd(data: Bytes) -> bool:
+    """Return whether the bytes of a file are zstd frames, perhaps after skippable ones."""
+    head = data[:4].tobytes()
+    return head == _ZSTD or (len(head) == 4 and int.from_bytes(head, "little") & ~0xF == _SKIPPABLE)
 
 
 def find_frames(path: str, data: Bytes) -> list[tuple[int, int]]:
@@ -41,7 +51,7 @@ def find_frames(path: str, data: Bytes) -> list[tuple[int, int]]:
         magic = int.from_bytes(view[position : position + 4], "little")
         if magic & ~0xF == _SKIPPABLE:
             position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
-        elif bytes(view[position : position + 4]) == ZSTD:
+        elif bytes(view[position : position + 4]) == _ZSTD:
             position = _end_of_frame(path, view, position)
             frames.append((begin, position))
         else:
@@ -103,11 +113,10 @@ def stream(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterato
     Raises:
         DataFileError: the file is damaged or truncated.
     """
-    head = data[:4].tobytes()
-    if head == ZSTD or (len(head) == 4 and int.from_bytes(head, "little") & ~0xF == _SKIPPABLE):
+    if is_zstd(data):
         for begin, end in find_frames(path, data):
             yield from _zstd(path, data[begin:end], progress)
-    elif head[:2] == GZIP:
+    elif is_gzip(data):
         yield from _gzip(path, data, progress)
     else:
         for begin in range(0, len(data), _CHUNK):
@@ -117,31 +126,14 @@ def stream(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterato
 
 
 def _zstd(path: str, frame: Bytes, progress: Callable[[int], object]) -> Iterator[bytes]:
-    source: Any = io.BytesIO(frame.tobytes()) if len(frame) <= _CHUNK else _Reader(frame)
     try:
         # `zstd --long=31` needs a window of 2 GiB; other frames allocate the window they declare.
-        with zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(source) as reader:
+        with zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(memoryview(frame)) as reader:  # type: ignore[arg-type]
             while piece := reader.read(_CHUNK):
                 yield piece
     except zstandard.ZstdError as error:
         raise DataFileError(f"{path} is damaged: {error}") from None
     progress(len(frame))
-
-
-class _Reader(io.RawIOBase):
-    """Mapped bytes as a file, without copying all of them."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._data, self._position = data, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self._data) if size < 0 else self._position + size
-        piece = self._data[self._position : end].tobytes()
-        self._position += len(piece)
-        return piece
 
 
 def _gzip(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterator[bytes]:

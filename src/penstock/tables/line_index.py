@@ -25,10 +25,10 @@ import xxhash
 import zstandard
 
 from penstock.errors import DataFileError, DataFileIOError
-from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array
+from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
 from penstock.progress import progress_bar
 from penstock.storage import UNWRITABLE, file_lock, io_error, kept_path, write_kept
-from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
+from penstock.tables.frames import find_frames, is_gzip, is_zstd, stream
 
 __all__ = ["LineIndex", "find_index", "open_index"]
 
@@ -150,14 +150,14 @@ def _checksum(fields: Ints) -> int:
 
 def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | None) -> None:
     """Write the index of a file, and a copy of its text if needed."""
-    head = data[:4].tobytes()
     with progress_bar(f"indexing {os.path.basename(name)}", len(data), progress) as advance:
-        if head[:2] != GZIP and not _is_zstd(head):
-            _check_is_text(name, data[: 64 << 10].tobytes())
+        if not is_gzip(data) and not is_zstd(data):
+            if wrong := not_text(data[: 64 << 10].tobytes()):
+                raise DataFileError(f"{name} {wrong}; JSON lines have one JSON object a line")
             with write_kept(path) as out:
                 _write(name, out, stream(name, data, advance), array("q"), copied=False)
             return
-        if head[:2] != GZIP:
+        if is_zstd(data):
             frames = array("q")
             try:
                 with write_kept(path) as out:
@@ -170,17 +170,6 @@ def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | N
         with write_kept(path) as out, write_kept(path.with_suffix(".zst")) as copy:
             pieces = _copied(stream(name, data, advance), copy, frames)
             _write(name, out, pieces, frames, copied=True)
-
-
-def _is_zstd(head: bytes) -> bool:
-    return head == ZSTD or (len(head) == 4 and head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
-
-
-def _check_is_text(path: str, head: bytes) -> None:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataFileError(f"{path} is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8")
-    if b"\0" in head:
-        raise DataFileError(f"{path} is no text: NUL at byte {head.index(0)}; JSON lines have one JSON object a line")
 
 
 class _TooLarge(Exception):
