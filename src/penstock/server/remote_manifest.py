@@ -149,14 +149,8 @@ class _Lines(_Remote, ParsedPart):
         ParsedPart.__init__(self, parser)
         self.rows, self._start = rows, start
 
-    def one(self, row: int) -> list[Any]:
-        return [values[0] for values in self.values(np.array([row]))]
-
-    def values(self, rows: Rows) -> list[list[Any]]:
-        return self.values_of(self.gather(rows), rows)
-
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        return self.fetch(rows + self._start).column(0)
+    def raw(self, rows: Rows, most: int | None = None) -> pa.LargeBinaryArray:
+        return _no_more_than(most, self.fetch(rows + self._start)).column(0)
 
     def _fail(self, bad: BadRow, row: int) -> NoReturn:
         content = shorten(self.raw(np.array([row]))[0].as_py())
@@ -168,7 +162,7 @@ class _Columns(_Remote, ColumnPart):
 
     def __init__(self, fetch: _Fetch) -> None:
         _Remote.__init__(self, fetch)
-        self.rows, self.schema = fetch.layout.rows, fetch.stored
+        self.rows, self.schema, self.names = fetch.layout.rows, fetch.stored, list(fetch.stored.names)
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         return _no_more_than(most, self.fetch(rows))

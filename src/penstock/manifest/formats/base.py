@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,7 +17,7 @@ import xxhash
 
 from penstock.errors import ConfigError, ManifestError
 from penstock.manifest.fields import BadRow
-from penstock.manifest.lines import LineIndex, TooMuch, texts
+from penstock.manifest.lines import LineIndex, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import LineRules, shorten
 from penstock.storage import SourceFile
@@ -50,48 +51,57 @@ class Context:
     progress: bool | None = None
 
 
-class Part(Protocol):
+class Part(abc.ABC):
     """One open source. Row numbers count within it; the caller has checked that they are in ``[0, rows)``.
 
     Every read first checks that the file is unchanged (`one`: see `LineIndex.one`). All errors are `ManifestError`.
+
+    Attributes:
+        schema: the names and types of the columns.
+        names: the names alone, without the cost of the schema.
     """
 
     path: str
     rows: int
     nbytes: int
     fingerprint: str
+    schema: pa.Schema
+    names: list[str]
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The names and types of the columns."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns, without the cost of the schema."""
-
+    @abc.abstractmethod
     def check(self) -> None:
         """Raise ManifestChangedError if the file has changed."""
 
-    def one(self, row: int) -> list[Any]:
-        """Return the values of a row, one for each field of the schema."""
-
-    def values(self, rows: Rows) -> list[list[Any]]:
-        """Return the values of rows, one list for each field of the schema."""
-
-    def table(self, rows: Rows, prefix: str) -> pa.Table:
-        """Return the same as a table with this schema; ``prefix`` is put before relative paths."""
-
+    @abc.abstractmethod
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         """Return rows as they are stored, in a compact copy. TooMuch if they have more than ``most`` bytes."""
 
+    @abc.abstractmethod
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
         """Return the same as `values`, from the batch that `gather` returned for these rows."""
 
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        """Return the raw text of rows."""
+    @abc.abstractmethod
+    def table(self, rows: Rows, prefix: str) -> pa.Table:
+        """Return rows as a table with this schema; ``prefix`` is put before relative paths."""
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        """Return the values of rows, one list for each field of the schema."""
+        return self.values_of(self.gather(rows), rows)
+
+    def one(self, row: int) -> list[Any]:
+        """Return the values of a row, one for each field of the schema."""
+        return [values[0] for values in self.values(np.array([row]))]
+
+    def raw(self, rows: Rows, most: int | None = None) -> pa.LargeBinaryArray:
+        """Return the raw text of rows. TooMuch if it has more than ``most`` bytes."""
+        raise ManifestError(f"{self.path} has columns and not lines, so it has no raw text; use take")
 
     def fingerprints_at(self, rows: int) -> list[str]:
-        """Return the fingerprints that this source may have had when it held ``rows`` rows, likeliest first."""
+        """Return the fingerprints that this source may have had when it held ``rows`` rows, likeliest first.
+
+        By default a file that cannot be appended to.
+        """
+        return [self.fingerprint] if rows == self.rows else []
 
 
 @cache
@@ -140,8 +150,8 @@ def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Op
     return LinePart(index, parser, options.canonical(header=False))
 
 
-class ParsedPart:
-    """Lines with a parser. Subclasses provide the lines: `values`, `raw` and `_fail`."""
+class ParsedPart(Part):
+    """Lines with a parser. Subclasses provide the lines, `raw`, and `_fail`."""
 
     def __init__(self, parser: Parser) -> None:
         self.parser = parser
@@ -153,14 +163,9 @@ class ParsedPart:
 
         return pa.schema([(c.name, c.arrow_type or pa.string()) for c in self.parser.columns])
 
-    def values(self, rows: Rows) -> list[list[Any]]:
-        raise NotImplementedError
-
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def _fail(self, bad: BadRow, row: int) -> NoReturn:
-        raise NotImplementedError
+        """Raise the error for a row that does not parse."""
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
         return self._parse(texts(batch.column(0)), rows)
@@ -168,13 +173,7 @@ class ParsedPart:
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         import pyarrow as pa
 
-        return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=_line_schema())
-
-    def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
-        lines = self.raw(rows)
-        if most is not None and lines.nbytes > most:
-            raise TooMuch
-        return lines
+        return pa.RecordBatch.from_arrays([self.raw(rows, most)], schema=_line_schema())
 
     def _parse(self, lines: list[str], rows: Rows) -> list[list[Any]]:
         try:
@@ -218,8 +217,10 @@ class LinePart(ParsedPart):
         self.index, self._options = index, options
         self.path, self.rows, self.nbytes = index.source.path, index.rows, index.source.size
         self.fingerprint = part_fingerprint(index.digest, self.rows, options)
-        self.check = index.source.check
         self._read_one, self._parse_one = index.one, parser.parse_one
+
+    def check(self) -> None:
+        self.index.source.check()
 
     def one(self, row: int) -> list[Any]:
         try:
@@ -229,14 +230,11 @@ class LinePart(ParsedPart):
 
     def values(self, rows: Rows) -> list[list[Any]]:
         if 0 < len(rows) <= _FEW:
-            self.check()
+            self.index.source.check()
             return list(map(list, zip(*map(self.one, rows.tolist()), strict=True)))
         return self._parse(self.index.text(rows), rows)
 
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        return self.index.raw(rows)
-
-    def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
+    def raw(self, rows: Rows, most: int | None = None) -> pa.LargeBinaryArray:
         return self.index.raw(rows, most)
 
     def _fail(self, bad: BadRow, row: int) -> NoReturn:

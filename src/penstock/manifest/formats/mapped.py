@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ManifestError
-from penstock.manifest.formats.base import part_fingerprint
+from penstock.manifest.formats.base import Part, part_fingerprint
 from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, damage_of, final_schema, offsets_of
 from penstock.manifest.indices import as_arrow
 from penstock.manifest.lines import TooMuch, texts
@@ -33,34 +33,14 @@ def damaged(path: str, error: Exception) -> ManifestError:
     return ManifestError(f"{path} is truncated or damaged: {error}; write it anew")
 
 
-class ColumnPart:
+class ColumnPart(Part):
     """A part with columns instead of lines. Subclasses only `gather` rows."""
-
-    path: str
-    schema: pa.Schema
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.schema.names)
-
-    def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
-        """See `Part`."""
-        raise NotImplementedError
-
-    def one(self, row: int) -> list[Any]:
-        return [values[0] for values in self.values(np.array([row]))]
-
-    def values(self, rows: Rows) -> list[list[Any]]:
-        return self.values_of(self.gather(rows), rows)
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
         return python_values(batch, self.path, rows)
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
         return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
-
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        raise ManifestError(f"{self.path} has columns and not lines, so it has no raw text; use take")
 
 
 class ArrowPart(ColumnPart):
@@ -84,6 +64,7 @@ class ArrowPart(ColumnPart):
         try:
             reader = open_mapped(mapped)
             self.schema = final_schema(source.path, reader.schema, columns)
+            self.names = list(self.schema.names)
             wanted = sorted({reader.schema.get_field_index(column.source) for column in columns})
             self._batches = [reader.get_batch(k).select(wanted) for k in range(reader.num_record_batches)]
         except (*INVALID, OSError) as error:
@@ -146,10 +127,6 @@ class ArrowPart(ColumnPart):
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return as_batch(pa.Table.from_batches(pieces)).take(as_arrow(back))
-
-    def fingerprints_at(self, rows: int) -> list[str]:
-        # Arrow files cannot be appended to.
-        return [self.fingerprint] if rows == self.rows else []
 
 
 def _text_bytes(column: pa.Array, rows: Rows) -> int:
