@@ -7,7 +7,6 @@ error.
 from __future__ import annotations
 
 import csv
-import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,13 +22,13 @@ from penstock.manifest.formats.base import Context
 from penstock.manifest.formats.convert import convert_typed
 from penstock.manifest.formats.mapped import ArrowPart
 from penstock.manifest.options import Blank, Column, Options
-from penstock.manifest.scan import check_is_text, shorten
+from penstock.manifest.scan import BOM, check_is_text, shorten
 from penstock.storage import SourceFile
 
 __all__ = ["first_records", "open_csv", "open_tsv", "read_records"]
 
-_LONGEST = 16 << 20  # characters of a line
-_ROWS = 1 << 16  # records converted at once, so that few Python objects live
+_LONGEST = 16 << 20  # bytes of a line
+_ROWS = 1 << 10  # records converted at once: their Python objects fit into the CPU's cache
 _FIRST = 16  # so many records are compared with the first one, to find a header
 _NAME = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)*")
 # Names of a column of paths, without the signs between their words: "filename", "image_id", "Image File URL".
@@ -60,11 +59,13 @@ def read_records(
 
     def lines() -> Iterator[str]:
         nonlocal begin, first
-        for number, line in enumerate(iter(partial(text.readline, _LONGEST), ""), 1):
-            if len(line) == _LONGEST:
+        # Only a line feed ends a line: carriage returns in quoted fields stay as they are.
+        for number, data in enumerate(iter(partial(file.readline, _LONGEST), b""), 1):
+            if len(data) == _LONGEST:
                 raise ManifestError(
                     f"{source.path}, line {number}: longer than {_LONGEST >> 20} MiB, the limit of a line"
                 )
+            line = (data if number > 1 else data.removeprefix(BOM)).decode("utf-8", "surrogateescape")
             if not begin:
                 if comment and line.startswith(comment):
                     continue
@@ -85,8 +86,6 @@ def read_records(
     with open(source.path, "rb") as file:
         if not source.is_same(file.fileno()):
             raise source.changed(os.fstat(file.fileno()).st_size)
-        # Only a line feed ends a line: carriage returns in quoted fields stay as they are.
-        text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
         try:
             for fields in csv.reader(lines(), delimiter=delimiter):
                 yield begin, fields
@@ -248,10 +247,10 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Arro
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    if pa.types.is_string(field.type):
-        # A path may be any bytes, which Arrow would refuse as text.
+    try:
+        return pa.array(values, field.type)
+    except UnicodeEncodeError:  # a path may be any bytes, which Arrow refuses as text
         return pa.array([os.fsencode(value) for value in values], pa.binary()).view(pa.string())
-    return pa.array(values, field.type)
 
 
 open_csv = partial(_open, ",")

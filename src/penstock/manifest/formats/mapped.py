@@ -70,6 +70,14 @@ class ArrowPart(ColumnPart):
         except (*INVALID, OSError) as error:
             raise damaged(mapped.path, error) from error
         self._sound = bytearray(len(self._batches))
+        pairs = zip(columns, self.schema, strict=True)
+        as_is = all(
+            reader.schema.field(column.source).type == field.type and not pa.types.is_fixed_size_list(field.type)
+            for column, field in pairs
+        )
+        # The places of the columns in a batch, if `one` can read their values without a cast.
+        fields = [wanted.index(reader.schema.get_field_index(column.source)) for column in columns]
+        self._places = fields if as_is else None
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         self.rows = int(self._starts[-1])
         self.fingerprint = part_fingerprint(digest, self.rows, options)
@@ -89,6 +97,19 @@ class ArrowPart(ColumnPart):
             return cast_batch(self.path, self._take(rows), self._columns, self.schema, rows)
         except INVALID as error:
             raise damaged(self.path, error) from error
+
+    def one(self, row: int) -> list[Any]:
+        self.check()
+        number = int(self._starts.searchsorted(row, "right")) - 1
+        if self._places is not None and self._sound[number]:
+            batch, local = self._batches[number], row - int(self._starts[number])
+            try:
+                values = [batch.column(place)[local].as_py() for place in self._places]
+            except UnicodeDecodeError:
+                return super().one(row)
+            if values[0] and None not in values:
+                return values
+        return super().one(row)
 
     def _check_batches(self, rows: Rows) -> None:
         """Check each batch before its first read: Arrow does not check offsets, and a bad one crashes the process.
