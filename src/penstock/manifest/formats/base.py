@@ -159,6 +159,7 @@ class ParsedPart(Part):
 
     @cached_property
     def schema(self) -> pa.Schema:
+        """The names and types of the columns."""
         import pyarrow as pa  # imported late: records of lines need no Arrow
 
         return pa.schema([(c.name, c.arrow_type or pa.string()) for c in self.parser.columns])
