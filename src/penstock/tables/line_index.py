@@ -27,7 +27,7 @@ import zstandard
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
 from penstock.progress import progress_bar
-from penstock.storage import UNWRITABLE, file_lock, io_error, kept_path, write_kept
+from penstock.storage import UNWRITABLE, io_error, kept_path, load_or_write, write_kept
 from penstock.tables.frames import find_frames, is_gzip, is_zstd, stream
 
 __all__ = ["LineIndex", "find_index", "open_index"]
@@ -95,25 +95,14 @@ def open_index(
         DataFileIOError: the cache cannot be written.
     """
     path = _place(identity)
-    found = _load(path)
-    if found is not None:
-        return found
     try:
-        path.parent.mkdir(exist_ok=True)
-        with file_lock(path):
-            found = _load(path)
-            if found is None:
-                _make(name, take(), path, progress)
-                found = _load(path)
+        return load_or_write([path], _load, lambda out: _make(name, take(), out, path.with_suffix(".zst"), progress))
     except OSError as error:
         # ENOENT: the folder was removed.
         if error.errno not in (*UNWRITABLE, errno.ENOENT):
             raise
         said = str(io_error(path, error, "the index of rows cannot be written:"))
         raise DataFileIOError(f"{said}; or set XDG_CACHE_HOME to another folder") from error
-    if found is None:
-        raise DataFileIOError(f"{path} was removed as soon as it was made; open the dataset again")
-    return found
 
 
 def _place(identity: bytes) -> Path:
@@ -148,28 +137,26 @@ def _checksum(fields: Ints) -> int:
     return xxhash.xxh3_64_intdigest(fields[:6].tobytes()) >> 1
 
 
-def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | None) -> None:
+def _make(name: str, data: npt.NDArray[np.uint8], out: BinaryIO, copy: Path, progress: bool | None) -> None:
     """Write the index of a file, and a copy of its text if needed."""
     with progress_bar(f"indexing {os.path.basename(name)}", len(data), progress) as advance:
+        frames = array("q")
         if not is_gzip(data) and not is_zstd(data):
             if wrong := not_text(data[: 64 << 10].tobytes()):
                 raise DataFileError(f"{name} {wrong}; JSON lines have one JSON object a line")
-            with write_kept(path) as out:
-                _write(name, out, stream(name, data, advance), array("q"), copied=False)
+            _write(name, out, stream(name, data, advance), frames, copied=False)
             return
         if is_zstd(data):
-            frames = array("q")
             try:
-                with write_kept(path) as out:
-                    _write(name, out, _in_frames(name, data, frames, advance), frames, copied=False)
+                _write(name, out, _in_frames(name, data, frames, advance), frames, copied=False)
                 return
             except _TooLarge:
-                pass
-        frames = array("q")
-        # The index is written last, so that its copy exists.
-        with write_kept(path) as out, write_kept(path.with_suffix(".zst")) as copy:
-            pieces = _copied(stream(name, data, advance), copy, frames)
-            _write(name, out, pieces, frames, copied=True)
+                frames = array("q")
+                out.seek(0)
+                out.truncate()
+        # The index appears last, so that its copy exists.
+        with write_kept(copy) as copied:
+            _write(name, out, _copied(stream(name, data, advance), copied, frames), frames, copied=True)
 
 
 class _TooLarge(Exception):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
 from penstock.manifest.sidecar import NO_OFFSETS, Header, places
 from penstock.progress import progress_bar
-from penstock.storage import SourceFile, file_lock, io_error, write_kept
+from penstock.storage import SourceFile, io_error, load_or_write
 
 __all__ = ["convert_source", "convert_typed", "converted"]
 
@@ -87,10 +87,10 @@ def converted(
     rules = xxhash.xxh3_64_intdigest(key)
     target = places(source.path, f".{rules:016x}.arrow", context.cache_dir)[-1]
 
-    def load() -> T | None:
-        if not target.exists():
+    def load(path: Path) -> T | None:
+        if not path.exists():
             return None
-        mapped = SourceFile(str(target))
+        mapped = SourceFile(str(path))
         try:
             metadata = open_mapped(mapped).schema.metadata or {}
             header = Header.unpack(bytes.fromhex(metadata.get(_KEY, b"").decode()))
@@ -100,27 +100,16 @@ def converted(
         except (ValueError, ManifestError):
             return None
 
-    found = load()
-    if found is not None:
-        return found
     try:
-        with file_lock(target):
-            found = load()  # another process may have written it while we waited
-            if found is None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _write(target, source, rules, *read(), context)
-                found = load()
+        return load_or_write([target], load, lambda out: _write(out, source, rules, *read(), context))
     except ManifestError:
         raise
     except OSError as error:
         raise io_error(target, error, f"cannot write the conversion of {source.path} to") from error
-    if found is None:
-        raise ManifestError(f"the conversion of {source.path}, {target}, cannot be read back; remove it and try again")
-    return found
 
 
 def _write(
-    target: Path,
+    out: BinaryIO,
     source: SourceFile,
     rules: int,
     schema: pa.Schema,
@@ -132,14 +121,13 @@ def _write(
     with progress_bar(title, source.size, context.progress) as progress:
         header = Header(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, hash_file(source))
         done = 0
-        with write_kept(target) as out:
-            with pa.ipc.new_file(out, schema.with_metadata({_KEY: header.pack().hex()})) as writer:
-                for batch in _regroup(batches):
-                    writer.write_batch(batch)
-                    # The progress in the source is unknown; the bytes written are a good estimate.
-                    progress(min(batch.nbytes, source.size - done))
-                    done = min(done + batch.nbytes, source.size)
-            source.check()
+        with pa.ipc.new_file(out, schema.with_metadata({_KEY: header.pack().hex()})) as writer:
+            for batch in _regroup(batches):
+                writer.write_batch(batch)
+                # The progress in the source is unknown; the bytes written are a good estimate.
+                progress(min(batch.nbytes, source.size - done))
+                done = min(done + batch.nbytes, source.size)
+        source.check()
         progress(source.size - done)
 
 
