@@ -59,6 +59,12 @@ def test_what_the_csv_module_writes_is_read_back(tmp_path: Path, content: list[t
     assert rows(path) == [{"x": f"t{a}", "y": f"t{b}"} for a, b in content]
 
 
+def test_long_texts_one_column_and_quotes_inside(tmp_path: Path) -> None:
+    text = "word " * 100_000
+    path = write(tmp_path / "a.csv", f'text\n"{text}"\n5" disk\n"a\n"')
+    assert rows(path) == [{"text": text}, {"text": '5" disk'}, {"text": "a\n"}]
+
+
 def test_a_type_fits_all_values_not_only_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_tables, "_BLOCK", 64)
     head = "".join(f"{k},{k},true,,\n" for k in range(40))
@@ -74,6 +80,8 @@ def test_a_type_fits_all_values_not_only_the_first(tmp_path: Path, monkeypatch: 
         ('a,b\n1,2\n"x\ny",2\n1,2,3\n', r"line 5: expected 2 fields, found 3: '1,2,3'"),
         ("a,b\n1,2\n1\n", "line 3: expected 2 fields, found 1: '1'"),
         ('a,b\n1,2\n1,"2\n', "line 3: a quoted field in the record that starts here is never closed"),
+        ('a,b\n1,"2', "line 2: a quoted field in the record that starts here is never closed"),
+        ('a,b\n5" x,2\n1,"2""\n3,4\n', "line 3: a quoted field in the record that starts here is never closed"),
         ("a,a\n1,2\n", "names its columns, each once, and this one is 'a,a'"),
         ("a,\n1,2\n", "names its columns"),
         ("x.jpg,3,4\n", r"names its columns.* 'x.jpg,3,4'.*header=False"),

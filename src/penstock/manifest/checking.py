@@ -9,8 +9,9 @@ for problem in report.problems.values():
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,7 @@ from penstock.storage.names import Urls
 __all__ = ["CheckReport", "Problem", "check"]
 
 _BATCH = 4096
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for a byte that is not UTF-8
 _THREADS = 16  # checking files mostly waits for a disk or a server
 
 
@@ -118,7 +120,8 @@ class _Check:
         with ThreadPoolExecutor(_THREADS) as pool:
             for part in manifest.parts:
                 self._known_line = (0, 1)
-                for rows in _batches(part.rows):
+                for begin in range(0, part.rows, _BATCH):
+                    rows = np.arange(begin, min(begin + _BATCH, part.rows))
                     paths, good = self._check_batch(part, rows)
                     if duplicates:
                         hashes[start + good] = np.fromiter(map(hash, paths), np.int64, len(paths))
@@ -146,20 +149,20 @@ class _Check:
                 halves = [self._check_batch(part, half) for half in np.array_split(rows, 2)]
                 return halves[0][0] + halves[1][0], np.concatenate([halves[0][1], halves[1][1]])
         lines = part.index.text(rows)
-        bad_text = [k for k, line in enumerate(lines) if not line.isascii() and _has_surrogates(line)]
-        for k in bad_text:
-            self._add(part, int(rows[k]), "utf-8", "not UTF-8", lines[k])
+        for row, line in zip(rows.tolist(), lines, strict=True):
+            if not line.isascii() and _SURROGATE.search(line):
+                self._add(part, row, "utf-8", "not UTF-8", line)
         try:
             return part.parser.parse(lines)[0], rows
         except BadRow:
             pass
         paths, good = [], []
-        for k, line in enumerate(lines):
+        for row, line in zip(rows.tolist(), lines, strict=True):
             try:
                 paths.append(part.parser.parse_one(line)[0])
-                good.append(int(rows[k]))
+                good.append(row)
             except BadRow as bad:
-                self._add(part, int(rows[k]), bad.kind, bad.reason, line)
+                self._add(part, row, bad.kind, bad.reason, line)
         return paths, np.array(good, dtype=np.int64)
 
     def _find_duplicates(self, hashes: npt.NDArray[np.int64]) -> None:
@@ -205,19 +208,6 @@ class _Check:
         problem.count += 1
         if len(problem.examples) < self._examples:
             problem.examples.append(message)
-
-
-def _batches(count: int) -> Iterator[npt.NDArray[np.int64]]:
-    for start in range(0, count, _BATCH):
-        yield np.arange(start, min(start + _BATCH, count))
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _is_file(path: str, storage: Storage | None) -> bool:

@@ -6,8 +6,9 @@ its values are. Empty fields of numbers and booleans are null.
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.manifest.formats.base import Context
 from penstock.manifest.formats.convert import converted
-from penstock.manifest.formats.csv import first_records, is_number, read_records
+from penstock.manifest.formats.csv import is_number, read_records
 from penstock.manifest.scan import check_is_text, shorten
 from penstock.storage import SourceFile
 
@@ -37,7 +38,7 @@ _KINDS = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}  # al
 
 def holds_samples(source: SourceFile, delimiter: str) -> bool:
     """Return whether a file is a table, and not a list of paths and labels, by its first record."""
-    head = next(iter(first_records(source, delimiter)), [])
+    _, head = next(read_records(source, delimiter), (0, []))
     is_sample = len(head) == 2 and is_number(head[1])
     return bool(head) and not is_sample and not {"path", "label"} <= set(head)
 
@@ -59,7 +60,7 @@ def converted_table(source: SourceFile, delimiter: str) -> SourceFile:
 
 def _read(source: SourceFile, delimiter: str) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     check_is_text(source)
-    names = next(iter(first_records(source, delimiter)), [])
+    _, names = next(read_records(source, delimiter), (0, list[str]()))
     if not names or "" in names or len(set(names)) < len(names) or any(map(is_number, names)):
         raise DataFileError(
             f"{source.path}: the first record of a table names its columns, each once, and this one is "
@@ -69,11 +70,11 @@ def _read(source: SourceFile, delimiter: str) -> tuple[pa.Schema, Iterable[pa.Re
     kinds: dict[str, pa.DataType] = {}
     while True:
         try:
-            inferred = _open(source, delimiter, kinds).schema
-            kinds = {field.name: _KINDS.get(str(field.type), pa.string()) for field in inferred}
-            for _ in _open(source, delimiter, kinds):
+            with _open(source, delimiter, len(names), kinds) as reader:
+                kinds = {field.name: _KINDS.get(str(field.type), pa.string()) for field in reader.schema}
+            for _ in _batches(_open(source, delimiter, len(names), kinds)):
                 pass
-            return pa.schema(list(kinds.items())), _open(source, delimiter, kinds)
+            return pa.schema(list(kinds.items())), _batches(_open(source, delimiter, len(names), kinds))
         except pa.ArrowInvalid as error:
             found = _WRONG.search(str(error))
             if found is None or found[2] == "string":
@@ -88,10 +89,42 @@ def _read(source: SourceFile, delimiter: str) -> tuple[pa.Schema, Iterable[pa.Re
             kinds[names[int(found[1])]] = pa.float64() if found[2] == "int64" else pa.string()
 
 
-def _open(source: SourceFile, delimiter: str, kinds: dict[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
+class _WithEnd(io.RawIOBase):
+    """A file, and after it a record of empty fields, which becomes a part of a quoted field that is never closed."""
+
+    def __init__(self, source: SourceFile, delimiter: str, fields: int) -> None:
+        self._source, self._position = source, 0
+        self._end = f'\n""{delimiter * (fields - 1)}\n'.encode()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(size, self._position)
+        self._position += len(data)
+        if not data:
+            data, self._end = self._end, b""
+        return data
+
+
+def _open(source: SourceFile, delimiter: str, fields: int, kinds: dict[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
     return pa.csv.open_csv(
-        pa.BufferReader(pa.py_buffer(source.map)),
+        pa.PythonFile(_WithEnd(source, delimiter, fields), mode="r"),
         pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
         pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         pa.csv.ConvertOptions(column_types=kinds),
     )
+
+
+def _batches(reader: pa.csv.CSVStreamingReader) -> Iterator[pa.RecordBatch]:
+    """Yield all batches without the record at the end."""
+    held: pa.RecordBatch | None = None
+    for batch in filter(len, reader):
+        if held is not None:
+            yield held
+        held = batch
+    assert held is not None
+    last = held.num_rows - 1
+    if any(column[last].as_py() for column in held.columns):
+        raise pa.ArrowInvalid("a quoted field is never closed")
+    yield held.slice(0, last)

@@ -25,7 +25,7 @@ from penstock.manifest.options import Blank, Column, Options
 from penstock.manifest.scan import BOM, check_is_text, shorten
 from penstock.storage import SourceFile
 
-__all__ = ["first_records", "open_csv", "open_tsv", "read_records"]
+__all__ = ["is_number", "open_csv", "open_tsv", "read_records"]
 
 _LONGEST = 16 << 20  # bytes of a line
 _ROWS = 1 << 10  # records converted at once: their Python objects fit into the CPU's cache
@@ -94,13 +94,6 @@ def read_records(
             # Its other message names the limit of a field, which csv.field_size_limit sets.
             reason = "a carriage return in an unquoted field" if "new-line" in str(error) else str(error)
             raise ManifestError(f"{source.path}, line {begin}: {reason}: {shorten(first)}") from None
-
-
-def first_records(
-    source: SourceFile, delimiter: str, blank: Blank = "skip", comment: str | None = None
-) -> list[list[str]]:
-    """Return the fields of the first records; none for an empty file. Raises as `read_records`."""
-    return [fields for _, fields in islice(read_records(source, delimiter, blank, comment), _FIRST + 1)]
 
 
 class _Parser:
@@ -220,7 +213,7 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Arro
     check_is_text(source)
     wanted, header = options.wanted, options.header
     how = delimiter, options.blank, options.comment
-    first = first_records(source, *how)
+    first = [fields for _, fields in islice(read_records(source, *how), _FIRST + 1)]
     head = first[0] if first else []
     if header == "auto":
         header = bool(head) and (options.named or wanted[0].source in head)
