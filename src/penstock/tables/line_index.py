@@ -27,7 +27,8 @@ import zstandard
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
 from penstock.progress import progress_bar
-from penstock.storage import UNWRITABLE, io_error, kept_path, load_or_write, write_kept
+from penstock.storage import UNWRITABLE, io_error, kept_path, write_kept
+from penstock.storage.derived import load_or_write
 from penstock.tables.frames import find_frames, is_gzip, is_zstd, stream
 
 __all__ = ["LineIndex", "find_index", "open_index"]

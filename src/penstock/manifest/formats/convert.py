@@ -24,7 +24,8 @@ from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
 from penstock.manifest.sidecar import NO_OFFSETS, Header, places
 from penstock.progress import progress_bar
-from penstock.storage import SourceFile, io_error, load_or_write
+from penstock.storage import SourceFile, io_error
+from penstock.storage.derived import load_or_write
 
 __all__ = ["convert_source", "convert_typed", "converted"]
 
