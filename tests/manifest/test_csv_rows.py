@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, ManifestChangedError, ManifestError
 from penstock.manifest import Manifest
 from penstock.manifest.formats.csv import read_records
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 WriteFile = Callable[..., Path]
 one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -53,7 +53,7 @@ messy = st.lists(st.sampled_from(['"', '"', ",", "\n", "a", "é", " ", "#"]), ma
 @example('a\n"b')
 @one_file
 def test_records_of_any_text_are_those_of_the_csv_module(write: WriteFile, text: str) -> None:
-    source = SourceFile(str(write(text, suffix=".csv")))
+    source = File(str(write(text, suffix=".csv")))
     # The csv module takes an unclosed quote to the end of the file; we call that an error.
     with_end = list(csv.reader(io.StringIO(text + '\nend,"', newline="")))
     unclosed = with_end[-1:] != [["end", ""]]

@@ -23,7 +23,7 @@ from penstock.manifest import Manifest
 from penstock.manifest.lines import LineIndex
 from penstock.manifest.scan import LineRules
 from penstock.manifest.sidecar import DATA, Header
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 WriteFile = Callable[..., Path]
 one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -114,17 +114,17 @@ def test_a_forged_offset_is_found_out(write: WriteFile, place: int, offset: int)
     """A header with a good checksum and a wrong offset: the index is made again."""
     path = write(LINES)
     expected = [f"dir/img_{k}.jpg {k % 10}".encode() for k in range(100)]
-    LineIndex(SourceFile(str(path)), LineRules())
+    LineIndex(File(str(path)), LineRules())
     sidecar = sidecar_of(path)
     data = bytearray(sidecar.read_bytes())
     data[DATA + 8 * place : DATA + 8 * place + 8] = struct.pack("<q", offset)
     sidecar.write_bytes(data)
-    index = LineIndex(SourceFile(str(path)), LineRules())
+    index = LineIndex(File(str(path)), LineRules())
     assert index.raw(np.arange(100)).to_pylist() == expected
     for alone in (lambda index, row: index.one(row), lambda index, row: index.text(np.array([row]))[0]):
         for row in {max(place - 1, 0), min(place, 99)}:  # the rows that the offset bounds
             sidecar.write_bytes(data)
-            index = LineIndex(SourceFile(str(path)), LineRules())
+            index = LineIndex(File(str(path)), LineRules())
             assert alone(index, row).encode() == expected[row]
 
 
@@ -134,7 +134,7 @@ def test_a_forged_offset_at_another_row_is_found_out(write: WriteFile, content: 
     """Its slice begins and ends where a line does, and has several rows in it."""
     rules = LineRules(comment="#")
     path = write(content + last)
-    expected = LineIndex(SourceFile(str(path)), rules).text(np.arange(100))
+    expected = LineIndex(File(str(path)), rules).text(np.arange(100))
     sidecar = sidecar_of(path)
     sound = sidecar.read_bytes()
     data = bytearray(sound)
@@ -145,7 +145,7 @@ def test_a_forged_offset_at_another_row_is_found_out(write: WriteFile, content: 
         lambda index: index.raw(np.array([70]))[0].as_py().decode(),
     ):
         sidecar.write_bytes(data)
-        assert read(LineIndex(SourceFile(str(path)), rules)) == expected[70]
+        assert read(LineIndex(File(str(path)), rules)) == expected[70]
         assert sidecar.read_bytes() == sound
 
 
@@ -156,13 +156,13 @@ def test_a_forged_offset_within_a_batch_is_found_out(
 ) -> None:
     """Row 61 begins where another does: a slice is empty or has several rows, and the line feeds may be as many."""
     path, rows = write(LINES), np.arange(80, 40, -1)
-    expected = read(LineIndex(SourceFile(str(path)), LineRules()), rows)
+    expected = read(LineIndex(File(str(path)), LineRules()), rows)
     sidecar = sidecar_of(path)
     sound = sidecar.read_bytes()
     data = bytearray(sound)
     data[DATA + 8 * 61 : DATA + 8 * 62] = data[DATA + 8 * place : DATA + 8 * (place + 1)]
     sidecar.write_bytes(data)
-    assert read(LineIndex(SourceFile(str(path)), LineRules()), rows) == expected
+    assert read(LineIndex(File(str(path)), LineRules()), rows) == expected
     assert sidecar.read_bytes() == sound
 
 
@@ -238,9 +238,9 @@ def test_a_truncated_index_that_another_process_repaired_is_taken_as_it_is(
 def test_an_index_for_other_rules_is_not_used(write: WriteFile) -> None:
     """Those of one name usually have the same rules, which nobody can rely on: names are not checked, contents are."""
     path = write("a 1\n#b 2\n")
-    assert LineIndex(SourceFile(str(path)), LineRules()).rows == 2
-    assert LineIndex(SourceFile(str(path)), LineRules(comment="#")).rows == 1
-    assert LineIndex(SourceFile(str(path)), LineRules()).rows == 2
+    assert LineIndex(File(str(path)), LineRules()).rows == 2
+    assert LineIndex(File(str(path)), LineRules(comment="#")).rows == 1
+    assert LineIndex(File(str(path)), LineRules()).rows == 2
 
 
 # ---------------------------------------------------------------------- sources that change
@@ -357,10 +357,10 @@ def test_an_appended_file_has_the_index_of_a_new_one(
     for k in range(len(parts)):
         path.write_bytes("".join(parts[: k + 1]).encode())
         os.utime(path, ns=(k, k))
-        LineIndex(SourceFile(str(path)), rules, buffer=buffer)
+        LineIndex(File(str(path)), rules, buffer=buffer)
     grown = sidecar_of(path).read_bytes()
     sidecar_of(path).unlink()
-    LineIndex(SourceFile(str(path)), rules)
+    LineIndex(File(str(path)), rules)
     fresh = sidecar_of(path).read_bytes()
     assert grown[DATA:] == fresh[DATA:]
     appended, whole = Header.unpack(grown[:DATA]), Header.unpack(fresh[:DATA])

@@ -17,7 +17,7 @@ from penstock.errors import ManifestError
 from penstock.manifest import Manifest
 from penstock.manifest.lines import LineIndex, TooMuch
 from penstock.manifest.scan import LineRules
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 WriteFile = Callable[..., Path]
 one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -45,7 +45,7 @@ def reference(data: bytes, comment: bytes | None = None) -> list[bytes]:
 def test_rows_are_those_of_a_whole_file_split(
     write: WriteFile, data: bytes, comment: str | None, buffer: int, draw: st.DataObject | None
 ) -> None:
-    index = LineIndex(SourceFile(str(write(data))), LineRules(comment=comment), buffer=buffer)
+    index = LineIndex(File(str(write(data))), LineRules(comment=comment), buffer=buffer)
     expected = reference(data, comment.encode() if comment else None)
     assert index.rows == len(expected)
     everything = np.arange(index.rows)
@@ -77,7 +77,7 @@ def test_batches_are_those_of_a_whole_file_split(
     for place, line in others:
         content.insert(place, line)
     data = b"\n".join(content) + (b"" if draw and draw.draw(st.booleans()) else b"\n")
-    index, expected = LineIndex(SourceFile(str(write(data))), LineRules(comment="#")), reference(data, b"#")
+    index, expected = LineIndex(File(str(write(data))), LineRules(comment="#")), reference(data, b"#")
     places = np.arange(9, 50) if draw is None else draw.draw(st.lists(st.integers(0, index.rows - 1), min_size=9))
     some = np.array(places, dtype=np.int64)
     assert index.raw(some).to_pylist() == [expected[k] for k in some]
@@ -87,7 +87,7 @@ def test_batches_are_those_of_a_whole_file_split(
 
 
 def test_a_usual_batch_takes_the_short_way(write: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = LineIndex(SourceFile(str(write(b"".join(b"a/%d.jpg 1\n" % k for k in range(999))))), LineRules())
+    index = LineIndex(File(str(write(b"".join(b"a/%d.jpg 1\n" % k for k in range(999))))), LineRules())
     monkeypatch.setattr(index, "_take", None)
     some = np.arange(700, 444, -1)
     assert index.raw(some).to_pylist() == [b"a/%d.jpg 1" % k for k in some]
@@ -97,7 +97,7 @@ def test_a_usual_batch_takes_the_short_way(write: WriteFile, monkeypatch: pytest
 @given(adversarial)
 @one_file
 def test_line_numbers_count_every_line_of_the_file(write: WriteFile, data: bytes) -> None:
-    index = LineIndex(SourceFile(str(write(data))), LineRules())
+    index = LineIndex(File(str(write(data))), LineRules())
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = [k + 1 for k, line in enumerate(lines) if line.strip(b" \t\r")]
     assert [index.line(row) for row in range(index.rows)] == expected

@@ -23,7 +23,7 @@ from penstock.shards.grouping import Handler, Sample, group
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import Member, member_at, walk, walk_stream
 from penstock.shards.window import Members, scan
-from penstock.storage.files import SHARD, SourceFile
+from penstock.storage.files import SHARD, File
 
 PARTS = st.text(st.sampled_from("ab_.é\n"), min_size=0, max_size=5)
 NAMES = st.builds(
@@ -180,7 +180,7 @@ def test_members_that_are_far_apart(tmp_path: Path, format: str, mtime: float) -
     check(data)
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    archive = Archive(SourceFile(str(path), SHARD))
+    archive = Archive(File(str(path), SHARD))
     assert [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u")] == slow(data)[0]
     rng = random.Random(1)
     headers = [b for m in walk(data, "x") for b in range(m.header, m.offset, 512)]
@@ -203,7 +203,7 @@ def test_a_file_equals_its_bytes(tmp_path: Path, size: int) -> None:
     data = make_tar(samples(500, ("jpg", "txt", "cls") if size == 600 else ("jpg", "cls"), size=size), mtime=1.5)
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    archive = Archive(SourceFile(str(path), SHARD))
+    archive = Archive(File(str(path), SHARD))
     assert [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u")] == slow(data)[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 from busy_support import HANG
 
 from penstock.errors import StorageNotFoundError
-from penstock.storage import Cache, RemoteSource, SourceFile, Storage
+from penstock.storage import Cache, File, RemoteSource, Storage
 from penstock.storage.backend import Cancel
 from penstock.storage.fetcher import Fetcher
 from penstock.storage.futures import Futures, Use
@@ -36,7 +36,7 @@ def in_turn(urls: list[str], **more: Any) -> list[Use]:
     return [Use(url, 10 * number, 10 * number + 9, size=SIZE, **more) for number, url in enumerate(urls)]
 
 
-def copy_of(url: str, storage: Storage) -> SourceFile:
+def copy_of(url: str, storage: Storage) -> File:
     """As a consumer opens it: complete, in transfer, or fetched now."""
     return storage.the_cache().open(RemoteSource(url, storage))
 

@@ -19,7 +19,7 @@ from penstock.errors import (
     StorageChangedError,
     StorageNotFoundError,
 )
-from penstock.storage.files import DATA, MANIFEST, SHARD, STORED, Family, SourceFile
+from penstock.storage.files import DATA, MANIFEST, SHARD, STORED, Family, File
 from penstock.storage.mapped import Mapped
 from penstock.storage.open_files import OpenFiles
 
@@ -77,7 +77,7 @@ def test_files_opened_first_are_closed_first(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("penstock.storage.open_files._limit", lambda: 6)
 
     def opened(path: Path, *, is_copy: bool = False) -> Mapped:
-        return Mapped(SourceFile(str(path), is_copy=is_copy), np.empty(0))
+        return Mapped(File(str(path), is_copy=is_copy), np.empty(0))
 
     paths = [tmp_path / str(number) for number in range(5)]
     for path in paths:
@@ -109,22 +109,22 @@ def test_files_opened_first_are_closed_first(tmp_path: Path, monkeypatch: pytest
 def test_a_change_is_an_error_of_the_format(tmp_path: Path, family: Family, kind: type[Exception], word: str) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"0123456789")
-    opened = SourceFile(str(path), family)
+    opened = File(str(path), family)
     assert (opened.size, opened.read_at(2, 3), opened.read_at(8, 9)) == (10, b"234", b"89")
     assert opened.stream(4).read() == b"456789"
     assert bytes(opened.map or b"") == b"0123456789"
     again = pickle.loads(pickle.dumps(opened))
     assert (again.read_at(0, 1), again.family) == (b"0", family)
-    unmapped = SourceFile(str(path), family)
+    unmapped = File(str(path), family)
     path.write_bytes(b"012")
     for read in (opened.check, lambda: opened.read_at(0, 2), lambda: opened.read_exact(5, 0), lambda: unmapped.map):
         with pytest.raises(kind, match=rf"it had 10 bytes and has 3.* Open the {word} again"):
             read()
     with pytest.raises(family.missing or family.failed, match="there is no such file") as caught:
-        SourceFile(str(tmp_path / "none"), family)
+        File(str(tmp_path / "none"), family)
     assert isinstance(caught.value, OSError)
     assert isinstance(caught.value, StorageNotFoundError) == (family is STORED)
     os.mkfifo(tmp_path / "pipe")
     for name, message in (("pipe", "not a regular file"), ("", "this is a folder")):
         with pytest.raises(family.failed, match=message):
-            SourceFile(str(tmp_path / name), family)
+            File(str(tmp_path / name), family)

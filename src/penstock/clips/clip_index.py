@@ -21,7 +21,7 @@ from penstock.clips.media import ByteSource
 from penstock.clips.packets import Coding, Ints, Packets
 from penstock.clips.sound import SoundCoding, SoundPackets
 from penstock.errors import DataFileChangedError, DataFileError
-from penstock.storage.files import DATA, SourceFile
+from penstock.storage.files import DATA, File
 
 __all__ = ["FILES_OF_BATCH", "INDEX_VERSION", "SOUND", "VIDEO", "ClipIndex", "Kind", "check_is_index"]
 
@@ -128,7 +128,7 @@ class ClipIndex:
     ) -> None:
         self.path, self.kind, self.root, self.exact = os.path.abspath(path), kind, root, exact
         self.addresses, self.rows = addresses, rows
-        self._file = SourceFile(self.path, DATA)
+        self._file = File(self.path, DATA)
         try:
             opened = pa.ipc.open_file(pa.py_buffer(self._file.map or b""))
             self._batches = [opened.get_batch(number) for number in range(opened.num_record_batches)]

@@ -40,7 +40,7 @@ from penstock.images.decode import read_bytes
 from penstock.images.threads import map_blocks
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest import Manifest, Record
-from penstock.storage import SourceFile, Storage, io_error, write_atomically
+from penstock.storage import File, Storage, io_error, write_atomically
 
 __all__ = [
     "MAX_ERRORS",
@@ -260,7 +260,7 @@ class ImageIndex:
         self.rows = rows
         self._of = of
         try:
-            self._file = SourceFile(str(path))
+            self._file = File(str(path))
         except ManifestIOError as error:
             failed = ManifestIOError(f"no index of entries (build one with: {of.make}): {error}")
             failed.errno = error.errno
@@ -373,7 +373,7 @@ def _nothing(images: int, errors: list[UnreadImage]) -> ImageError:
     )
 
 
-def _check_header(file: SourceFile, fingerprint: str, rows: int, of: Origin) -> tuple[int, int]:
+def _check_header(file: File, fingerprint: str, rows: int, of: Origin) -> tuple[int, int]:
     """Check an index and its fingerprint, and return step and size from its header."""
     head = file.read(TABLE, 0)
     body = head[: _HEAD.size]

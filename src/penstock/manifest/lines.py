@@ -33,7 +33,7 @@ from penstock.manifest.indices import as_arrow
 from penstock.manifest.scan import BOM, BUFFER, CR, BadLine, LineRules, Scanner, check_is_text, line_number, read_pieces
 from penstock.manifest.sidecar import Header, Sidecar, load_or_build
 from penstock.progress import progress_bar
-from penstock.storage import SourceFile, io_error
+from penstock.storage import File, io_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ class LineIndex:
 
     def __init__(
         self,
-        source: SourceFile,
+        source: File,
         rules: LineRules,
         *,
         suffix: str = ".pstk",
@@ -324,7 +324,7 @@ class LineIndex:
 
     # ------------------------------------------------------------------ building
 
-    def _build(self, source: SourceFile, out: BinaryIO, stale: Sidecar | None) -> Header:
+    def _build(self, source: File, out: BinaryIO, stale: Sidecar | None) -> Header:
         """Write the offsets. If the file was only appended to, which its hash tells, begin with its last old row."""
         scanner, digest, hashed = Scanner(self.rules, out), xxhash.xxh3_128(), 0
         with progress_bar(f"indexing {os.path.basename(source.path)}", source.size, self._progress) as progress:

@@ -24,7 +24,7 @@ import xxhash
 
 from penstock.errors import ManifestError
 from penstock.manifest.options import Blank
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 __all__ = [
     "BOM",
@@ -87,7 +87,7 @@ def shorten(content: bytes | str, limit: int = 120) -> str:
     return repr(content if len(content) <= limit else content[:limit] + "...")
 
 
-def line_number(source: SourceFile, offset: int, start: int = 0, line: int = 1) -> int:
+def line_number(source: File, offset: int, start: int = 0, line: int = 1) -> int:
     """Return the 1-based line number at a byte offset, counted from the known line at ``start``."""
     while start < offset and (piece := source.read(min(1 << 20, offset - start), start)):
         line += piece.count(b"\n")
@@ -109,7 +109,7 @@ def not_text(head: bytes) -> str:
     return f"is a binary file (NUL at byte {head.index(0)})" if b"\0" in head else ""
 
 
-def check_is_text(source: SourceFile) -> None:
+def check_is_text(source: File) -> None:
     """Raise ManifestError, with the likely reason, for a file that is not text."""
     head = source.read(64 << 10, 0)
     for magic, name in _COMPRESSED.items():
@@ -122,9 +122,7 @@ def check_is_text(source: SourceFile) -> None:
         raise ManifestError(f"{source.path} {wrong}; a manifest is text, one sample per line")
 
 
-def read_pieces(
-    source: SourceFile, start: int = 0, end: int | None = None, *, size: int = BUFFER
-) -> Iterator[bytearray]:
+def read_pieces(source: File, start: int = 0, end: int | None = None, *, size: int = BUFFER) -> Iterator[bytearray]:
     """Yield the bytes of a file from ``start`` to ``end``; each piece is valid until the next one.
 
     Raises:
@@ -138,7 +136,7 @@ def read_pieces(
         start += len(piece)
 
 
-def hash_file(source: SourceFile, progress: Callable[[int], object] = lambda count: None) -> bytes:
+def hash_file(source: File, progress: Callable[[int], object] = lambda count: None) -> bytes:
     """Return the xxh3_128 hash of a whole file: 16 bytes."""
     digest = xxhash.xxh3_128()
     for piece in read_pieces(source):

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import xxhash
 
 from penstock.errors import ManifestError
-from penstock.storage import SourceFile, cache_root, io_error
+from penstock.storage import File, cache_root, io_error
 from penstock.storage.derived import load_or_write
 
 __all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
@@ -68,7 +68,7 @@ class Header:
         """Size of the whole sidecar in bytes."""
         return DATA if self.flags & NO_OFFSETS else DATA + 8 * (self.rows + 1)
 
-    def describes(self, source: SourceFile) -> bool:
+    def describes(self, source: File) -> bool:
         """Return whether the source has the size and modification time of the indexed one."""
         return self.size == source.size and self.mtime_ns == source.mtime_ns
 
@@ -119,11 +119,11 @@ def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:
         return [beside]
 
 
-Builder = Callable[[SourceFile, BinaryIO, Sidecar | None], Header]
+Builder = Callable[[File, BinaryIO, Sidecar | None], Header]
 """Writes the offsets to a file, whose header follows later; the stale sidecar is passed so that parts can be reused."""
 
 
-def load_or_build(source: SourceFile, suffix: str, cache_dir: str | None, rules: int, build: Builder) -> Sidecar:
+def load_or_build(source: File, suffix: str, cache_dir: str | None, rules: int, build: Builder) -> Sidecar:
     """Return the source's sidecar; this process builds it if there is no valid, current one.
 
     Raises:

@@ -15,7 +15,7 @@ from penstock.manifest.formats import EXTENSIONS, format_of
 from penstock.opening.constructors import check_option, image_options, parameters
 from penstock.opening.contents import count_images, describe_folder
 from penstock.sources.file_list import list_arrays, list_images
-from penstock.storage import SourceFile, Storage, local_path
+from penstock.storage import File, Storage, local_path
 from penstock.storage.names import expand, path_of
 from penstock.storage.urls import scheme, shown
 from penstock.tables.files import JSON_ENDINGS, delimiter_of, is_table_folder
@@ -183,7 +183,7 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
 
         # Tables of CSV have no images, so options for images are for a list of their paths.
         path = path_of(name) or local_path(name, storage=options.get("storage"))
-        return not options.keys() & image_options() and holds_samples(SourceFile(path), delimiter)
+        return not options.keys() & image_options() and holds_samples(File(path), delimiter)
     from penstock.tables.table import read_schema
 
     return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)

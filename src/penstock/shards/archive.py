@@ -1,6 +1,6 @@
 """Sources of a tar archive's bytes: `Archive`, with random access, and `Stream`, which only moves forward.
 
-    archive = Archive(SourceFile("a.tar", SHARD))
+    archive = Archive(File("a.tar", SHARD))
     archive.hold(0, 1 << 20)                # read a chunk into memory, which replaces the previous one
     header = archive.data[512:1024]         # a part of the chunk, which begins at byte archive.begin
     data = archive.read(9 << 20, 10 << 20)  # from memory or from the file
@@ -13,7 +13,7 @@ it is `UNKNOWN` until the end is reached.
 Files are not mapped: a file that shrinks while it is read raises an error, but a map would kill the process (SIGBUS).
 
 Promise: if a `check` passes, all bytes read before it are from the file that was opened. The resolution of the
-modification time limits how soon a change of the same size is detected, see `SourceFile.settle`.
+modification time limits how soon a change of the same size is detected, see `File.settle`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Protocol
 import zstandard
 
 from penstock.errors import PenstockError, ShardError, ShardIOError, TruncatedShardError
-from penstock.storage.files import SourceFile
+from penstock.storage.files import File
 
 __all__ = ["BLOCK", "UNKNOWN", "Archive", "Buffer", "Source", "Stream"]
 
@@ -55,13 +55,13 @@ class Archive:
         source: an open shard, or the bytes of the archive, which never change.
     """
 
-    def __init__(self, source: SourceFile | Buffer) -> None:
-        self._file: SourceFile | _Sliced | None = None
+    def __init__(self, source: File | Buffer) -> None:
+        self._file: File | _Sliced | None = None
         self.data = b""
         if isinstance(source, bytes):
             self.data, self.size = source, len(source)
         else:
-            self._file = source if isinstance(source, SourceFile) else _Sliced(source)
+            self._file = source if isinstance(source, File) else _Sliced(source)
             self.size = self._file.size
         self.begin, self.end = 0, len(self.data)
         self.small: dict[int, bytes] = {}
@@ -110,7 +110,7 @@ class Archive:
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
         """Yield the bytes ``[begin, end)`` of a file in chunks, each valid until the next one. Raises as `read`."""
-        assert isinstance(self._file, SourceFile)
+        assert isinstance(self._file, File)
         first, last = (min(max(begin, at), end) for at in (self.begin, self.end))
         yield from self._file.pieces(begin, first)
         yield memoryview(self.data)[first - self.begin : last - self.begin]
@@ -123,12 +123,12 @@ class Archive:
 
     def fetch_ahead(self, begin: int, end: int) -> None:
         """Ask the system to read these bytes ahead in one request, unless they are in memory."""
-        if isinstance(self._file, SourceFile) and not self._file.is_cached(min(end, self.size) - 1):
+        if isinstance(self._file, File) and not self._file.is_cached(min(end, self.size) - 1):
             self._file.fetch_ahead(begin, end)
 
 
 class _Sliced:
-    """A buffer with the interface of a `SourceFile`."""
+    """A buffer with the interface of a `File`."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer, self.size = buffer, len(buffer)

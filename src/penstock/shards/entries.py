@@ -23,7 +23,7 @@ from penstock.images.files import is_image
 from penstock.images.warn_once import WarnOnce
 from penstock.shards.index import ShardIndex, load_or_build
 from penstock.storage import io_error, write_atomically
-from penstock.storage.files import SHARD, SourceFile
+from penstock.storage.files import SHARD, File
 
 __all__ = [
     "ShardEntries",
@@ -53,7 +53,7 @@ def write_entries(shard: str) -> int:
     Cost: reads the images once, in two fifths of the time of decoding. Size: 3 % of the bytes of photographs.
     """
     native.require("an index of entries needs")
-    index, file = load_or_build(shard), SourceFile(shard, SHARD)
+    index, file = load_or_build(shard), File(shard, SHARD)
     target = entries_path(shard)
     try:
         with write_atomically(target) as out:
@@ -72,7 +72,7 @@ def write_entries(shard: str) -> int:
     return writer.indexed
 
 
-def first_image(index: ShardIndex, file: SourceFile, number: int) -> bytes | None:
+def first_image(index: ShardIndex, file: File, number: int) -> bytes | None:
     """Return the bytes of the first image of a sample; None if it has none."""
     for k in range(index.first[number], index.first[number + 1]):
         if is_image("." + index.extensions[index.extension[k]]):
@@ -100,7 +100,7 @@ def problem_with(shard: str, fingerprint: str, samples: int, index: ShardIndex |
     if not path.exists():
         return None
     try:
-        found, file = ImageIndex(path, fingerprint, samples, _SHARD), SourceFile(shard, SHARD)
+        found, file = ImageIndex(path, fingerprint, samples, _SHARD), File(shard, SHARD)
         for number in range(0 if index is None else len(index)):
             data = None if index is None else first_image(index, file, number)
             if data is not None and not found.is_of(number, data):

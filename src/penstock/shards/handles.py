@@ -24,7 +24,7 @@ from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
 from penstock.shards.stored import StoredShard
-from penstock.storage import Cache, RemoteSource, SourceFile, Storage, cache_root, is_remote
+from penstock.storage import Cache, File, RemoteSource, Storage, cache_root, is_remote
 from penstock.storage import local_path as copy_of
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.files import SHARD
@@ -40,7 +40,7 @@ __all__ = ["Handle", "LocalShard", "OpenShard", "StoreShard", "file_of", "index_
 class OpenShard:
     """An open shard in a file, with its index. Thread-safe."""
 
-    def __init__(self, url: str, file: SourceFile, index: ShardIndex) -> None:
+    def __init__(self, url: str, file: File, index: ShardIndex) -> None:
         self.url, self.index, self.file = url, index, file
         self._entries: ShardEntries | None = None  # opened at first use
         self.file.expect(index.header.size, index.header.mtime_ns)
@@ -93,10 +93,10 @@ class LocalShard:
     @property
     def size(self) -> int:
         """Bytes of the shard."""
-        return SourceFile(self._path, SHARD).size
+        return File(self._path, SHARD).size
 
     def _current(self) -> Header | None:
-        status = SourceFile(self._path, SHARD)
+        status = File(self._path, SHARD)
         return _header_of(self._path, self._cache_dir, status.size, status.mtime_ns)
 
     def build(self, progress: Callable[[int], object]) -> None:
@@ -111,12 +111,12 @@ class LocalShard:
         """
         return self._load(self._path)
 
-    def _load(self, file: str | SourceFile) -> ShardIndex:
+    def _load(self, file: str | File) -> ShardIndex:
         return _checked(self, load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self.checked))
 
     def open(self) -> OpenShard:
         """Open the shard. Raises as `index` does."""
-        file = SourceFile(self._path, SHARD)
+        file = File(self._path, SHARD)
         return OpenShard(self.url, file, self._load(file))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -270,7 +270,7 @@ class StoreShard:
             self._put(index)
         self._know(index.header)
 
-    def fetch(self, cancel: Cancel | None = None, *, only_later: bool = True) -> SourceFile:
+    def fetch(self, cancel: Cancel | None = None, *, only_later: bool = True) -> File:
         """Return an open copy, fetched if it is missing.
 
         Args:
@@ -331,7 +331,7 @@ class StoreShard:
     def _put(self, index: ShardIndex) -> None:
         self.storage.put(index_url(self.url), index.path.read_bytes())
 
-    def _load(self, file: SourceFile) -> ShardIndex:
+    def _load(self, file: File) -> ShardIndex:
         return _checked(self, load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self.checked))
 
     def _index_beside(self, source: RemoteSource) -> ShardIndex:

@@ -40,7 +40,7 @@ from penstock.shards.runs import Extensions, scan_runs
 from penstock.shards.tar import decode_name, rounded
 from penstock.storage import io_error
 from penstock.storage.derived import load_or_write
-from penstock.storage.files import SHARD, SourceFile
+from penstock.storage.files import SHARD, File
 from penstock.storage.urls import shown
 
 __all__ = ["BODY", "SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
@@ -193,7 +193,7 @@ def index_path(shard: str, cache_dir: str | None = None) -> Path | None:
 
 
 def load_or_build(
-    shard: str | SourceFile,
+    shard: str | File,
     *,
     url: str | None = None,
     cache_dir: str | None = None,
@@ -214,7 +214,7 @@ def load_or_build(
         TruncatedShardError, ShardError: the shard is damaged, or compressed.
         ShardChangedError: the shard was modified while it was indexed.
     """
-    file = shard if isinstance(shard, SourceFile) else SourceFile(shard, SHARD)
+    file = shard if isinstance(shard, File) else File(shard, SHARD)
     paths, name = places(file.path, SUFFIX, cache_dir), shown(url or file.path)
     built = False
 
@@ -246,7 +246,7 @@ def load_or_build(
     return found
 
 
-def _scan(file: SourceFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
+def _scan(file: File, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
     """Return the header and the sections of a shard's index."""
     if (kind := compression_of(file.read_exact(min(6, file.size), 0))) is not None:
         raise ShardError(

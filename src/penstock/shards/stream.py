@@ -32,7 +32,7 @@ from penstock.shards.handles import file_of
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import Member, walk_stream
 from penstock.storage import Storage, is_remote, open_source
-from penstock.storage.files import SHARD, SourceFile
+from penstock.storage.files import SHARD, File
 from penstock.storage.names import Urls, expand, path_of
 from penstock.storage.urls import listed
 from penstock.wording import counted
@@ -286,7 +286,7 @@ def read_shard(
             yield from read_stream(stream, url, start=start, handler=handler, select=select, rename=rename)
         return
     name = file_of(url) if path is None else path
-    file = SourceFile(name, SHARD)
+    file = File(name, SHARD)
     try:
         packed = compression_of(file.read_exact(min(6, file.size), 0)) is not None
         if packed or select is not None or rename is not None:

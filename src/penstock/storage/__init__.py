@@ -15,9 +15,9 @@ from penstock import lazy
 __all__ = [
     "UNWRITABLE",
     "Cache",
+    "File",
     "RemoteSource",
     "Source",
-    "SourceFile",
     "Storage",
     "cache_root",
     "file_lock",
@@ -37,7 +37,7 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
     from penstock.storage.derived import grown, kept_path, write_kept
-    from penstock.storage.files import SourceFile, io_error
+    from penstock.storage.files import File, io_error
     from penstock.storage.remote import (
         RemoteSource,
         Source,
@@ -57,7 +57,7 @@ __getattr__, __dir__ = lazy.names(
         "Cache": "store",
         "RemoteSource": "remote",
         "Source": "remote",
-        "SourceFile": "files",
+        "File": "files",
         "Storage": "remote",
         "cache_root": "cache",
         "file_lock": "cache",

@@ -1,7 +1,7 @@
 """An open local file that detects changes: the same for manifests, shards, data files and copies in the cache.
 
 A read of a changed file raises an error, and returns no data of it. If a mapped file shrinks, reading the missing pages
-kills the process (SIGBUS). So every read of a map calls `SourceFile.check` first: it compares size and modification
+kills the process (SIGBUS). So every read of a map calls `File.check` first: it compares size and modification
 time of the *open* file with those at opening. A file that was removed, or replaced by a rename, stays readable and
 unchanged: that is the way to update a file in use.
 """
@@ -35,10 +35,10 @@ from penstock.errors import (
 if TYPE_CHECKING:
     from penstock.storage.blocks import BlockStream
 
-__all__ = ["DATA", "MANIFEST", "PIECE", "SHARD", "STORED", "CheckedFile", "Family", "SourceFile", "io_error"]
+__all__ = ["DATA", "MANIFEST", "PIECE", "SHARD", "STORED", "CheckedFile", "Family", "File", "io_error"]
 
 PIECE = 512 << 10
-"""Bytes that `SourceFile.pieces` reads at a time: they fit the CPU cache."""
+"""Bytes that `File.pieces` reads at a time: they fit the CPU cache."""
 
 _CLOCK_STEP = 20_000_000  # ns; the resolution of file times on Linux is its timer tick, 1 to 10 ms
 
@@ -108,7 +108,7 @@ def io_error(
     return result
 
 
-class SourceFile:
+class File:
     """A file opened for reading: its descriptor, size, modification time and memory map.
 
     Args:
@@ -149,7 +149,7 @@ class SourceFile:
             os.close(self._fd)
             self._fd = -1
 
-    def of(self, family: Family) -> SourceFile:
+    def of(self, family: Family) -> File:
         """Return this file, which raises the errors of another format from now on."""
         self.family = family
         return self
@@ -301,7 +301,7 @@ class SourceFile:
             os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SourceFile, (self.path, self.family)
+        return File, (self.path, self.family)
 
 
 class CheckedFile(io.FileIO):

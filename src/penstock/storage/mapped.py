@@ -18,7 +18,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.storage import Storage, is_remote, local_path
-from penstock.storage.files import DATA, SourceFile
+from penstock.storage.files import DATA, File
 from penstock.storage.open_files import OpenFiles
 from penstock.storage.urls import listed
 
@@ -56,7 +56,7 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
         StorageError: a store fails.
     """
     path = local_path(name, storage=storage) if is_remote(name) else os.path.abspath(name)
-    source = SourceFile(path, DATA)
+    source = File(path, DATA)
     size, mtime, inode = source.size, source.mtime_ns, source.inode
     if path.endswith(".npy"):
         found, shape, begin = _header(path)
@@ -97,7 +97,7 @@ def said(error: Exception) -> str:
 class Mapped(NamedTuple):
     """An open file, and its bytes as an array."""
 
-    file: SourceFile
+    file: File
     array: npt.NDArray[Any]
 
 
@@ -129,7 +129,7 @@ class MappedFiles:
         if found is not None:
             return found
         file = self.files[number]
-        source = SourceFile(file.path, DATA)
+        source = File(file.path, DATA)
         source.expect(file.size, file.mtime_ns)
         count = int(np.prod(file.shape, dtype=np.int64))
         if source.map is None or not count:

@@ -16,7 +16,7 @@ from itertools import count
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.storage.files import SourceFile
+from penstock.storage.files import File
 
 __all__ = ["OpenFiles"]
 
@@ -25,7 +25,7 @@ _FEWEST, _MOST = 128, 8192  # descriptors
 
 class _Open(Protocol):
     @property
-    def file(self) -> SourceFile | None:
+    def file(self) -> File | None:
         """The open file; None for an object that is read by ranges."""
 
 

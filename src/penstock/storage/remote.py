@@ -32,7 +32,7 @@ from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream
 from penstock.storage.cache import put_file
-from penstock.storage.files import STORED, SourceFile
+from penstock.storage.files import STORED, File
 from penstock.storage.futures import object_name
 from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import ObjectsAhead
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Source(Protocol):
-    """An open file or object: `SourceFile`, `RemoteSource`."""
+    """An open file or object: `File`, `RemoteSource`."""
 
     url: str
     size: int
@@ -112,16 +112,16 @@ class Storage:
         """The cache of local copies."""
         return self.cache if isinstance(self.cache, Cache) else Cache(self.cache)
 
-    def open(self, url: str | os.PathLike[str]) -> SourceFile | RemoteSource:
+    def open(self, url: str | os.PathLike[str]) -> File | RemoteSource:
         """See `open_source`."""
         path = path_of(url)
-        return RemoteSource(os.fspath(url), self) if path is None else SourceFile(path, STORED)
+        return RemoteSource(os.fspath(url), self) if path is None else File(path, STORED)
 
     def read(self, url: str | os.PathLike[str], cancel: Cancel | None = None) -> bytes:
         """See `read_object`. Another thread can abort it with ``cancel``."""
         path = path_of(url)
         if path is not None:
-            source = SourceFile(path, STORED)
+            source = File(path, STORED)
             return source.read_at(0, source.size)
         data = bytearray()
 
@@ -228,7 +228,7 @@ class RemoteSource:
             stat = persist(url, "open", lambda: backend.stat(url), self.storage)
         self.stat = stat
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
-        self._local: SourceFile | None = None
+        self._local: File | None = None
         self._cancel: Cancel | None = None
         self._begun: Callable[[], object] = lambda: None
 
@@ -335,11 +335,11 @@ class RemoteSource:
             if self._cancel is not None and key is not None:
                 self._cancel.remove(key)
 
-    def local(self, *, keep: bool = False, progress: bool | None = None) -> SourceFile:
+    def local(self, *, keep: bool = False, progress: bool | None = None) -> File:
         """Return an open, complete local copy, downloaded if the cache has none. See `Cache.open`."""
         return self.storage.the_cache().open(self, keep=keep, progress=progress)
 
-    def copy_if_wanted(self) -> SourceFile | None:
+    def copy_if_wanted(self) -> File | None:
         """Return a complete copy if the cache has or may have one; None if ranges should be read instead.
 
         Ranges are read if the jobs of this machine prefer them, if a copy would evict copies that they need sooner
@@ -356,7 +356,7 @@ class RemoteSource:
         except NotCachedError:
             return None
 
-    def _whole(self) -> SourceFile:
+    def _whole(self) -> File:
         if self._local is None:
             self._local = self.local()
         return self._local
@@ -368,7 +368,7 @@ class RemoteSource:
         return f"<RemoteSource {shown(self.url)}, {self.size:,} bytes, {self.etag or 'no etag'}>"
 
 
-def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> SourceFile | RemoteSource:
+def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> File | RemoteSource:
     """Open a path, a ``file://`` URL or a remote object for reading.
 
     Args:

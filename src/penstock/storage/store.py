@@ -39,7 +39,7 @@ from penstock.storage.cache import cache_root, sync_folder
 from penstock.storage.cache_entry import Entry
 from penstock.storage.download import ENTRY, Download, fill, hash_file, new_entry, read_entry, write_entry
 from penstock.storage.eviction import FULL, POLL, Room
-from penstock.storage.files import STORED, SourceFile
+from penstock.storage.files import STORED, File
 from penstock.storage.futures import Futures, object_name
 from penstock.storage.urls import basename, shown
 
@@ -94,7 +94,7 @@ class Cache:
 
     def open(
         self, source: Download, *, keep: bool = False, only_later: bool = False, progress: bool | None = None
-    ) -> SourceFile:
+    ) -> File:
         """Return an open, complete copy of this version of an object; download it if needed.
 
         Args:
@@ -129,14 +129,14 @@ class Cache:
             "it at the same time; raise its limit (max_bytes=)"
         )
 
-    def find(self, source: Download, *, keep: bool = False) -> SourceFile | None:
+    def find(self, source: Download, *, keep: bool = False) -> File | None:
         """Return an open copy of this version of an object, or None if the cache has none; never download."""
         try:
             return self._look(self.key(source), keep)
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
 
-    def find_key(self, key: str) -> tuple[SourceFile, str] | None:
+    def find_key(self, key: str) -> tuple[File, str] | None:
         """Return an open copy by its `key`, and the xxh3 of its bytes; None if the cache has none."""
         try:
             file = self._look(key, False)
@@ -160,7 +160,7 @@ class Cache:
         key = self.key(source)
         return self.folder / "objects" / key / basename(source.url), _modified(key) * 1_000_000_000
 
-    def _look(self, key: str, keep: bool) -> SourceFile | None:
+    def _look(self, key: str, keep: bool) -> File | None:
         """Return the copy if it is valid; remove an invalid one and return None."""
         folder = self.folder / "objects" / key
         entry = read_entry(folder)
@@ -172,7 +172,7 @@ class Cache:
         if entry is None:
             return None
         try:
-            file = SourceFile(str(folder / entry["name"]), STORED, is_copy=True)
+            file = File(str(folder / entry["name"]), STORED, is_copy=True)
             if file.size != entry["size"] or (
                 self.verify_on_open and hash_file(file.fileno(), entry["size"]).hexdigest() != entry["xxh3"]
             ):
@@ -191,7 +191,7 @@ class Cache:
                 os.utime(folder)
         os.utime(folder / ENTRY)
 
-    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> SourceFile | None:
+    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> File | None:
         """Download a copy and return it open, or wait for another process's download and return None."""
         self._make_folders()  # they may have been removed
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
@@ -237,7 +237,7 @@ class Cache:
             return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
         return []
 
-    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> SourceFile:
+    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> File:
         partial, final = self.folder / "partial" / key, self.folder / "objects" / key
         with progress_bar(f"downloading {basename(source.url)}", source.size, progress) as advance:
             while True:
@@ -253,7 +253,7 @@ class Cache:
                         raise
         if final.exists():
             self._room.discard(final)
-        made = SourceFile(str(partial / basename(source.url)), STORED, is_copy=True)
+        made = File(str(partial / basename(source.url)), STORED, is_copy=True)
         made.path = str(final / basename(source.url))
         os.utime(partial, (0, 0))  # its path has not been returned yet
         os.rename(partial, final)
@@ -362,7 +362,7 @@ class Cache:
         if said is None:
             return ""
         try:
-            file = SourceFile(str(entry.folder / said["name"]), STORED)
+            file = File(str(entry.folder / said["name"]), STORED)
             if file.size != said["size"]:
                 return f"has {file.size:,} bytes instead of {said['size']:,}"
             is_sound = hash_file(file.fileno(), file.size).hexdigest() == said["xxh3"]

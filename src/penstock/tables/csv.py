@@ -26,7 +26,7 @@ from penstock.manifest.formats.base import Context
 from penstock.manifest.formats.convert import converted
 from penstock.manifest.formats.csv import is_number, read_records
 from penstock.manifest.scan import check_is_text, shorten
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 __all__ = ["converted_table", "holds_samples"]
 
@@ -36,14 +36,14 @@ _ERRORS = {ManifestIOError: DataFileIOError, ManifestChangedError: DataFileChang
 _KINDS = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}  # all others are read as text
 
 
-def holds_samples(source: SourceFile, delimiter: str) -> bool:
+def holds_samples(source: File, delimiter: str) -> bool:
     """Return whether a file is a table, and not a list of paths and labels, by its first record."""
     _, head = next(read_records(source, delimiter), (0, []))
     is_sample = len(head) == 2 and is_number(head[1])
     return bool(head) and not is_sample and not {"path", "label"} <= set(head)
 
 
-def converted_table(source: SourceFile, delimiter: str) -> SourceFile:
+def converted_table(source: File, delimiter: str) -> File:
     """Return the conversion of a table; it is made if it is missing or out of date.
 
     Raises:
@@ -58,7 +58,7 @@ def converted_table(source: SourceFile, delimiter: str) -> SourceFile:
         raise _ERRORS.get(type(error), DataFileError)(str(error)) from error
 
 
-def _read(source: SourceFile, delimiter: str) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+def _read(source: File, delimiter: str) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     check_is_text(source)
     _, names = next(read_records(source, delimiter), (0, list[str]()))
     if not names or "" in names or len(set(names)) < len(names) or any(map(is_number, names)):
@@ -92,7 +92,7 @@ def _read(source: SourceFile, delimiter: str) -> tuple[pa.Schema, Iterable[pa.Re
 class _WithEnd(io.RawIOBase):
     """A file, and after it a record of empty fields, which becomes a part of a quoted field that is never closed."""
 
-    def __init__(self, source: SourceFile, delimiter: str, fields: int) -> None:
+    def __init__(self, source: File, delimiter: str, fields: int) -> None:
         self._source, self._position = source, 0
         self._end = f'\n""{delimiter * (fields - 1)}\n'.encode()
 
@@ -107,7 +107,7 @@ class _WithEnd(io.RawIOBase):
         return data
 
 
-def _open(source: SourceFile, delimiter: str, fields: int, kinds: dict[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
+def _open(source: File, delimiter: str, fields: int, kinds: dict[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
     return pa.csv.open_csv(
         pa.PythonFile(_WithEnd(source, delimiter, fields), mode="r"),
         pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from penstock.shards.exchange import Facts
-from penstock.storage import Cache, SourceFile, Storage
+from penstock.storage import Cache, File, Storage
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import shown
@@ -73,7 +73,7 @@ class LineShard:
         """
         self._copy(True, cancel)
 
-    def _copy(self, only_later: bool, cancel: Cancel | None) -> SourceFile:
+    def _copy(self, only_later: bool, cancel: Cancel | None) -> File:
         source = self.source()
         return self.storage.the_cache().open(source.until(cancel), only_later=only_later, progress=False)
 
@@ -86,7 +86,7 @@ def find_index_of(source: RemoteSource) -> LineIndex | None:
     return find_index(Cache.key(source).encode())
 
 
-def make_index_of(source: RemoteSource, copy: SourceFile) -> LineIndex:
+def make_index_of(source: RemoteSource, copy: File) -> LineIndex:
     """Return the index of a version of an object, built from a copy. Raises as `open_index`."""
     with _indexing:
         key, array = Cache.key(source).encode(), mapped_copy(copy).array

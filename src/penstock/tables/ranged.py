@@ -17,7 +17,7 @@ import xxhash
 
 from penstock.errors import DataFileError
 from penstock.shards.stored import StoredShard
-from penstock.storage import SourceFile, Storage, is_remote
+from penstock.storage import File, Storage, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.files import DATA
 from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
@@ -155,7 +155,7 @@ def open_parts(
     return TableParts(files, sources, delimiters)
 
 
-def mapped_copy(copy: SourceFile) -> Mapped:
+def mapped_copy(copy: File) -> Mapped:
     """Return a cached copy, with the errors of data files, and its bytes."""
     return Mapped(copy.of(DATA), np.frombuffer(copy.map or b"", np.uint8))
 

@@ -24,7 +24,7 @@ from penstock.shards.index import SUFFIX, ShardIndex, index_path, load_or_build
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
 from penstock.shards.window import scan
-from penstock.storage.files import PIECE, SHARD, SourceFile
+from penstock.storage.files import PIECE, SHARD, File
 
 __all__ = ["ShardReport", "count_samples", "verify"]
 
@@ -57,7 +57,7 @@ def verify(path: str, *, decode: bool = False) -> ShardReport:
     """
     report = ShardReport(path)
     try:
-        file = SourceFile(path, SHARD)
+        file = File(path, SHARD)
         report.nbytes = file.size
         if compression_of(file.read_exact(min(6, file.size), 0)) is None:
             _verify_archive(file, report)
@@ -72,7 +72,7 @@ def verify(path: str, *, decode: bool = False) -> ShardReport:
     return report
 
 
-def _verify_archive(file: SourceFile, report: ShardReport) -> None:
+def _verify_archive(file: File, report: ShardReport) -> None:
     archive = Archive(file)
     keys: Counter[str] = Counter()
     parts: Counter[tuple[str, ...]] = Counter()
@@ -119,7 +119,7 @@ def _check_parts(parts: Counter[tuple[str, ...]], report: ShardReport) -> None:
         report.problems.append(f"{other} of {report.samples} samples have other parts than {', '.join(sorted(usual))}")
 
 
-def _check_index(file: SourceFile, digest: bytes, report: ShardReport) -> None:
+def _check_index(file: File, digest: bytes, report: ShardReport) -> None:
     beside = Path(file.path + SUFFIX)  # a wrong index is not used here, but might be uploaded
     for where in {index_path(file.path), beside if beside.exists() else None} - {None}:
         index = ShardIndex.load(cast(Path, where))
@@ -131,7 +131,7 @@ def _check_index(file: SourceFile, digest: bytes, report: ShardReport) -> None:
         report.problems.append(f"the content is not what was packed: xxh3_128 {digest.hex()}, not {listed}")
 
 
-def _check_entries(file: SourceFile, digest: bytes, report: ShardReport) -> None:
+def _check_entries(file: File, digest: bytes, report: ShardReport) -> None:
     from penstock.shards.entries import problem_with  # imported late: it loads the image decoders
 
     where = index_path(file.path)

@@ -15,7 +15,7 @@ from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
 from penstock.manifest.sidecar import NO_OFFSETS, Header, Sidecar, load_or_build
 from penstock.progress import progress_bar
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 __all__ = ["open_arrow"]
 
@@ -25,7 +25,7 @@ _RULES = 0  # an Arrow file has no line rules
 def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
     """Open an Arrow file. At the first opening it is hashed, and a sidecar without offsets stores the hash."""
     reject(options, header="auto", blank="skip", comment=None)
-    source = SourceFile(path)
+    source = File(path)
     try:
         reader = open_mapped(source)
     except (*INVALID, OSError):
@@ -38,7 +38,7 @@ def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
         batches = (reader.get_batch(k) for k in range(reader.num_record_batches))
         return convert_source(source, reader.schema, batches, options, context)
 
-    def build(source: SourceFile, out: BinaryIO, stale: Sidecar | None) -> Header:
+    def build(source: File, out: BinaryIO, stale: Sidecar | None) -> Header:
         with progress_bar(f"hashing {path}", source.size, context.progress) as progress:
             digest = hash_file(source, progress)
         return Header(NO_OFFSETS, 0, source.size, source.mtime_ns, _RULES, digest)
@@ -47,7 +47,7 @@ def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
     return ArrowPart(source, source, options.wanted, sidecar.header.digest, options.canonical())
 
 
-def _convert_stream(source: SourceFile, options: Options, context: Context) -> ArrowPart:
+def _convert_stream(source: File, options: Options, context: Context) -> ArrowPart:
     try:
         stream = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
     except (*INVALID, OSError) as error:
@@ -55,7 +55,7 @@ def _convert_stream(source: SourceFile, options: Options, context: Context) -> A
     return convert_source(source, stream.schema, stream, options, context)
 
 
-def _is_usable_in_place(source: SourceFile, reader: pa.RecordBatchFileReader) -> bool:
+def _is_usable_in_place(source: File, reader: pa.RecordBatchFileReader) -> bool:
     """Return whether the arrays are in the mapped bytes: arrays of a compressed file are decompressed elsewhere."""
     whole = pa.py_buffer(source.map)
     for k in range(reader.num_record_batches):

@@ -20,7 +20,7 @@ from penstock.manifest.fields import BadRow
 from penstock.manifest.lines import LineIndex, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import LineRules, shorten
-from penstock.storage import SourceFile
+from penstock.storage import File
 from penstock.storage.urls import scheme
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def reject(options: Options, **arguments: object) -> None:
             raise ConfigError(f"{name}={getattr(options, name)!r} is not supported by the format {options.format!r}")
 
 
-def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Options, context: Context) -> LinePart:
+def open_lines(source: File, parser: Parser, rules: LineRules, options: Options, context: Context) -> LinePart:
     """Open a source of lines. Its sidecar has the short name if the rules are the usual ones."""
     suffix = ".pstk" if rules == LineRules() else f".{rules.digest():016x}.pstk"
     index = LineIndex(source, rules, suffix=suffix, cache_dir=context.cache_dir, progress=context.progress)

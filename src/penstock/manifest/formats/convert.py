@@ -24,7 +24,7 @@ from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
 from penstock.manifest.sidecar import NO_OFFSETS, Header, places
 from penstock.progress import progress_bar
-from penstock.storage import SourceFile, io_error
+from penstock.storage import File, io_error
 from penstock.storage.derived import load_or_write
 
 __all__ = ["convert_source", "convert_typed", "converted"]
@@ -37,7 +37,7 @@ _BYTES = 64 << 20  # bytes of a batch: ... but each is in memory while it is wri
 
 
 def convert_source(
-    source: SourceFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: Options, context: Context
+    source: File, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: Options, context: Context
 ) -> ArrowPart:
     """Return the part over the source's conversion; ``batches`` are read only if it is missing or out of date.
 
@@ -51,7 +51,7 @@ def convert_source(
 
 
 def convert_typed(
-    source: SourceFile,
+    source: File,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     options: Options,
@@ -70,10 +70,10 @@ def convert_typed(
 
 
 def converted(
-    source: SourceFile,
+    source: File,
     key: bytes,
     read: Callable[[], tuple[pa.Schema, Iterable[pa.RecordBatch]]],
-    use: Callable[[SourceFile, bytes], T],
+    use: Callable[[File, bytes], T],
     context: Context,
 ) -> T:
     """Return ``use(conversion, hash of the source)``. The source is converted if ``use`` cannot read a conversion.
@@ -91,7 +91,7 @@ def converted(
     def load(path: Path) -> T | None:
         if not path.exists():
             return None
-        mapped = SourceFile(str(path))
+        mapped = File(str(path))
         try:
             metadata = open_mapped(mapped).schema.metadata or {}
             header = Header.unpack(bytes.fromhex(metadata.get(_KEY, b"").decode()))
@@ -111,7 +111,7 @@ def converted(
 
 def _write(
     out: BinaryIO,
-    source: SourceFile,
+    source: File,
     rules: int,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],

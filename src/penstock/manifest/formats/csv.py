@@ -23,7 +23,7 @@ from penstock.manifest.formats.convert import convert_typed
 from penstock.manifest.formats.mapped import ArrowPart
 from penstock.manifest.options import Blank, Column, Options
 from penstock.manifest.scan import BOM, check_is_text, shorten
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 __all__ = ["is_number", "open_csv", "open_tsv", "read_records"]
 
@@ -38,9 +38,7 @@ Record = tuple[int, list[str]]
 """The number of the line on which a record begins, and its fields."""
 
 
-def read_records(
-    source: SourceFile, delimiter: str, blank: Blank = "skip", comment: str | None = None
-) -> Iterator[Record]:
+def read_records(source: File, delimiter: str, blank: Blank = "skip", comment: str | None = None) -> Iterator[Record]:
     """Yield the records of a file, header included. Bytes that are not UTF-8 become surrogates, as in `os.fsdecode`.
 
     Args:
@@ -187,7 +185,7 @@ def is_number(text: str) -> bool:
         return False
 
 
-def _by_name(source: SourceFile, head: list[str], columns: tuple[Column, ...]) -> list[list[int]]:
+def _by_name(source: File, head: list[str], columns: tuple[Column, ...]) -> list[list[int]]:
     for column in columns:
         if head.count(column.source) != 1:
             problem = "no column" if column.source not in head else "more than one column"
@@ -209,7 +207,7 @@ def _by_position(columns: tuple[Column, ...]) -> tuple[dict[str, list[int]], int
 def _open(delimiter: str, path: str, options: Options, context: Context) -> ArrowPart:
     if options.named and options.header is False:
         raise ConfigError("columns: a mapping chooses by name, which header=False rules out; give a list in file order")
-    source = SourceFile(path)
+    source = File(path)
     check_is_text(source)
     wanted, header = options.wanted, options.header
     how = delimiter, options.blank, options.comment

@@ -15,7 +15,7 @@ from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, dam
 from penstock.manifest.indices import as_arrow
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column
-from penstock.storage import SourceFile
+from penstock.storage import File
 from penstock.storage.urls import ABSOLUTE
 
 __all__ = ["ArrowPart", "ColumnPart", "damaged", "join_paths", "open_mapped", "python_values"]
@@ -23,7 +23,7 @@ __all__ = ["ArrowPart", "ColumnPart", "damaged", "join_paths", "open_mapped", "p
 Rows = npt.NDArray[np.int64]
 
 
-def open_mapped(source: SourceFile) -> pa.RecordBatchFileReader:
+def open_mapped(source: File) -> pa.RecordBatchFileReader:
     """Return a reader of the mapped bytes; ArrowInvalid if they are not an Arrow file."""
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
 
@@ -56,9 +56,7 @@ class ArrowPart(ColumnPart):
     Memory: about a kilobyte for each record batch.
     """
 
-    def __init__(
-        self, source: SourceFile, mapped: SourceFile, columns: tuple[Column, ...], digest: bytes, options: bytes
-    ) -> None:
+    def __init__(self, source: File, mapped: File, columns: tuple[Column, ...], digest: bytes, options: bytes) -> None:
         self.path, self.nbytes = source.path, source.size
         self._sources, self._columns = (source, mapped), columns
         try:

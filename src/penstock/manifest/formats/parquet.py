@@ -11,7 +11,7 @@ from penstock.manifest.formats.columns import INVALID
 from penstock.manifest.formats.convert import convert_source
 from penstock.manifest.formats.mapped import ArrowPart
 from penstock.manifest.options import Options
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 __all__ = ["open_parquet"]
 
@@ -21,7 +21,7 @@ _ROWS = 1 << 16  # rows read at once
 def open_parquet(path: str, options: Options, context: Context) -> ArrowPart:
     """Open a Parquet file through its conversion."""
     reject(options, header="auto", blank="skip", comment=None)
-    source = SourceFile(path)
+    source = File(path)
     try:
         file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
         schema = file.schema_arrow

@@ -31,7 +31,7 @@ from penstock.errors import (
 from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.stored import StoredShard
-from penstock.storage import Cache, RemoteSource, SourceFile, Storage
+from penstock.storage import Cache, File, RemoteSource, Storage
 from penstock.storage.backend import Stat
 from penstock.storage.files import SHARD
 from penstock.storage.parallel_requests import in_threads
@@ -85,7 +85,7 @@ class Files:
         """The known versions of files by URL, for copies of this object in other processes."""
         self._listed: set[str] = set()
 
-    def open(self, info: ShardInfo) -> SourceFile:
+    def open(self, info: ShardInfo) -> File:
         """Return an open, decompressed shard, with its hash checked if ``validate_hash`` is set.
 
         Raises:
@@ -104,7 +104,7 @@ class Files:
             if info.packed is None:
                 raise ShardIOError(f"{name} is missing: copy it again, or remove it from the index")
             raise ShardIOError(f"both {name} and {info.packed.basename} are missing: copy one of them again")
-        file = source if isinstance(source, SourceFile) else source.local(progress=False).of(SHARD)
+        file = source if isinstance(source, File) else source.local(progress=False).of(SHARD)
         self._check(file.path, info.raw, file.map or b"")
         return file
 
@@ -122,11 +122,11 @@ class Files:
             f"{self.folder}/{part.basename}" if self.storage is not None else os.path.join(self.folder, part.basename)
         )
 
-    def _source(self, part: Part) -> SourceFile | RemoteSource | None:
+    def _source(self, part: Part) -> File | RemoteSource | None:
         """Return a file of the folder, in a store in the version first seen; None if it is missing."""
         name = self._name(part)
         if self.storage is None:
-            return SourceFile(name, SHARD) if os.path.exists(name) else None
+            return File(name, SHARD) if os.path.exists(name) else None
         try:
             found = RemoteSource(name, self.storage, self._version(name))
         except StorageNotFoundError:
@@ -154,7 +154,7 @@ class Files:
             return (self.storage or Storage()).the_cache()
         return self.cache_dir if isinstance(self.cache_dir, Cache) else Cache(self.cache_dir)
 
-    def _unpack(self, source: SourceFile | RemoteSource, info: ShardInfo) -> bytes:
+    def _unpack(self, source: File | RemoteSource, info: ShardInfo) -> bytes:
         packed, compression = info.packed, info.compression
         assert packed is not None
         assert compression is not None
@@ -166,7 +166,7 @@ class Files:
             raise ShardError(
                 f"{source.url} has {source.size} bytes, but {packed.size} in the index: they do not belong together"
             )
-        whole = source if isinstance(source, SourceFile) else source.local(progress=False)
+        whole = source if isinstance(source, File) else source.local(progress=False)
         data = whole.read_at(0, source.size)
         self._check(source.url, packed, data)
         content = decompress(compression, data, info.raw.size, name=source.url)
@@ -183,7 +183,7 @@ class _Unpacked:
 
     given_up = False
 
-    def __init__(self, name: str, size: int, packed: SourceFile | RemoteSource, make: Callable[[], bytes]) -> None:
+    def __init__(self, name: str, size: int, packed: File | RemoteSource, make: Callable[[], bytes]) -> None:
         where = packed.url if isinstance(packed, RemoteSource) else f"file://{os.path.realpath(packed.url)}"
         self.url = where[: len(where) - len(os.path.basename(where))] + os.path.basename(name)
         self.size, self.stat = size, Stat(size, ranged=False)

@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.shards.mds.encodings import Decoder, make_decoder
 from penstock.shards.mds.index import Columns, ShardInfo
-from penstock.storage import SourceFile
+from penstock.storage import File
 
 __all__ = ["Reader", "Shard"]
 
@@ -102,7 +102,7 @@ class Shard:
     Memory: 4 bytes a sample, in mapped pages that all processes share.
     """
 
-    def __init__(self, file: SourceFile, info: ShardInfo, reader: Reader) -> None:
+    def __init__(self, file: File, info: ShardInfo, reader: Reader) -> None:
         self.path, self.file = file.path, file
         self._reader = reader
         self._check_size(info)
