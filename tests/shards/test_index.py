@@ -218,7 +218,7 @@ def test_many_shards_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_batch_out_of_more_shards_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = ShardSet(write_shards(tmp_path, [2] * 40))
-    monkeypatch.setattr("penstock.storage.open_files._limit", lambda: 16)
+    monkeypatch.setattr("penstock.storage.file_pool._limit", lambda: 16)
     rows = [*random.Random(1).sample(range(80), 80), 3, 3, -1]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = [os.dup(0) for _ in range(24)]

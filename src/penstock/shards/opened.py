@@ -10,7 +10,7 @@ from penstock.order.permutation import Indices
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import Handle, OpenShard
 from penstock.shards.ranged import RangedShard, read_samples
-from penstock.storage.open_files import OpenFiles
+from penstock.storage.file_pool import FilePool
 
 __all__ = ["OpenShards", "pack_rows", "split_rows"]
 
@@ -38,7 +38,7 @@ class OpenShards:
     def __init__(self, handles: Sequence[Handle]) -> None:
         self._handles = handles
         self._elsewhere = not all(handle.is_file for handle in handles)
-        self._open: OpenFiles[OpenShard | RangedShard] = OpenFiles(_DESCRIPTORS, copies=self._elsewhere)
+        self._open: FilePool[OpenShard | RangedShard] = FilePool(_DESCRIPTORS, copies=self._elsewhere)
 
     def find(self, number: int) -> OpenShard | RangedShard | None:
         """Return a shard if it is open."""

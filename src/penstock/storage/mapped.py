@@ -18,8 +18,8 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.storage import Storage, is_remote, local_path
+from penstock.storage.file_pool import FilePool
 from penstock.storage.files import DATA, File
-from penstock.storage.open_files import OpenFiles
 from penstock.storage.urls import listed
 
 __all__ = ["FilesTable", "Mapped", "MappedFile", "MappedFiles", "look_at", "said"]
@@ -102,7 +102,7 @@ class Mapped(NamedTuple):
 
 
 class MappedFiles:
-    """Several files, mapped at first use, and held open within the limit of `OpenFiles`.
+    """Several files, mapped at first use, and held open within the limit of `FilePool`.
 
     Args:
         files: results of `look_at`.
@@ -110,7 +110,7 @@ class MappedFiles:
 
     def __init__(self, files: list[MappedFile]) -> None:
         self.files = files
-        self._open: OpenFiles[Mapped] = OpenFiles()
+        self._open: FilePool[Mapped] = FilePool()
         self._fingerprints: dict[int, str] = {}
 
     def array(self, number: int) -> npt.NDArray[Any]:

@@ -19,9 +19,9 @@ from penstock.errors import DataFileError
 from penstock.shards.stored import StoredShard
 from penstock.storage import File, Storage, is_remote
 from penstock.storage.backend import Stat
+from penstock.storage.file_pool import FilePool
 from penstock.storage.files import DATA
 from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
-from penstock.storage.open_files import OpenFiles
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme, unsigned
@@ -50,9 +50,9 @@ class TableParts(MappedFiles):
         delimiters: dict[int, str] | None = None,
     ) -> None:
         super().__init__(files)
-        self._open = OpenFiles(copies=True)
+        self._open = FilePool(copies=True)
         self._sources, self._delimiters = sources or {}, delimiters or {}
-        self._conversions: OpenFiles[Mapped] = OpenFiles()
+        self._conversions: FilePool[Mapped] = FilePool()
 
     def source(self, number: int) -> RemoteSource | None:
         """Return the remote source of a file; None for a local one."""

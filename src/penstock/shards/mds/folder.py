@@ -29,8 +29,8 @@ from penstock.shards.stored import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.backend import Stat
+from penstock.storage.file_pool import FilePool
 from penstock.storage.names import path_of
-from penstock.storage.open_files import OpenFiles
 from penstock.storage.urls import shown
 from penstock.wording import counted
 
@@ -96,7 +96,7 @@ class MDSFolder(BatchedDataset):
         self._index = _read_index(self.path, reached)
         self._starts: list[int] = self._index.starts.tolist()
         self._readers: dict[Columns, Reader] = {}
-        self._open: OpenFiles[Shard] = OpenFiles(copies=True)
+        self._open: FilePool[Shard] = FilePool(copies=True)
         for columns_ in {shard.columns for shard in self._index.shards}:
             self._reader(columns_)
 

@@ -19,9 +19,9 @@ from penstock.errors import (
     StorageChangedError,
     StorageNotFoundError,
 )
+from penstock.storage.file_pool import FilePool
 from penstock.storage.files import DATA, MANIFEST, SHARD, STORED, Family, File
 from penstock.storage.mapped import Mapped
-from penstock.storage.open_files import OpenFiles
 
 PROGRAM = """
 import io, os, resource, sys, tarfile
@@ -74,7 +74,7 @@ def test_all_sets_share_one_limit(tmp_path: Path) -> None:
 
 
 def test_files_opened_first_are_closed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.storage.open_files._limit", lambda: 6)
+    monkeypatch.setattr("penstock.storage.file_pool._limit", lambda: 6)
 
     def opened(path: Path, *, is_copy: bool = False) -> Mapped:
         return Mapped(File(str(path), is_copy=is_copy), np.empty(0))
@@ -82,7 +82,7 @@ def test_files_opened_first_are_closed_first(tmp_path: Path, monkeypatch: pytest
     paths = [tmp_path / str(number) for number in range(5)]
     for path in paths:
         path.write_bytes(b"x")
-    first, second = OpenFiles[Mapped](), OpenFiles[Mapped](copies=True)
+    first, second = FilePool[Mapped](), FilePool[Mapped](copies=True)
     assert first.most == 3
     for number, path in enumerate(paths):
         some = first if number % 2 else second

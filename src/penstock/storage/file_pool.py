@@ -1,6 +1,6 @@
-"""`OpenFiles`: the open files of a data set; all sets of the process together stay within one limit of descriptors.
+"""`FilePool`: the open files of a data set; all sets of the process together stay within one limit of descriptors.
 
-    opened = OpenFiles()
+    opened = FilePool()
     shard = opened.find(7) or opened.add(7, open_shard(7))
 
 The files that were opened first are closed first, of whatever set: at most half of the descriptors that the process may
@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.storage.files import File
 
-__all__ = ["OpenFiles"]
+__all__ = ["FilePool"]
 
 _FEWEST, _MOST = 128, 8192  # descriptors
 
@@ -32,7 +32,7 @@ class _Open(Protocol):
 T = TypeVar("T", bound=_Open)
 
 
-class OpenFiles(Generic[T]):
+class FilePool(Generic[T]):
     """Open files by number.
 
     Args:
@@ -79,7 +79,7 @@ class OpenFiles(Generic[T]):
         return iter([file for file, _ in list(self._open.values())])
 
 
-_sets: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
+_sets: weakref.WeakSet[FilePool[Any]] = weakref.WeakSet()
 _ticks = count()
 _lock = Lock()
 
