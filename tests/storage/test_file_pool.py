@@ -25,6 +25,7 @@ from penstock.storage.mapped import Mapped
 
 PROGRAM = """
 import io, os, resource, sys, tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,14 @@ def test_a_change_is_an_error_of_the_format(tmp_path: Path, family: Family, kind
     assert (again.read_at(0, 1), again.family) == (b"0", family)
     unmapped = File(str(path), family)
     path.write_bytes(b"012")
-    for read in (opened.check, lambda: opened.read_at(0, 2), lambda: opened.read_exact(5, 0), lambda: unmapped.map):
+    text = pickle.dumps(opened)
+    for read in (
+        lambda: pickle.loads(text),
+        opened.check,
+        lambda: opened.read_at(0, 2),
+        lambda: opened.read_exact(5, 0),
+        lambda: unmapped.map,
+    ):
         with pytest.raises(kind, match=rf"it had 10 bytes and has 3.* Open the {word} again"):
             read()
     with pytest.raises(family.missing or family.failed, match="there is no such file") as caught:

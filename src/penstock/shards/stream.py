@@ -33,7 +33,7 @@ from penstock.shards.runs import scan_runs
 from penstock.shards.tar import Member, walk_stream
 from penstock.storage import Storage, is_remote, open_source
 from penstock.storage.files import SHARD, File
-from penstock.storage.names import Urls, expand, path_of
+from penstock.storage.names import Urls, expand
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
@@ -280,7 +280,7 @@ def read_shard(
         ShardChangedError: the file was truncated or modified meanwhile. Earlier samples are of its old content.
         StorageError: the store fails.
     """
-    if path is None and path_of(url) is None and is_remote(url):
+    if path is None and is_remote(url):
         remote = open_source(url, storage=storage)
         with open_stream(cast(BinaryIO, remote.stream())) as stream:
             yield from read_stream(stream, url, start=start, handler=handler, select=select, rename=rename)

@@ -119,8 +119,8 @@ class File:
     Raises:
         PenstockError: (of the family) missing, a folder, a device or pipe, no permission, too many open files.
 
-    Memory: none; mapped pages belong to the page cache and are shared between processes. Pickled, it opens the same
-    path again.
+    Memory: none; mapped pages belong to the page cache and are shared between processes. A pickle opens the same
+    version of the file again, or raises the error for a changed file.
     """
 
     etag = ""
@@ -301,7 +301,7 @@ class File:
             os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return File, (self.path, self.family)
+        return _reopen, (self.path, self.family, self.size, self.mtime_ns)
 
 
 class CheckedFile(io.FileIO):
@@ -347,6 +347,12 @@ class CheckedFile(io.FileIO):
         status = os.fstat(self.fileno())
         if self._regular and (status.st_size != self._size or status.st_mtime_ns != self._mtime_ns):
             raise _changed(SHARD, os.fspath(self.name), self._size, status.st_size)
+
+
+def _reopen(path: str, family: Family, size: int, mtime_ns: int) -> File:
+    file = File(path, family)
+    file.expect(size, mtime_ns)
+    return file
 
 
 def _settle(mtime_ns: int) -> None:
