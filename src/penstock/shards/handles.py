@@ -87,17 +87,10 @@ class LocalShard:
     def __init__(self, url: str, cache_dir: str | None) -> None:
         self.url, self._cache_dir = url, cache_dir
         self._path = file_of(url)
-        self.header = self._current()
+        file = File(self._path, SHARD)
+        self.size = file.size
+        self.header = _header_of(self._path, cache_dir, file.size, file.mtime_ns)
         self.checked = False
-
-    @property
-    def size(self) -> int:
-        """Bytes of the shard."""
-        return File(self._path, SHARD).size
-
-    def _current(self) -> Header | None:
-        status = File(self._path, SHARD)
-        return _header_of(self._path, self._cache_dir, status.size, status.mtime_ns)
 
     def build(self, progress: Callable[[int], object]) -> None:
         """Build the index if it is missing."""
