@@ -136,23 +136,6 @@ def field_name(sample: Sample, name: str) -> str:
     return f"{shown(str(sample.get(URL)))}: sample {sample.get(KEY)!r}: {name}"
 
 
-def _decoder_of(decode: bool | Mapping[str, Decoder | None] | Callable[[Sample], Sample] | None) -> Any:
-    """Return the function for a dataset's ``decode=`` argument, or None.
-
-    Raises:
-        ConfigError: an invalid argument.
-    """
-    if decode is None or decode is False:
-        return None
-    if decode is True:
-        return Decode()
-    if isinstance(decode, Mapping):
-        return Decode(decode)
-    if callable(decode):
-        return decode
-    raise ConfigError(f"decode= takes True, decoders by extension, or a function of a sample, got {decode!r}")
-
-
 class _Chain:
     """Applies ``decode``, then ``load``; picklable."""
 
@@ -165,8 +148,14 @@ class _Chain:
 
 
 def chained(decode: Any, load: Callable[[Sample], Any] | None) -> Callable[[Sample], Any] | None:
-    """Return one function that applies both, or the only one given."""
-    decoder = _decoder_of(decode)
-    if decoder is None or load is None:
-        return load if decoder is None else decoder
-    return _Chain(decoder, load)
+    """Return one function for the arguments ``decode=`` and ``load=`` of a dataset; None if it does nothing.
+
+    Raises:
+        ConfigError: an invalid ``decode``.
+    """
+    if decode is None or decode is False:
+        return load
+    if not callable(decode) and decode is not True and not isinstance(decode, Mapping):
+        raise ConfigError(f"decode= takes True, decoders by extension, or a function of a sample, got {decode!r}")
+    decoder = decode if callable(decode) else Decode(None if decode is True else decode)
+    return decoder if load is None else _Chain(decoder, load)
