@@ -285,12 +285,9 @@ class DirectoryShardList(Source):
                 else:
                     _rename(taken, name, _DONE if read and self.mode == "keep" else "")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_closed"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._closed = threading.Event()
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An event cannot be pickled.
+        return type(self), (self.path, self.pattern, self.poll, self.timeout, self.mode, self.select)
 
 
 def _lock(path: str, *, known: bool = False) -> int | None:
