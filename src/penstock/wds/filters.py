@@ -75,6 +75,9 @@ class pipelinefilter:
         return FilterFunction(self.f, *args, **kw)
 
 
+RestCurried = pipelinefilter
+
+
 # ------------------------------------------------------------------ samples of any kind
 
 
