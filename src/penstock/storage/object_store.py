@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import (
-    ConfigError,
+    PenstockError,
     StorageAuthError,
     StorageChangedError,
     StorageError,
@@ -101,10 +101,10 @@ class ObjectStoreBackend:
             del answer, pieces
 
     def put(self, url: str, data: bytes, *, if_absent: bool) -> bool:
-        store, path = self._find_store(url)
         mode = "create" if if_absent else "overwrite"
         try:
             with self._translated(url, "write"):
+                store, path = self._stores.find(url)
                 self._obstore.put(store, path, data, mode=mode, use_multipart=False)
         except self._obstore.exceptions.AlreadyExistsError:
             return False
@@ -120,8 +120,8 @@ class ObjectStoreBackend:
         parts = pattern.split("/")
         fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
         folder = "/".join(parts[:fixed])
-        store, _ = self._find_store(url)
         with self._translated(url, "list"):
+            store, _ = self._stores.find(url)
             if fixed == len(parts) - 1 and parts[-1] != "**":
                 found = self._obstore.list_with_delimiter(store, folder or None)["objects"]
             else:
@@ -130,18 +130,10 @@ class ObjectStoreBackend:
         return sorted((f"{start}://{bucket}/{meta['path']}", _stat(meta)) for meta in files)
 
     def _get(self, url: str, span: Any) -> Any:
-        store, path = self._find_store(url)
         options = {} if span is None else {"range": span}
         with self._translated(url):
+            store, path = self._stores.find(url)
             return self._obstore.get(store, path, options=options)
-
-    def _find_store(self, url: str) -> tuple[Any, str]:
-        try:
-            return self._stores.find(url)
-        except (StorageError, ConfigError):
-            raise
-        except (ValueError, OSError, self._obstore.exceptions.BaseError) as error:
-            raise StorageError(f"cannot read {shown(url)}: {_brief(error)}") from None
 
     @contextmanager
     def _translated(self, url: str, what: str = "read") -> Iterator[None]:
@@ -149,7 +141,7 @@ class ObjectStoreBackend:
         errors = self._obstore.exceptions
         try:
             yield
-        except errors.AlreadyExistsError:
+        except (PenstockError, errors.AlreadyExistsError):
             raise
         except (errors.NotSupportedError, NotImplementedError) as error:
             if "RangeNotSupported" in str(error):
