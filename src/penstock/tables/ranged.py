@@ -93,6 +93,7 @@ class TableParts(MappedFiles):
         return super().holds(number, data) or (self._open.find(number) is None and self._sources.get(number) is data)
 
     def _conversion(self, number: int) -> Any:
+        """Return the bytes of the conversion of a CSV file."""
         opened = self._conversions.find(number)
         if opened is None:
             from penstock.tables.csv import converted_table
