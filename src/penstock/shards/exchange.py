@@ -127,7 +127,12 @@ class Exchange:
     def _wait(self, number: int) -> Facts:
         facts = self.hear(number, _WARN_AFTER_S)
         if facts is None:
-            warnings.warn(self._still_waiting(number), stacklevel=2)
+            warnings.warn(
+                f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN_AFTER_S:g} s. "
+                "Every rank must create this dataset and iterate over it, equally often; a rank that reads alone needs "
+                "rank=0, world_size=1",
+                stacklevel=2,
+            )
             facts = self.hear(number, _TIMEOUT_S - _WARN_AFTER_S)
         if facts is None:
             raise StorageUnavailableError(
@@ -152,13 +157,6 @@ class Exchange:
                 f"cannot receive the sample count of {shown(self._urls[number])}{rank_note()}: the store of "
                 f"torch.distributed is gone ({error})"
             ) from error
-
-    def _still_waiting(self, number: int) -> str:
-        return (
-            f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN_AFTER_S:g} s. "
-            "Every rank must create this dataset and iterate over it, equally often; a rank that reads alone needs "
-            "rank=0, world_size=1"
-        )
 
 
 def exchange_of(urls: Sequence[str], world_size: int) -> Exchange | None:

@@ -83,17 +83,17 @@ class ShardSet:
         found = expand_versions(urls, storage)
         folder = None if cache_dir is None else os.path.abspath(cache_dir)
         handles = open_handles(found, storage, folder, copy=copy, progress=progress)
-        self._set_up([url for url, _ in found], handles)
+        self._set_up(handles)
 
     @classmethod
     def of_handles(cls, handles: Sequence[Handle]) -> Self:
         """Return a set of shards from handles, each with its index."""
         made = cls.__new__(cls)
-        made._set_up([handle.url for handle in handles], list(handles))
+        made._set_up(handles)
         return made
 
-    def _set_up(self, urls: list[str], handles: list[Handle]) -> None:
-        self.urls, self._handles = urls, handles
+    def _set_up(self, handles: Sequence[Handle]) -> None:
+        self.urls, self._handles = [handle.url for handle in handles], handles
         self._opened = OpenShards(handles)
         self._once = WarnOnce()  # one warning for all indexes of entries
         self._headers = [handle.header for handle in handles if handle.header is not None]
