@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, cast
 
 from penstock.datasets.shard_prefetch import ShardPrefetcher
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, opened
 from penstock.distributed import LateWorld
-from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
@@ -90,18 +89,12 @@ class ShardDataset(SourceDataset):
         check_share(type(self), share, load)
         check_window_shards(window_shards)
         given: dict[str, Any] = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
-        if isinstance(urls, ShardSet) and (
-            not copy or write_index or any(value is not None for value in given.values())
-        ):
-            raise ConfigError(
-                f"copy, write_index, {', '.join(given)} apply when shards are opened, but this ShardSet is already "
-                "open: leave them out"
-            )
-        self.shards = (
-            urls
-            if isinstance(urls, ShardSet)
-            else open_shards(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
-        )
+        self.shards: ShardSet | ArrivingShards
+        if isinstance(urls, ShardSet):
+            others = {"copy": None if copy else False, "write_index": write_index or None}
+            self.shards = opened(ShardSet, urls, {**given, **others})
+        else:
+            self.shards = open_shards(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
         """The samples, in the order of the shards."""
         plan: SharePlan
         if any(is_remote(url) for url in self.shards.urls):
