@@ -158,7 +158,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         # A subclass may not accept data= and out=.
         if type(self.load) is not LoadImage:
             return load_each(self.load, records, keys)
-        form = self.load.form
+        form = None if into is None else self.load.form
         if len(records) < 2 or not all(is_remote(record.path) for record in records):
             return load_into(self.load, form, records, keys, into)
         storage = self.load.storage or Storage()
