@@ -9,10 +9,12 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 import xxhash
 from busy_support import HANG
@@ -382,8 +384,6 @@ def test_without_a_cache_there_are_no_copies(first: Path, write_manifest: Callab
 
 
 def test_requests_that_make_no_sense(store: Store, first: Path) -> None:
-    import pyarrow.flight as flight
-
     key = Cache.key(RemoteSource(url_of(store)))
     with Server({}, cache=Cache(first)) as server, flight.connect(server.address) as client:
         ticket = encode_block(Block(key, 5))
@@ -398,6 +398,33 @@ def test_requests_that_make_no_sense(store: Store, first: Path) -> None:
         for bad, reason in ((beyond, "was requested of a copy of"), (elsewhere, "32 hexadecimal digits")):
             with pytest.raises(FAILURES, match=reason):
                 client.do_get(flight.Ticket(bad)).read_all()
+
+
+@pytest.mark.parametrize(
+    ("values", "digest"),
+    [
+        ([b"other"], xxhash.xxh3_64_hexdigest(b"bytes")),
+        ([b"bytes"], ""),
+        ([b"by", b"tes"], xxhash.xxh3_64_hexdigest(b"bytes")),
+        ([bytes(PIECE + 1)], xxhash.xxh3_64_hexdigest(bytes(PIECE + 1))),
+        ([], xxhash.xxh3_64_hexdigest(b"bytes")),
+        ([None], xxhash.xxh3_64_hexdigest(b"bytes")),
+    ],
+    ids=["another hash", "no hash", "two values", "too long", "no value", "null"],
+)
+def test_answers_that_are_wrong(values: list[bytes | None], digest: str, caplog: pytest.LogCaptureFixture) -> None:
+    schema = pa.schema([("data", pa.large_binary())], {b"penstock-xxh3": digest.encode()})
+    table = pa.table([pa.array(values, pa.large_binary())], schema=schema)
+
+    class Wrong(flight.FlightServerBase):  # type: ignore[misc]
+        def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+            return flight.RecordBatchStream(table)
+
+    target = bytearray(5)
+    with Wrong("grpc://127.0.0.1:0") as server, closing(CacheClient(f"127.0.0.1:{server.port}", timeout=60)) as client:
+        assert client.read("0" * 32, 0, memoryview(target), Cancel()) == 0
+    assert target == bytes(5)
+    assert len(warnings(caplog)) == 1
 
 
 def test_arguments(tmp_path: Path) -> None:

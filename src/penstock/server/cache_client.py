@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.flight as flight
 import xxhash
 
@@ -190,14 +191,17 @@ class _Node:
 def _receive(call: Call, block: Block) -> memoryview:
     """Request a block and receive all of it; no bytes if the copy does not exist.
 
-    Raises: FAILURES, Released, ValueError; ServerError: the bytes have another hash.
+    Raises: FAILURES, Released, ValueError; ServerError: the bytes have another hash, or are no single block.
     """
     expected = hash_of(call.get(encode_block(block)))
-    data = memoryview(b"")
-    while (batch := call.read()) is not None:
-        for value in batch.column(0):
-            data = memoryview(value.as_buffer()).cast("B")
-    if expected is not None and xxhash.xxh3_64_hexdigest(data) != expected:
+    values: list[pa.LargeBinaryScalar] = []
+    while len(values) < 2 and (batch := call.read()) is not None:
+        values += batch.column(0)
+    if expected is None and not values:
+        return memoryview(b"")
+    buffer = values[0].as_buffer() if len(values) == 1 else None
+    data = memoryview(b"" if buffer is None else buffer).cast("B")
+    if len(data) > PIECE or xxhash.xxh3_64_hexdigest(data) != expected:
         raise ServerError(
             f"{call.address} sent other bytes than their hash says (copy {block.copy}, block {block.number}): its "
             "disk or the network is faulty; run penstock cache verify there"
