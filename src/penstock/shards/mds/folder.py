@@ -27,9 +27,10 @@ from penstock.shards.mds.index import Columns, Index, parse_index, prefix_finger
 from penstock.shards.mds.shard import Reader, Shard
 from penstock.shards.stored import StoredShard
 from penstock.sources.batched import BatchedDataset
-from penstock.storage import Cache, Storage, is_remote
+from penstock.storage import Cache, File, Storage, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.file_pool import FilePool
+from penstock.storage.files import SHARD
 from penstock.storage.names import path_of
 from penstock.storage.urls import shown
 from penstock.wording import counted
@@ -61,6 +62,7 @@ class MDSFolder(BatchedDataset):
         ShardError: a damaged index or shard. (When a sample is read, it names shard, sample and column.)
 
     Opening reads only the index. A pickle is a handle: the other process opens the same folder, and refuses another.
+    A local folder without hashes in its index counts as another one once its ``index.json`` has been written again.
     """
 
     pure = True
@@ -94,6 +96,12 @@ class MDSFolder(BatchedDataset):
         reached = (storage or Storage()) if remote else None
         self._files = Files(self.path, reached, cache_dir=cache, validate_hash=validate_hash)
         self._index = _read_index(self.path, reached)
+        # Without hashes, the fingerprint does not tell contents apart.
+        self._written: tuple[int, int] | None = None
+        if not remote and not all(shard.raw.hashes for shard in self._index.shards):
+            index = self._index_file()
+            index.settle()
+            self._written = index.size, index.mtime_ns
         self._starts: list[int] = self._index.starts.tolist()
         self._readers: dict[Columns, Reader] = {}
         self._open: FilePool[Shard] = FilePool(copies=True)
@@ -213,9 +221,14 @@ class MDSFolder(BatchedDataset):
         """Return an open shard."""
         shard = self._open.find(number)
         if shard is None:
+            if self._written is not None:
+                self._index_file().expect(*self._written)
             info = self._index.shards[number]
             shard = self._open.add(number, Shard(self._files.open(info), info, self._reader(info.columns)))
         return shard
+
+    def _index_file(self) -> File:
+        return File(os.path.abspath(os.path.join(self.path, "index.json")), SHARD)
 
     def _reader(self, columns: Columns) -> Reader:
         reader = self._readers.get(columns)
@@ -238,15 +251,16 @@ class MDSFolder(BatchedDataset):
             "cache_dir": self._files.cache_dir,
             "storage": self._storage,
         }
-        return _reopen, (type(self), self.path, options, self.fingerprint, self._files.versions)
+        version = self.fingerprint, self._written
+        return _reopen, (type(self), self.path, options, version, self._files.versions)
 
 
 def _reopen(
-    kind: type[MDSFolder], path: str, options: dict[str, Any], fingerprint: str, versions: dict[str, Stat]
+    kind: type[MDSFolder], path: str, options: dict[str, Any], version: tuple[Any, ...], versions: dict[str, Stat]
 ) -> MDSFolder:
     folder = kind(path, **options)
     folder._files.versions |= versions
-    if folder.fingerprint != fingerprint:
+    if (folder.fingerprint, folder._written) != version:
         raise ShardChangedError(f"{path} no longer holds the dataset that was opened: open it again")
     return folder
 
