@@ -25,6 +25,7 @@ from penstock.shards.window import Bytes, Ints, Members, scan, texts
 __all__ = ["Extensions", "Run", "scan_runs"]
 
 _PIECE = 128 << 10  # bytes of samples read together before a check of the file
+_FEW = 12  # up to this many extensions, each is compared with all files at once
 _GATHERED = 24  # minimum number of files grouped together
 _SLASH, _DOT, _LINE, _UNDERSCORE = b"/.\n_"
 
@@ -230,8 +231,14 @@ def _numbers(names: Bytes, dot: Ints, lengths: Ints, known: Extensions) -> Ints:
     places = dot[:, None] + np.arange(1, longest + 1)
     # Rows are padded with zeros, and the last column is all zeros.
     raw = np.take_along_axis(names, np.minimum(places, names.shape[1] - 1), 1)
-    found = map(known.__getitem__, raw.view(f"S{longest}").ravel().tolist())
-    return np.fromiter(found, np.int64, len(raw))
+    texts = raw.view(f"S{longest}").ravel()
+    result = np.full(len(raw), -1, np.int64)
+    for _ in range(_FEW):
+        if (result >= 0).all():
+            return result
+        row = int(result.argmin())
+        result[texts == texts[row]] = known[bytes(texts[row])]
+    return np.fromiter(map(known.__getitem__, texts.tolist()), np.int64, len(raw))
 
 
 def _part(run: Run, count: int) -> Run:
