@@ -26,8 +26,10 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +153,7 @@ class Server:
             if server is None:
                 return
             self._streams.drain(grace)
-            stopper = threading.Thread(target=server.shutdown, name="penstock-server-stop", daemon=True)
+            stopper = threading.Thread(target=server.stop, name="penstock-server-stop", daemon=True)
             stopper.start()
             stopper.join(_STOP)
             if stopper.is_alive():
@@ -181,6 +183,9 @@ def _refusal(host: str, port: int) -> str | None:
 
 
 _SINGLES = 8  # up to this many rows are read with the GIL held
+_FEW = 1024  # up to this many rows, waking a thread would take longer
+_GATHERERS = 8  # threads; more than cores, since some wait for the disk
+_WAIT = 0.1  # seconds to wait for a free thread
 _STOP = 0.2  # seconds for the last streams to end
 _CUT = 5.0  # seconds for calls whose connection was closed
 
@@ -203,7 +208,13 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
         # Threads that request the GIL repeatedly within a few rows' work wait longer than threads that take turns.
         self._turn = threading.Lock()
+        self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
         super().__init__(location, **options)
+
+    def stop(self) -> None:
+        """Wait for the calls, then stop."""
+        self.shutdown()
+        self._threads.shutdown()
 
     # ------------------------------------------------------------------ datasets
 
@@ -278,7 +289,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         count, limit = len(numbers), self._limits.message_bytes
         try:
             with self._turn if count <= _SINGLES else nullcontext():
-                batch = version.manifest.gather(numbers, limit if count > 1 else None)
+                gather = version.manifest.gather if count <= _FEW else partial(self._in_a_thread, version.manifest)
+                batch = gather(numbers, limit if count > 1 else None)
             nbytes = batch.get_total_buffer_size()  # the same as nbytes for a batch of its own, and quicker
         except TooMuch:  # a request may repeat the longest row of a file many times
             nbytes = limit + 1
@@ -288,6 +300,17 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             return
         for half in (numbers[: count // 2], numbers[count // 2 :]):
             yield from self._gather(version, half)
+
+    def _in_a_thread(self, manifest: Manifest, numbers: Indices, most: int | None) -> pa.RecordBatch:
+        """Gather rows in a shared thread: one for each stream would hold several times the memory of its answer."""
+        try:
+            future = self._threads.submit(manifest.gather, numbers, most)
+        except RuntimeError as error:  # at interpreter shutdown, or with too many threads
+            raise ServerUnavailableError(f"the server is stopping, or out of threads: {error}") from None
+        try:
+            return future.result(_WAIT)
+        except TimeoutError:  # all threads wait for a disk
+            return manifest.gather(numbers, most) if future.cancel() else future.result()
 
     # ------------------------------------------------------------------ copies in a cache
 
